@@ -66,7 +66,12 @@ def hard(samples: int, random_rate: float) -> float:
 
 def _most_random(samples: int, **options: bool) -> int:
     """The most hits of random search that show R-ASR to be low enough; -1 where none do."""
-    return fewest(lambda found: not rules(**options).proves_hard(found, samples), samples) - 1
+    one = rules(**options)
+    return fewest(lambda hits: not one.proves_hard(_planted(0, samples, hits, samples)), samples) - 1
+
+
+def _planted(found: int, samples: int, random_found: int, random_samples: int) -> Solved:
+    return Solved(found=found, samples=samples, random_found=random_found, random_samples=random_samples)
 
 
 def best_of(single: float, attacks: int) -> float:
@@ -91,7 +96,7 @@ def sequential(rate: float, attacks: int = 1) -> tuple[float, float, float]:
                 after[hits + more] = after.get(hits + more, 0.0) + weight * chance
         alive = {}
         for hits, weight in after.items():
-            if samples < MOST and not one.decided(hits, 0, samples):
+            if samples < MOST and not one.decided(_planted(hits, samples, 0, samples)):
                 # What is left out could change no figure that is shown.
                 alive |= {hits: weight} if weight > 1e-12 else {}
                 continue
@@ -101,12 +106,29 @@ def sequential(rate: float, attacks: int = 1) -> tuple[float, float, float]:
     return passed, failed, spent
 
 
-def sequentially_hard(random_rate: float) -> float:
-    """The probability that the sequential rule finds R-ASR low enough at any of its looks."""
-    looks = range(GROUP, MOST + 1, GROUP)
-    draws = np.random.default_rng(0).random((RUNS, MOST)) < random_rate
-    low = [_most_random(look, sequential=True) for look in looks]
-    return float((draws.cumsum(1)[:, GROUP - 1 :: GROUP] <= np.array(low)).any(1).mean())
+@cache
+def random_search(random_rate: float) -> tuple[float, float]:
+    """With the sequential rule, the probability that R-ASR is found to be low enough, and the mean number of samples.
+
+    Random search ends at the first look at which it is settled. By a recursion, as :func:`sequential`.
+    """
+    one = rules(sequential=True)
+    alive, low, spent = {0: 1.0}, 0.0, 0.0
+    step = stats.binom.pmf(range(GROUP + 1), GROUP, random_rate).tolist()
+    for samples in range(GROUP, MOST + 1, GROUP):
+        after: dict[int, float] = {}
+        for hits, weight in alive.items():
+            for more, chance in enumerate(step):
+                after[hits + more] = after.get(hits + more, 0.0) + weight * chance
+        alive = {}
+        for hits, weight in after.items():
+            at = _planted(0, samples, hits, samples)
+            if samples < MOST and not one.random_settled(at):
+                alive |= {hits: weight} if weight > 1e-12 else {}
+                continue
+            low += weight * one.proves_hard(at)
+            spent += weight * samples
+    return low, spent
 
 
 @dataclass(frozen=True)
@@ -157,7 +179,7 @@ def false_passes() -> Iterator[tuple[str, float]]:
         max(passing(n, 0.9) ** 2 for n in range(1, 513)),
     )
     yield "R-ASR of .5, fixed number of samples", max(hard(n, 0.5) for n in range(1, 513))
-    yield "R-ASR of .5, sequential", sequentially_hard(0.5)
+    yield "R-ASR of .5, sequential", random_search(0.5)[0]
     correlations = (-1.0, 0.0, 0.6, 1.0)
     rates = {"rate .9, R-ASR .3": Depth(0.9, 0.3), "rate 1, R-ASR .5": Depth(1.0, 0.5)}
     for words, one in rates.items():
@@ -204,6 +226,9 @@ def tables() -> Iterator[str]:
         most = _most_random(samples)
         shown = " | ".join(f"{hard(samples, rate):.2f}" for rate in RANDOM_RATES)
         yield f"| {samples} | {most} of {samples} ({most / samples:.2f}) | {shown} |"
+    found = [random_search(rate) for rate in (*RANDOM_RATES, 0.0)]
+    shown = " | ".join(f"{low:.2f} ({samples:.0f})" for low, samples in found[:-1])
+    yield f"| sequential (searched): {found[-1][1]:.0f} for an R-ASR of 0 | | {shown} |"
 
 
 def _misses(samples: int, attacks: int) -> str:

@@ -57,6 +57,7 @@ def context(result: Mapping[str, Any]) -> dict[str, Any]:
         "score_plot": _score_plot(tests),
         "depths": list(depth_plots(tests)),
         "depth_words": depth_words,
+        "of_fewer": of_fewer,
         "hardness": list(hardness_plots(tests)),
         "calibration": list(calibration_plots(tests)),
     }
@@ -102,12 +103,19 @@ def _row(attack: Mapping[str, Any], threshold: float, one_target: bool) -> Line:
         attack["verdict"],
         plain(attack["name"]) if one_target else attack_title(attack),
         f"{share(attack['score'], threshold)} {interval(attack['score_interval'], decimals=2)}".rstrip(),
-        f"{share(attack['random_score'], threshold)} {interval(attack['random_score_interval'], decimals=2)}".rstrip(),
+        f"{share(attack['random_score'], threshold)} {interval(attack['random_score_interval'], decimals=2)}".rstrip()
+        + of_fewer(attack),
         depth_words(attack),
         str(attack["samples"]),
         f"{canaries['repaired']} of {canaries['planted']}" if canaries["planted"] else "-",
         seconds(attack["seconds"]["total"]),
     )
+
+
+def of_fewer(attack: Mapping[str, Any]) -> str:
+    """Of how many problems its R-ASR is, where random search was not tried on all of an attack's."""
+    searched = attack.get("random_samples", attack["samples"])
+    return "" if searched == attack["samples"] else f" of {searched}"
 
 
 def _score_plot(result: Mapping[str, Any]) -> Drawing:

@@ -67,5 +67,5 @@ def _plot(attacks: Sequence[Mapping[str, Any]], depths: Sequence[float], prefix:
 
 def _shares(attack: Mapping[str, Any], depths: Sequence[float], key: str) -> tuple[list[float], list[float]]:
     """Positions and shares of an attack's samples; 0 at depths at which nothing was posed to it."""
-    counts = {row["depth"]: row[key] for row in attack["depths"]}
-    return list(depths), [counts.get(depth, 0) / attack["samples"] for depth in depths]
+    shares = {row["depth"]: row[key] / (row.get("samples", attack["samples"]) or 1) for row in attack["depths"]}
+    return list(depths), [shares.get(depth, 0.0) for depth in depths]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import ceil
 
-from robust_ext.evaluations.binarization.rules import Rules
+from robust_ext.evaluations.binarization.rules import Rules, Solved
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 
 # Above it kappa decides nothing, and from so many inner points on, more are too slow to measure to be advised.
@@ -44,11 +44,11 @@ def easier_to_plant(settings: BinarizationSettings, *, inseparable: int, unplant
     return " or ".join(ways) or "other inputs"
 
 
-def settle(found: int, random_found: int, samples: int, rules: Rules, *, lost: int) -> str:
+def settle(at: Solved, rules: Rules, *, lost: int) -> str:
     """What to change where so many of the problems solved show neither a high enough rate nor a low enough R-ASR."""
     settings, ways = rules.settings, []
-    easy = random_found / samples > settings.maximum_random_score
-    if not rules.proves_hard(random_found, samples):
+    easy = at.random_score > settings.maximum_random_score
+    if not rules.proves_hard(at):
         if settings.planted_candidates < _CANDIDATES:
             ways.append(_set("planted_candidates", _CANDIDATES))
         if replace(settings, inner=0.5).inner_corners > settings.inner_corners == 0:
@@ -61,12 +61,12 @@ def settle(found: int, random_found: int, samples: int, rules: Rules, *, lost: i
             ways.append("depths=(1, 2, 4, 8) (--depths 1,2,4,8)")
         if not ways and settings.inner_points < _MANY:
             ways.append(_set("inner_points", min(4 * (settings.inner_points + 1), _MANY)))
-    both = " and R-ASR stays" if random_found else ""
-    needed = rules.needed(found, 0 if easy else random_found, samples)
-    enough = "" if needed is None else more_samples(needed, planted=samples, lost=lost)
+    both = " and R-ASR stays" if at.random_found else ""
+    needed = rules.needed(replace(at, random_found=0) if easy else at)
+    enough = "" if needed is None else more_samples(needed, planted=at.samples, lost=lost)
     if easy:
         # No number of samples settles that; it may take more of them as well.
-        more = "" if rules.proves_rate(found, samples) or not enough else f", with {enough}"
+        more = "" if rules.proves_rate(at.found, at.samples) or not enough else f", with {enough}"
         return ("; or ".join(ways) or _COMPARE) + more
     if enough:
         ways.insert(0, f"{enough}, if it misses no more{both}")

@@ -109,7 +109,7 @@ def _attacked(name: str, run: BinarizationRun, records: Sequence[Record], *, fai
         attack=run.attacks[name],
         entries={
             record["index"]: as_entry(
-                record["attacks"][name], correct=True, random_found=(record["random_reach"] or -inf) > position
+                record["attacks"][name], correct=True, random_found=_random_found(record, position)
             )
             for record in planted
         },
@@ -117,6 +117,11 @@ def _attacked(name: str, run: BinarizationRun, records: Sequence[Record], *, fai
         failed=failed,
         budgets={model.epsilon: inf},
     )
+
+
+def _random_found(record: Record, position: float) -> bool | None:
+    reach = record["random_reach"]
+    return None if reach is None else reach > position
 
 
 def _probe(run: BinarizationRun) -> Probe:

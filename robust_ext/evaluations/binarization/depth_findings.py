@@ -47,9 +47,11 @@ def _finding(
     depth = row["depth"]
     best, proved, found = _best_witness(name, depth, records)
     solved, problems = row["found_by_others"], row["problems_by_others"]
+    searched = row["random_samples_by_others"]
+    few = "" if searched == problems else f" of {searched}"
     seen = (
         f"It solves {solved} of {problems} problems at depth {depth:g} that others prove to have a solution; random "
-        f"search solves {row['random_found_by_others']}."
+        f"search solves {row['random_found_by_others']}{few}."
     )
     ours = {attack.name: attack for attack in searchers(settings, images=True, detector=False)}
     return Finding(

@@ -13,9 +13,10 @@ from robust_ext.evaluations.binarization.settings import BinarizationSettings
 def score_depths(name: str, planted: Sequence[Record], settings: BinarizationSettings) -> list[dict[str, Any]]:
     """What an attack and random search solve at every depth at which problems were posed, of its planted records.
 
-    The first is the test itself. ``by_others`` are counts of the problems that some witness other than the attack
-    proves to have a solution: the planted point at depth 1, beyond it what another attack of the run or one of the
-    project's own found. Empty where no further depths were asked for.
+    The first is the test itself; further ones may have been looked into for fewer ``samples``. ``by_others`` are counts
+    of the problems that some witness other than the attack proves to have a solution: the planted point at depth 1,
+    beyond it what another attack of the run or one of the project's own found. Empty where no further depths were
+    asked for.
     """
     if len(settings.depths) < 2 or not planted:
         return []
@@ -24,22 +25,26 @@ def score_depths(name: str, planted: Sequence[Record], settings: BinarizationSet
         posed = [(record, outcome) for record in planted if (outcome := outcome_at(name, record, depth)) is not None]
         if not posed:
             break
+        looked_into = [record for record in planted if depth == 1 or "depths" in record["attacks"][name]]
         others = [pair for pair in posed if depth == 1 or _proved_by_others(name, pair[0], depth)]
         position = settings.boundary_position if depth == 1 else depth
-        found, random_found = _counts(posed, position)
-        found_by_others, random_by_others = _counts(others, position)
+        found, random_found, searched = _counts(posed, position)
+        found_by_others, random_by_others, searched_by_others = _counts(others, position)
         interval = proportion_interval(found, len(posed), confidence=settings.confidence)
         rows.append(
             {
                 "depth": depth,
+                "samples": len(looked_into),
                 "problems": len(posed),
                 "found": found,
                 "score": found / len(posed),
                 "score_interval": None if interval is None else list(interval),
+                "random_samples": searched,
                 "random_found": random_found,
-                "random_score": random_found / len(posed),
+                "random_score": random_found / searched if searched else None,
                 "problems_by_others": len(others),
                 "found_by_others": found_by_others,
+                "random_samples_by_others": searched_by_others,
                 "random_found_by_others": random_by_others,
             }
         )
@@ -66,11 +71,16 @@ def witnesses_of(record: Record) -> dict[str, float]:
 
 
 def witness_curve(records: Sequence[Record], settings: BinarizationSettings) -> list[dict[str, Any]]:
-    """The share of samples that are proved to have a solution at every depth, and by whom; of those planted."""
+    """The share of samples that are proved to have a solution at every depth, and by whom.
+
+    Of those planted for which that was looked into.
+    """
     if len(settings.depths) < 2:
         return []
     planted = [
-        record for record in records if any(entry["outcome"] != "not_planted" for entry in record["attacks"].values())
+        record
+        for record in records
+        if any("depths" in entry and entry["outcome"] != "not_planted" for entry in record["attacks"].values())
     ]
     rows = []
     for depth in settings.depths[1:]:
@@ -96,7 +106,8 @@ def _proved_by_others(name: str, record: Record, depth: float) -> bool:
     return any(reach is not None and reach > depth for reach in (*own, *others))
 
 
-def _counts(posed: Sequence[tuple[Record, str]], position: float) -> tuple[int, int]:
-    """How many of the problems the attack and random search solved."""
+def _counts(posed: Sequence[tuple[Record, str]], position: float) -> tuple[int, int, int]:
+    """How many of the problems the attack and random search solved, and on how many the latter was tried."""
+    random = [record["random_reach"] for record, _ in posed if record["random_reach"] is not None]
     found = sum(outcome == "found" for _, outcome in posed)
-    return found, sum((record["random_reach"] or 0.0) > position for record, _ in posed)
+    return found, sum(reach > position for reach in random), len(random)

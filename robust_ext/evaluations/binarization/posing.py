@@ -22,7 +22,7 @@ class Posed:
     """The problems of a group of samples; where random search came to in each, by id."""
 
     problems: Problems | None  # Those that are separable; None where nothing could be drawn to be planted.
-    reach: dict[int, float]  # The best reach of the random points.
+    reach: dict[int, float]  # The best reach of the random points; nothing where none were drawn.
     draws: dict[int, int]  # How many were drawn.
 
 
@@ -36,8 +36,12 @@ def pose(
     phases: Phases,
     *,
     defense: Defense | None = None,
+    random: bool = True,
 ) -> Posed:
-    """Pose the problems of inputs ``(B, ...)`` with these ids; ``drawn`` is what to plant, where a detector decides."""
+    """Pose the problems of inputs ``(B, ...)`` with these ids; ``drawn`` is what to plant, where a detector decides.
+
+    Without ``random``, there is no random search in them.
+    """
     usable = [row for row in range(len(samples)) if drawn is None or drawn[row].candidates is not None]
     if not usable:
         return Posed(None, {}, {})
@@ -55,13 +59,15 @@ def pose(
     fitted = fit(measured, readout, settings)
     del measured
     phases.stop("readout")
+    separable = fitted.select([row for row, good in enumerate(fitted.separable.tolist()) if good])
+    if not random:
+        return Posed(separable, {}, {})
     phase("random attack")
     positions = [settings.boundary_position]
     # On to the deepest problem that may be posed, so that its share of all of them is exact.
     deepest = settings.depths[-1] if len(settings.depths) > 1 else 0.0
     best, counts = random_reach(forward, [fitted], positions, settings, defense=defense, deepest=deepest)
     phases.stop("random")
-    separable = fitted.select([row for row, good in enumerate(fitted.separable.tolist()) if good])
     reach = dict(zip(fitted.samples, best[:, 0].tolist(), strict=True))
     return Posed(separable, reach, dict(zip(fitted.samples, counts.tolist(), strict=True)))
 

@@ -35,7 +35,7 @@ from robust_ext.evaluations.binarization.posing import pose
 from robust_ext.evaluations.binarization.problems import Problems
 from robust_ext.evaluations.binarization.rules import Rules
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
-from robust_ext.evaluations.binarization.summary import Sequential, decided_after
+from robust_ext.evaluations.binarization.summary import Plan, Sequential, until_decided
 from robust_ext.evaluations.binarization.witnesses import Witness, find_witnesses
 
 
@@ -138,14 +138,12 @@ class BinarizationRun(Run):
 
     def decided(self, store: Store) -> bool:
         """Whether the sequential rule has decided every attack."""
-        return not self._undecided(store)
+        return not self._plan(store).attacks
 
     def finish(self, store: Store) -> tuple[Sequence[Record], Sequence[Record]]:
         """Records and timings up to where the last attack was decided; all without the sequential rule."""
-        groups: list[Sequence[Record]] = [store.block(rows) for rows in takewhile(store.holds, self.blocks)]
-        if self.given.sequential:
-            groups = groups[: max(decided_after(name, groups, self.rules) or len(groups) for name in self.attacks)]
-        records = [record for group in groups for record in group]
+        groups = (store.block(rows) for rows in takewhile(store.holds, self.blocks))
+        records = [record for group in until_decided(list(self.attacks), groups, self.rules) for record in group]
         timings = {entry["block"]: entry for entry in store.timings() if entry["block"] < len(records)}
         if current_context().shard[1] == 1:
             store.finish(records)
@@ -161,17 +159,17 @@ class BinarizationRun(Run):
             complete.append([by_index[index] for index in indices])
         return complete
 
-    def _undecided(self, store: Store) -> list[str]:
-        """Attacks that still need samples, by the groups that are complete from the first on."""
-        if not self.given.sequential:
-            return list(self.attacks)
-        for rows in takewhile(store.holds, self.blocks[self.sequence.groups :]):
-            self.sequence.add(store.block(rows))
-        return self.sequence.undecided
+    def _plan(self, store: Store) -> Plan:
+        """What samples are still needed for, by the groups that are complete from the first on."""
+        if self.given.sequential:
+            for rows in takewhile(store.holds, self.blocks[self.sequence.groups :]):
+                self.sequence.add(store.block(rows))
+        plan = self.sequence.plan
+        return plan if len(self.given.depths) > 1 else replace(plan, deeper=False)
 
     def work(self, rows: range, store: Store) -> Work[Block]:
         """Plant something for each of these samples, and run every undecided attack on it."""
-        undecided, settings = self._undecided(store), self.settings
+        plan, settings = self._plan(store), self.settings
         phases = Phases(self.features.counter)
         samples, defense = [self.ids[index] for index in rows], self.defense
         inputs = self.inputs[rows.start : rows.stop].to(self.device)
@@ -181,11 +179,11 @@ class BinarizationRun(Run):
             drawn = [draw_accepted(x, id_, settings, defense) for x, id_ in zip(inputs, samples, strict=True)]
             phases.stop("accepted")
         parts = self.forward, self.readout, inputs, samples, drawn, settings, phases
-        posed = pose(*parts, defense=defense)
-        problems, witnesses = posed.problems, self._witnesses(posed.problems, phases)
+        posed = pose(*parts, defense=defense, random=plan.random)
+        problems, witnesses = posed.problems, self._witnesses(posed.problems, phases) if plan.deeper else []
         timing: dict[str, Any] = {"block": rows[0], "phases": phases.spent, "attacks": {}}
         # Where nothing can be planted in any sample of the group, there is nothing to attack.
-        results = {} if problems is None else (yield from self._attack(problems, undecided, witnesses))
+        results = {} if problems is None else (yield from self._attack(problems, plan, witnesses))
         for name, done in results.items():
             timing["attacks"][name] = {"phases": done.spent, "curve": mean_curve(done.curves)}
         if problems is not None and rows[0] == 0:
@@ -198,11 +196,11 @@ class BinarizationRun(Run):
                 "index": index,
                 "sample": sample,
                 "separable": good,
-                "random_reach": posed.reach[sample] if good else None,
+                "random_reach": posed.reach.get(sample) if good else None,
                 "random_draws": posed.draws.get(sample, 0),
                 "attacks": {name: of.records[sample] for name, of in results.items() if sample in of.records},
             }
-            if self.deep:
+            if plan.deeper:
                 record["witnesses"] = {one.name: one.reach.get(sample) for one in witnesses}
             if planting is not None:
                 found = planting.candidates is not None
@@ -210,29 +208,22 @@ class BinarizationRun(Run):
             records.append(record)
         return Block(records=records, timing=timing)
 
-    @property
-    def deep(self) -> bool:
-        """Whether problems are posed beyond the planted points."""
-        return len(self.given.depths) > 1
-
     def _witnesses(self, problems: Problems | None, phases: Phases) -> list[Witness]:
         """What the project's own attacks find in the problems of a group."""
-        if problems is None or not problems.samples or not self.deep:
+        if problems is None or not problems.samples:
             return []
         phase("witnesses")
         found = list(find_witnesses(self.drawn("witness"), problems, self.settings, defense=self.defense))
         phases.stop("witnesses")
         return found
 
-    def _attack(
-        self, problems: Problems, names: Sequence[str], witnesses: Sequence[Witness]
-    ) -> Work[dict[str, Attacked]]:
+    def _attack(self, problems: Problems, plan: Plan, witnesses: Sequence[Witness]) -> Work[dict[str, Attacked]]:
         """Run these attacks on the problems of a group, and then on deeper ones."""
-        attacks = {name: self._posed(name) for name in names}
+        attacks = {name: self._posed(name) for name in plan.attacks}
         results = {}
         for name, attack in attacks.items():
             results[name] = yield from attack.run(problems)
-        if self.deep:
+        if plan.deeper:
             known = Deepest()
             for one in witnesses:
                 known.take(one.reach, one.points)

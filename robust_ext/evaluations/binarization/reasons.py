@@ -41,12 +41,14 @@ def explain(verdict: str, at: Solved, first: Solved, rules: Rules, *, without: i
 
 def _facts(at: Solved, first: Solved) -> str:
     """What was found, without a full stop, beginning with why there where that is not at the planted points."""
-    score, random_score = f"{at.found / at.samples:.2f}", f"{at.random_found / at.samples:.2f}"
+    score, random_score = f"{at.found / at.samples:.2f}", f"{at.random_score:.2f}"
     if at is first:
-        return f"It found {at.found} of {at.samples} planted examples ({score}); random search found {random_score}"
+        few = "" if at.searched == at.samples else f" of {at.searched}"
+        found = f"random search found {random_score}{few}"
+        return f"It found {at.found} of {at.samples} planted examples ({score}); {found}"
     return (
         f"It found {first.found} of {first.samples} planted examples, and random search "
-        f"{first.random_found / first.samples:.2f} of them; at depth {at.depth:g}, where the verdict is taken, it "
+        f"{first.random_score:.2f} of them; at depth {at.depth:g}, where the verdict is taken, it "
         f"found {at.found} of {at.samples} that others prove ({score}); random search found {random_score}"
     )
 
@@ -55,8 +57,8 @@ def _compared(at: Solved, rules: Rules) -> str:
     """How little better a score is than that of random search, where it is little."""
     level = rules.settings.confidence
     low, _ = proportion_interval(at.found, at.samples, confidence=level) or (0.0, 1.0)
-    _, high = proportion_interval(at.random_found, at.samples, confidence=level) or (0.0, 1.0)
-    better = "no" if at.found <= at.random_found else "hardly" if low <= high else ""
+    _, high = proportion_interval(at.random_found, at.searched, confidence=level) or (0.0, 1.0)
+    better = "no" if at.found / at.samples <= at.random_score else "hardly" if low <= high else ""
     return f" and {better} better than that of random search" if better else ""
 
 
@@ -67,7 +69,7 @@ def _shown(at: Solved, rules: Rules) -> str:
         rate, most = f"above {chosen.proven_rate or chosen.threshold:g}", chosen.maximum_random_score
     else:
         rate = f"at least {floor(100 * rules.at_least(at.found, at.samples)) / 100:.2f}"
-        most = ceil(100 * rules.at_most(at.random_found, at.samples)) / 100
+        most = ceil(100 * rules.at_most(at)) / 100
     return (
         f"The attack finds what {found} in this model: its rate is {rate}{_error(rules)}, that of random search at "
         f"most {most:.2f}."
@@ -76,17 +78,17 @@ def _shown(at: Solved, rules: Rules) -> str:
 
 def _unsettled(at: Solved, rules: Rules, *, lost: int) -> str:
     """The rest of the sentence where samples do not show enough, and what would settle it."""
-    chosen, random_score = rules.settings, at.random_found / at.samples
+    chosen = rules.settings
     parts = []
     if not rules.proves_rate(at.found, at.samples):
         rate = chosen.proven_rate or chosen.threshold
         parts.append(f"the samples leave room for a rate of {rate:g} or less{_error(rules)}")
-    if not rules.proves_hard(at.random_found, at.samples):
+    if not rules.proves_hard(at):
         limit = f"{chosen.maximum_random_score:g}"
-        above = random_score > chosen.maximum_random_score
+        above = at.random_score > chosen.maximum_random_score
         why = f"above {limit}" if above else f"that the samples do not show to be at most {limit}"
         parts.append(f"an R-ASR {why} means that the planted examples are too easy to find")
-    return f": {', and '.join(parts)}. To settle it: {settle(at.found, at.random_found, at.samples, rules, lost=lost)}."
+    return f": {', and '.join(parts)}. To settle it: {settle(at, rules, lost=lost)}."
 
 
 def _error(rules: Rules) -> str:

@@ -33,6 +33,7 @@ class BinarizationResult(EvaluationResult):
         "random_score": float,
         "random_score_low": float,
         "random_score_high": float,
+        "random_samples": int,
         "depth": float,
         "samples": int,
         "found": int,
@@ -83,6 +84,7 @@ class BinarizationResult(EvaluationResult):
                 **bounds_of("score", one["score_interval"]),
                 "random_score": one["random_score"],
                 **bounds_of("random_score", one["random_score_interval"]),
+                "random_samples": one.get("random_samples", one["samples"]),
                 "depth": one["depth"],
                 "samples": one["samples"],
                 "found": one["outcomes"]["found"],
@@ -99,7 +101,8 @@ class BinarizationResult(EvaluationResult):
     def records_frame(self) -> pandas.DataFrame:
         """A data frame with a row a planted problem: sample, attack, outcome, and how far it and random search came.
 
-        ``reach`` and ``random_reach`` are in units of the planted point's own, which is 1.
+        ``reach`` and ``random_reach`` are in units of the planted point's own, which is 1; the latter is missing where
+        no random search was needed.
         """
         rows: list[Row] = [
             {

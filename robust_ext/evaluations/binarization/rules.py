@@ -10,10 +10,13 @@ A pass claims two rates: the attack solves more than ``proven_rate`` of such pro
 
 The verdict on several attacks is that of the best, and one of them passes by chance more easily than each: the error of
 an attack's rate is divided by their number (Bonferroni), so that *any* of the attacks with a rate of ``proven_rate`` or
-less passes with probability at most ``error_rate``. R-ASR is one number for all of them; its error is divided by the
-number of ``depths``, since any at which it is low enough may decide. Rates at several depths need no correction: an
-attack passes at one only where its rate was shown at all before, so that one whose rate is too low from some depth on
-has to get through the test there. Nor does a pair of tests with a detector: a pass needs both.
+less passes with probability at most ``error_rate``. R-ASR is one number for all of them; its error is divided among the
+``depths``, since any at which it is low enough may decide: half is of the planted points, where nearly every verdict is
+taken, the rest of all others. Rates at several depths need no correction: an attack passes at one only where its rate
+was shown at all before, so that one whose rate is too low from some depth on has to get through the test there. Nor
+does a pair of tests with a detector: a pass needs both.
+
+With ``sequential``, random search has its own number of samples: it ends once they settle R-ASR.
 """
 
 from __future__ import annotations
@@ -28,6 +31,8 @@ from robust_ext.evaluations.binarization.settings import BinarizationSettings
 # The share of deeper problems, proved by others, below which an attack falls behind. It is not the threshold of planted
 # problems: those are drawn at random, these are what the best of all witnesses found.
 _BEHIND = 0.5
+# So many samples show how deep an attack goes, where the sequential rule needs no more of that.
+_GRADED = 16
 # Numbers of samples above it are not advised.
 _MOST = 5000
 
@@ -41,6 +46,17 @@ class Solved:
     samples: int
     depth: float = 1.0
     non_finite: int = 0  # Others in which the attack came to points at which the network's logits are not finite.
+    random_samples: int | None = None  # How many of them random search was tried on; None for all.
+
+    @property
+    def searched(self) -> int:
+        """Of how many problems ``random_found`` is."""
+        return self.samples if self.random_samples is None else self.random_samples
+
+    @property
+    def random_score(self) -> float:
+        """R-ASR; 0 where random search was tried on none."""
+        return self.random_found / max(self.searched, 1)
 
 
 @dataclass(frozen=True)
@@ -55,10 +71,12 @@ class Rules:
         """Of what is claimed of one attack's rate."""
         return self.settings.error_rate / self.attacks
 
-    @property
-    def random_error_rate(self) -> float:
+    def random_error_rate(self, depth: float = 1.0) -> float:
         """Of what is claimed of R-ASR at one depth."""
-        return self.settings.error_rate / len(self.settings.depths)
+        whole, deeper = self.settings.error_rate, len(self.settings.depths) - 1
+        if not deeper:
+            return whole
+        return whole / 2 if depth == 1 else whole / 2 / deeper
 
     def decide(self, depths: Sequence[Solved]) -> tuple[str, Solved]:
         """The verdict on what was solved of planted problems and then at further depths, and where it is taken.
@@ -74,11 +92,8 @@ class Rules:
         for at in (first, *(deeper for deeper in depths[1:] if deeper.samples)):
             if at is not first and easy and self.falls_behind(at.found, at.samples):
                 return "failed", at
-            last, proved, hard = (
-                at,
-                self.proves_rate(at.found, at.samples),
-                self.proves_hard(at.random_found, at.samples),
-            )
+            proved, hard = self.proves_rate(at.found, at.samples), self.proves_hard(at)
+            last = at
             if proved and hard and at.depth >= self.settings.least_depth:
                 return "passed", at
             if not proved:
@@ -110,46 +125,63 @@ class Rules:
             return sequential_decision(found, samples, threshold=rate, error_rate=self.error_rate) == "above"
         return self.at_least(found, samples) > chosen.proven_rate or not chosen.proven_rate
 
-    def proves_hard(self, random_found: int, samples: int) -> bool:
+    def proves_hard(self, at: Solved) -> bool:
         """Whether R-ASR is shown to be at most ``maximum_random_score``; where that is 1, all is hard enough."""
         chosen = self.settings
         if chosen.maximum_random_score == 1:
             return True
         if chosen.sequential:
-            return self._random_decision(random_found, samples) == "below"
-        return self.at_most(random_found, samples) <= chosen.maximum_random_score
+            return self._random_decision(at) == "below"
+        return self.at_most(at) <= chosen.maximum_random_score
 
     def at_least(self, found: int, samples: int) -> float:
         """The lower bound of the attack's rate, for a number of samples that was fixed before."""
         return lower_bound(found, samples, error_rate=self.error_rate)
 
-    def at_most(self, random_found: int, samples: int) -> float:
+    def at_most(self, at: Solved) -> float:
         """The upper bound of R-ASR, likewise."""
-        return upper_bound(random_found, samples, error_rate=self.random_error_rate)
+        return upper_bound(at.random_found, at.searched, error_rate=self.random_error_rate(at.depth))
 
-    def decided(self, found: int, random_found: int, samples: int) -> bool:
+    def decided(self, first: Solved) -> bool:
         """The sequential rule: whether no more samples are needed.
 
         They are not where the rate is shown to be below the threshold, or to be above ``proven_rate`` when R-ASR is
         shown to lie on either side of its maximum as well.
         """
-        bar = self.settings.threshold
+        found, samples, bar = first.found, first.samples, self.settings.threshold
         if sequential_decision(found, samples, threshold=bar, error_rate=self.error_rate) == "below":
             return True
         return self.proves_rate(found, samples) and (
-            self.proves_hard(random_found, samples) or self._random_decision(random_found, samples) is not None
+            self.proves_hard(first) or self._random_decision(first) is not None
         )
 
-    def needed(self, found: int, random_found: int, samples: int) -> int | None:
+    def random_settled(self, first: Solved) -> bool:
+        """The sequential rule: whether the planted problems so far settle R-ASR, so that no search is needed for more.
+
+        They do where they show it to be at most the maximum, if an attack may pass there; and where they show it to be
+        above, if there are no deeper problems, of which it would be needed.
+        """
+        chosen = self.settings
+        if not chosen.sequential or chosen.maximum_random_score == 1 or chosen.least_depth > 1:
+            return False
+        decision = self._random_decision(first)
+        return decision == "below" or (decision == "above" and len(chosen.depths) == 1)
+
+    def graded(self, samples: int) -> bool:
+        """The sequential rule: whether so many samples are enough to grade attacks by their depth."""
+        return self.settings.sequential and samples >= _GRADED
+
+    def needed(self, at: Solved) -> int | None:
         """The fewest samples that pass where the attack misses no more and R-ASR stays; None where too many."""
-        missed = samples - found
-        for number in range(max(samples, 1), _MOST + 1):
+        missed = at.samples - at.found
+        for number in range(max(at.samples, 1), _MOST + 1):
             # R-ASR is rounded up to whole problems.
-            random = ceil(random_found * number / samples) if samples else 0
-            if self.proves_rate(number - missed, number) and self.proves_hard(random, number):
+            random = ceil(at.random_found * number / max(at.searched, 1))
+            more = Solved(found=number - missed, random_found=random, samples=number, depth=at.depth)
+            if self.proves_rate(more.found, number) and self.proves_hard(more):
                 return number
         return None
 
-    def _random_decision(self, random_found: int, samples: int) -> str | None:
-        limit = self.settings.maximum_random_score
-        return sequential_decision(random_found, samples, threshold=limit, error_rate=self.random_error_rate)
+    def _random_decision(self, at: Solved) -> str | None:
+        limit, error_rate = self.settings.maximum_random_score, self.random_error_rate(at.depth)
+        return sequential_decision(at.random_found, at.searched, threshold=limit, error_rate=error_rate)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from robust_ext.core.cost import Spent
@@ -38,7 +39,7 @@ def summarise_attack(
     outcomes = {outcome: sum(entry["outcome"] == outcome for entry in mine) for outcome in OUTCOMES}
     posed = [entry["canary"] for entry in mine if entry["canary"] in ("kept", "repaired")]
     canaries = {"planted": len(posed), "repaired": posed.count("repaired")}
-    random_found = sum(_reached(record["random_reach"], settings.boundary_position) for record in planted)
+    random = [record["random_reach"] for record in planted if record["random_reach"] is not None]
     hardness = _hardness(planted, mine, settings) if planted else []
     planting = _planting(name, records, attacked)
     unplanted = {
@@ -54,8 +55,9 @@ def summarise_attack(
         "target": target,
         **judge(
             outcomes["found"],
-            random_found,
+            sum(reach > settings.boundary_position for reach in random),
             len(planted),
+            random_samples=len(random),
             planted=canaries["planted"],
             repaired=canaries["repaired"],
             settings=settings,
@@ -89,6 +91,7 @@ def _deeper(depths: Sequence[Mapping[str, Any]]) -> list[Solved]:
         Solved(
             found=row["found_by_others"],
             random_found=row["random_found_by_others"],
+            random_samples=row["random_samples_by_others"],
             samples=row["problems_by_others"],
             depth=row["depth"],
         )
@@ -124,13 +127,14 @@ def _planting(name: str, records: Sequence[Record], attacked: Sequence[Record]) 
 
 def _hardness(
     planted: Sequence[Record], mine: Sequence[Mapping[str, Any]], settings: BinarizationSettings
-) -> list[dict[str, float]]:
+) -> list[dict[str, float | None]]:
     """Scores of the same candidates at easier positions of the boundary: exact for R-ASR, a lower bound for the attack.
 
     The random attack stops at its first hit, and what is a hit here is one at every easier position, so its score is
     exact. An attack aims at the boundary it is given, and may find more when that is moved.
     """
     here = settings.boundary_position
+    random = [record["random_reach"] for record in planted if record["random_reach"] is not None]
     rows = []
     for kappa in (*(k for k in _KAPPAS if k < here), here):
         # Where the boundary is the test's own, the verified outcome decides, not the reach computed from it.
@@ -138,10 +142,8 @@ def _hardness(
             outcome == "found" or (kappa < here and outcome == "not_adversarial" and _reached(reach, kappa))
             for outcome, reach in ((entry["outcome"], entry["reach"]) for entry in mine)
         ]
-        random_hits = [_reached(record["random_reach"], kappa) for record in planted]
-        rows.append(
-            {"kappa": kappa, "score": sum(hits) / len(hits), "random_score": sum(random_hits) / len(random_hits)}
-        )
+        random_score = sum(reach > kappa for reach in random) / len(random) if random else None
+        rows.append({"kappa": kappa, "score": sum(hits) / len(hits), "random_score": random_score})
     return rows
 
 
@@ -149,38 +151,86 @@ def _reached(reach: float | None, position: float) -> bool:
     return reach is not None and reach > position
 
 
+@dataclass(frozen=True)
+class Plan:
+    """What the next group of samples is needed for."""
+
+    attacks: tuple[str, ...]  # Those that need more.
+    random: bool  # Whether random search does.
+    deeper: bool  # Whether problems are posed beyond the planted points: to grade attacks, and while R-ASR is open.
+
+
 class Sequential:
-    """The sequential rule for several attacks, told of groups of samples one after another, in order."""
+    """How far several attacks have come, told of groups of samples one after another, in order."""
 
     def __init__(self, names: Sequence[str], rules: Rules) -> None:
-        self.groups = 0  # How many it was told of
-        self.undecided = list(names)  # Attacks that need more
-        self._counts = dict.fromkeys(names, (0, 0, 0))
+        self.groups = self.samples = 0  # How many it was told of
+        self._counts = dict.fromkeys(names, Solved(found=0, random_found=0, samples=0, random_samples=0))
+        self._left = list(names)
         self._rules = rules
+
+    @property
+    def plan(self) -> Plan:
+        """What is needed of the next group: of all, without the sequential rule."""
+        random = any(not self._rules.random_settled(self._counts[name]) for name in self._left)
+        return Plan(tuple(self._left), random, random or not self._rules.graded(self.samples))
 
     def add(self, group: Sequence[Record]) -> None:
         """Take in the next group."""
         self.groups += 1
-        for name in list(self.undecided):
-            found, random_found, trials = self._counts[name]
-            planted = _planted(name, group)
-            trials += len(planted)
-            found += sum(record["attacks"][name]["outcome"] == "found" for record in planted)
-            position = self._rules.settings.boundary_position
-            random_found += sum(_reached(record["random_reach"], position) for record in planted)
-            self._counts[name] = found, random_found, trials
-            if self._rules.decided(found, random_found, trials):
-                self.undecided.remove(name)
+        self.samples += len(group)
+        if not self._rules.settings.sequential:
+            return
+        for name in list(self._left):
+            self._counts[name] = counts = _add(self._counts[name], _planted(name, group), name, self._rules.settings)
+            if self._rules.decided(counts):
+                self._left.remove(name)
 
 
-def decided_after(name: str, groups: Sequence[Sequence[Record]], rules: Rules) -> int | None:
+def _add(counts: Solved, planted: Sequence[Record], name: str, settings: BinarizationSettings) -> Solved:
+    random = [record["random_reach"] for record in planted if record["random_reach"] is not None]
+    return Solved(
+        found=counts.found + sum(record["attacks"][name]["outcome"] == "found" for record in planted),
+        random_found=counts.random_found + sum(reach > settings.boundary_position for reach in random),
+        samples=counts.samples + len(planted),
+        random_samples=counts.searched + len(random),
+    )
+
+
+def decided_after(name: str, groups: Iterable[Sequence[Record]], rules: Rules) -> int | None:
     """After how many groups of samples, in order and without holes, an attack is decided; None while not."""
     sequence = Sequential([name], rules)
     for group in groups:
         sequence.add(group)
-        if not sequence.undecided:
+        if not sequence.plan.attacks:
             return sequence.groups
     return None
+
+
+def until_decided(names: Sequence[str], groups: Iterable[Sequence[Record]], rules: Rules) -> list[list[Record]]:
+    """Of groups of samples, in order and without holes, what decides these attacks; all where nothing does.
+
+    What several processes did beyond that, as each runs ahead of others, is left out.
+    """
+    sequence, kept = Sequential(names, rules), list[list[Record]]()
+    for group in groups:
+        plan = sequence.plan
+        if not plan.attacks:
+            break
+        kept.append([_needed(record, plan) for record in group])
+        sequence.add(kept[-1])
+    return kept
+
+
+def _needed(record: Record, plan: Plan) -> Record:
+    left_out = () if plan.deeper else ("witnesses", "deepest", "depths")
+    attacks = {
+        name: {key: value for key, value in entry.items() if key not in left_out}
+        for name, entry in record["attacks"].items()
+        if name in plan.attacks
+    }
+    kept = {key: value for key, value in record.items() if key not in left_out}
+    return {**kept, "attacks": attacks} | ({} if plan.random else {"random_reach": None, "random_draws": 0})
 
 
 def _planted(name: str, group: Sequence[Record]) -> list[Record]:

@@ -47,6 +47,7 @@ def judge(
     attacks: int = 1,
     depths: Sequence[Solved] = (),
     non_finite: int = 0,
+    random_samples: int | None = None,
     lost: str = "",
     inseparable: int = 0,
     unplanted: int = 0,
@@ -54,14 +55,15 @@ def judge(
     """The verdict with what it rests on: shares of planted problems solved, None without any, and exact intervals.
 
     Of ``samples`` problems the attack, one of so many ``attacks`` of the run, solved ``found`` and the random attack
-    (R-ASR) ``random_found``; ``depths`` has the same of greater depths, in order, of problems that others proved. Of
-    ``planted`` canaries, posed with the wrong label, the attack ``repaired`` some. In ``non_finite`` other problems it
-    came to points at which the network's logits are not finite; ``lost`` is how many it was not run on and why, in
-    words. In ``inseparable`` further samples no readout was found, in ``unplanted`` none of the planted points stayed
-    adversarial.
+    (R-ASR) ``random_found``, of the first ``random_samples`` where it was not tried on all; ``depths`` has the same of
+    greater depths, in order, of problems that others proved. Of ``planted`` canaries, posed with the wrong label, the
+    attack ``repaired`` some. In ``non_finite`` other problems it came to points at which the network's logits are not
+    finite; ``lost`` is how many it was not run on and why, in words. In ``inseparable`` further samples no readout was
+    found, in ``unplanted`` none of the planted points stayed adversarial.
     """
     interval = proportion_interval(found, samples, confidence=settings.confidence)
-    random_interval = proportion_interval(random_found, samples, confidence=settings.confidence)
+    searched = samples if random_samples is None else random_samples
+    random_interval = proportion_interval(random_found, searched, confidence=settings.confidence)
     rules, depth = Rules(settings, attacks), 1.0
     if repaired >= REPAIRED:
         verdict = "failed"
@@ -75,7 +77,8 @@ def judge(
         reason = f"No example could be planted, so nothing is known about the attack. To settle it: {easier}."
         verdict = "inconclusive"
     else:
-        first = Solved(found=found, random_found=random_found, samples=samples, non_finite=non_finite)
+        counts = {"found": found, "random_found": random_found, "samples": samples, "random_samples": searched}
+        first = Solved(**counts, non_finite=non_finite)
         verdict, at = rules.decide([first, *depths])
         reason = explain(verdict, at, first, rules, without=inseparable + unplanted)
         depth = at.depth
@@ -92,7 +95,8 @@ def judge(
         "verdict_depth": depth,
         "score": found / samples if samples else None,
         "score_interval": interval and list(interval),
-        "random_score": random_found / samples if samples else None,
+        "random_samples": searched,
+        "random_score": random_found / searched if searched else None,
         "random_score_interval": random_interval and list(random_interval),
     }
 

@@ -88,12 +88,15 @@ def find_witnesses(
     """Look for points of great reach in B problems, all at once; only what verifies is kept.
 
     Verified means: in bounds and ball, beyond the test's own boundary through the whole network, and with a detector
-    not rejected.
+    not rejected. Where one attack reaches the deepest problem that is posed, the next ones are not needed.
     """
-    inputs, sample = problems.inputs, problems.samples[0]
-    module = BeyondBoundary(features, problems, settings.boundary_position)
+    sample, images = problems.samples[0], problems.inputs.dim() == 4
     judge = settings.seed_of_judge
-    for attack in searchers(settings, images=inputs.dim() == 4, detector=defense is not None):
+    for attack in searchers(settings, images=images, detector=defense is not None):
+        if not problems.samples:
+            return
+        inputs = problems.inputs
+        module = BeyondBoundary(features, problems, settings.boundary_position)
         key = (judge, sample, "witness", attack.name, *(() if defense is None else (defense.test,)))
         labels = torch.zeros(len(inputs), dtype=torch.int64, device=inputs.device)
         with frozen(module), seeded_globals(derive_seed(*key, "globals")):
@@ -125,11 +128,10 @@ def find_witnesses(
             )
         past = ((found.logits[:, 1] - found.logits[:, 0]).double() + module.position).tolist()
         good = [row for row, outcome in enumerate(found.outcomes) if outcome == "found"]
-        yield Witness(
-            attack.name,
-            {problems.samples[row]: past[row] for row in good},
-            {problems.samples[row]: found.candidates[row] for row in good},
-        )
+        reach = {problems.samples[row]: past[row] for row in good}
+        yield Witness(attack.name, reach, {problems.samples[row]: found.candidates[row] for row in good})
+        deep = settings.depths[-1]
+        problems = problems.select([r for r, one in enumerate(problems.samples) if reach.get(one, 0.0) <= deep])
 
 
 def _success(module: nn.Module, defense: Defense, inputs: Tensor) -> SuccessMargin:

@@ -54,7 +54,7 @@ def judged(found, random_found, samples, *, planted=8, repaired=0, attacks=1, de
         # Rule 5: of 100, 41 show at most .497, 42 at most .507.
         (100, 41, 100, {}, "passed", "that of random search at most 0.50"),
         (100, 41, 100, {"depths": (1, 2, 4, 8)}, "inconclusive", "R-ASR that the samples do not show"),
-        (100, 38, 100, {"depths": (1, 2, 4, 8)}, "passed", "that of random search at most 0.50"),
+        (100, 39, 100, {"depths": (1, 2, 4, 8)}, "passed", "that of random search at most 0.50"),
         (100, 42, 100, {}, "inconclusive", "an R-ASR that the samples do not show to be at most 0.5"),
         (100, 51, 100, {}, "inconclusive", "an R-ASR above 0.5 means that the planted examples are too easy"),
         (28, 20, 28, {}, "inconclusive", "or less (at error 0.05), and an R-ASR above 0.5 means"),

@@ -42,7 +42,8 @@ def test_the_recursion_is_what_sequential_tests_come_to(rate):
         for samples in range(benchmark.GROUP, benchmark.MOST + 1, benchmark.GROUP):
             counts = int(hits[samples - 1]), samples
             if counts not in known:
-                known[counts] = rules.decided(counts[0], 0, samples), rules.proves_rate(*counts), rules.fails(*counts)
+                first = benchmark.Solved(found=counts[0], random_found=0, samples=samples)
+                known[counts] = rules.decided(first), rules.proves_rate(*counts), rules.fails(*counts)
             if known[counts][0] or samples == benchmark.MOST:
                 break
         outcomes.append(known[counts][1:])
