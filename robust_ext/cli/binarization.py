@@ -33,14 +33,16 @@ class BinarizationOptions(Settings):
     calibration_samples: int = setting(default=16, help="Samples for --calibrate.", minimum=1)
 
 
-@command(BinarizationSettings, samples=64)
+# At most so many, of which the sequential rule is as likely to pass a good attack as all of 64 are.
+@command(BinarizationSettings, samples=128, sequential=True)
 def binarization(
     run: ThreatOptions, own: BinarizationOptions, adapt: AdaptationOptions, settings: dict[str, Any]
 ) -> None:
     """Plant adversarial examples in a model and see whether an attack finds them."""
     threat_model = run.threat_model
     run.begin()
-    samples = run.load_samples(seed=settings["seed"], further=0 if own.detector is None else own.detector_samples)
+    further = 0 if own.detector is None else own.detector_samples
+    samples = run.load_samples(seed=settings["seed"], further=further, at_most=settings["sequential"])
     with run.context(samples, detector=own.detector):
         result = binarization_test(
             adapt.check(run.load_model()),
@@ -48,7 +50,7 @@ def binarization(
             samples.inputs,
             threat_model,
             sample_ids=samples.ids,
-            calibrate_on=min(own.calibration_samples, run.samples) if own.calibrate else 0,
+            calibrate_on=min(own.calibration_samples, len(samples.ids)) if own.calibrate else 0,
             detector=own.detector,
             detector_data=samples.further,
             **run.keywords,

@@ -109,14 +109,18 @@ class RunOptions(Settings):
         """The model itself."""
         return self.loaded.model
 
-    def load_samples(self, *, seed: int, further: int = 0) -> Samples:
-        """The samples, and so many further ones where the data has them; of the size that the model takes."""
+    def load_samples(self, *, seed: int, further: int = 0, at_most: bool = False) -> Samples:
+        """The samples, and so many further ones where the data has them; of the size that the model takes.
+
+        With ``at_most``, no more than the data has.
+        """
         dataset = load_dataset(self.data, root=self.data_root, split=self.data_split)
-        count = min(self.samples + further, max(self.samples, len(dataset)))
+        n = min(self.samples, len(dataset)) if at_most else self.samples
+        count = min(n + further, max(n, len(dataset)))
         rows = dataset.choose(count, seed=seed, order=self.order)
         size = self.size_for(dataset)
         inputs, labels = dataset.take(rows, bounds=self.limits, size=size)
-        n, ids = self.samples, [int(row) for row in rows]
+        ids = [int(row) for row in rows]
         resized = "" if size is None else "{} x {} to {} x {}".format(*dataset.images.shape[2:], *size)
         return Samples(dataset, ids[:n], inputs[:n], labels[:n], inputs[n:] if further else None, resized)
 

@@ -174,7 +174,10 @@ class BinarizationSettings(ReadoutSettings):
         cli=None,
     )
     sequential: bool = setting(
-        default=False, help="Stop drawing samples once they show of each attack that it fails or passes."
+        default=False,
+        help="Stop drawing samples once they show of each attack that it fails or passes, and random search and deeper "
+        "problems once they show enough of these; False: all samples, all of them for everything. On the "
+        "command line, where it is the default, ``--samples`` is then the most that are drawn.",
     )
     error_rate: float = setting(
         default=0.05,

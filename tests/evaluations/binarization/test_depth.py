@@ -71,7 +71,7 @@ def test_posed_where_brute_force_finds_a_deeper_corner(linear):
     for record in result.records:
         deepest = brute[record["sample"]]
         assert record["witnesses"][APGD] == pytest.approx(deepest, rel=1e-4)
-        assert record["witnesses"]["Square"] <= deepest * (1 + 1e-6)
+        assert (record["witnesses"]["Square"] or 0.0) <= deepest * (1 + 1e-6)
         assert record["attacks"]["sign"]["deepest"] == pytest.approx(deepest, rel=1e-4)
         for name, entry in record["attacks"].items():
             assert [row["depth"] for row in entry["depths"]] == [d for d in TINY["depths"][1:] if deepest > d]
