@@ -183,7 +183,7 @@ def help_of(command, words, columns="200"):
 def test_model_and_data_options(command, invoke, files):
     call = invoke(command)
     inputs, origin = call.positional[2], call.context.origin
-    assert len(inputs) == {"mead": 8, "robust-accuracy": 100, "diagnose": 32}.get(command, 64)
+    assert len(inputs) == {"mead": 8, "robust-accuracy": 100, "diagnose": 32, "test-time": 64}.get(command, 128)
     assert float(inputs.min()) == 0.0
     assert (origin["model"], origin["data"]) == ("digits", "digits-test, order random")
     assert (call.out, call.output) == (None, "the result\n")
