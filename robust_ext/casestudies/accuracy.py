@@ -48,13 +48,33 @@ class RecipeRun(Run):
 
     def probe(self) -> Probe:
         """The module that is attacked, at the first inputs."""
-        return Probe(self.shown, self.given.inputs, min(_BATCH, len(self.given.inputs)))
+        return Probe(self.shown, self.given.inputs, len(self.blocks[0]))
 
-    def work(self, rows: range, store: Store) -> Work[Block]:
-        """One task: the attack on these rows."""
-        given, defense = self.given, self.defense
+    def place(self) -> torch.device:
+        """The inputs' device."""
+        return self.given.inputs.device
+
+    def common(self) -> Sequence[object]:
+        """The modules and the detector."""
+        return (self.given.module, self.shown, *(() if self.defense is None else (self.defense.detector,)))
+
+    def samples(self) -> Sequence[Tensor]:
+        """Those of the evaluation."""
+        return self.given.samples
+
+    def needs(self, rows: range, store: Store) -> Mapping[str, Any]:
+        """The rows, which of them are classified correctly, and the points that some attacks imitate."""
+        given, references = self.given, None
         inputs, labels = given.rows(rows)
-        target, module = self._target(rows, inputs), given.module
+        if self.defense is not None and self.attack.traits.references:
+            references = draw_references(given, rows, detector=self.defense.detector, seed=self.seed)
+        correct = given.correct[rows.start : rows.stop].tolist()
+        return {"inputs": inputs, "labels": labels, "references": references, "correct": correct}
+
+    def work(self, rows: range, needs: Mapping[str, Any]) -> Work[Block]:
+        """One task: the attack on these rows."""
+        given, defense, inputs = self.given, self.defense, needs["inputs"]
+        target, module = self._target(inputs, needs["references"]), given.module
         rejects = None
         if defense is not None:
             rejects = partial(defense.rejects, seed=derive_seed(self.seed, given.ids[rows[0]], "case study verdict"))
@@ -63,7 +83,7 @@ class RecipeRun(Run):
                 attack=self.attack,
                 target=target,
                 inputs=inputs,
-                labels=labels,
+                labels=needs["labels"],
                 threat_model=given.threat_model,
                 stream=(self.seed, given.ids[rows[0]], "case study", self.attack.name),
                 counted=self.shown,
@@ -72,10 +92,9 @@ class RecipeRun(Run):
             Check(module=module, name=self.attack.name, rejects=rejects),
         )
         found = attempt.verified
-        correct = [bool(value) for value in given.correct[rows.start : rows.stop]]
-        return Block.of(rows, given.ids, attempt, found.candidates, correct=correct)
+        return Block.of(rows, given.ids, attempt, found.candidates, correct=needs["correct"])
 
-    def _target(self, rows: range, inputs: Tensor) -> Target:
+    def _target(self, inputs: Tensor, references: Tensor | None) -> Target:
         given, defense = self.given, self.defense
         target = Target(
             module=self.shown,
@@ -87,9 +106,6 @@ class RecipeRun(Run):
         if defense is None:
             return target
         defended = defense.defended(self.shown)
-        references = None
-        if self.attack.traits.references:
-            references = draw_references(given, rows, detector=defense.detector, seed=self.seed)
         if defense.exposure == "reject":
             target = replace(target, module=defended, classes=target.classes + 1)
         return replace(target, defended=defended, references=references)

@@ -26,10 +26,12 @@ from robust_ext.core.threat import ThreatModel
 from robust_ext.core.validation import check_choice, check_integer
 from robust_ext.detectors.base import Detector
 from robust_ext.engine.inputs import EvaluationInputs
-from robust_ext.engine.isolation import attack_worker
+from robust_ext.engine.pool.pool import ExecutorLike
 from robust_ext.engine.progress import Progress, showing
-from robust_ext.engine.run import Outcome, run_all
+from robust_ext.engine.run import Outcome
+from robust_ext.engine.running import run_all
 from robust_ext.engine.task import Worker, drive
+from robust_ext.engine.workers import attack_worker
 from robust_ext.evaluations.binarization import binarization_test
 from robust_ext.evaluations.binarization.defense import Defense
 from robust_ext.evaluations.callbacks import Callback, listening
@@ -51,6 +53,8 @@ def run_case_studies(
     out: str | os.PathLike[str] | None = None,
     isolate: bool = False,
     attack_timeout: float | None = None,
+    executor: ExecutorLike = None,
+    devices: Sequence[str] | None = None,
     progress: bool = False,
     callbacks: Sequence[Callback] = (),
 ) -> CaseStudyResult:
@@ -68,6 +72,8 @@ def run_case_studies(
         out: Run folder, one folder a study in it: trained weights and results; a killed run goes on there.
         isolate: Run each attack in a process of its own, see docs/threats.md.
         attack_timeout: Seconds an attack may then take for a batch; None for any time.
+        executor: What runs the blocks, see docs/clusters.md; this process when left out.
+        devices: The devices that its workers use; that of this process when left out.
         progress: Show a progress bar on stderr.
         callbacks: Told of the result, and of records as they come, see :class:`robust_ext.Callback`.
 
@@ -83,7 +89,8 @@ def run_case_studies(
     folder, begun, studies = None if out is None else Path(out), time.perf_counter(), []
     outcomes, parts = list[Outcome[RecipeRun]](), list[Part]()
     models = {name: case_threat_model(load_case_study(name), data) for name in chosen}
-    with attack_worker(isolate=isolate, attack_timeout=attack_timeout) as worker, listening(callbacks) as tell:
+    workers = attack_worker(isolate=isolate, attack_timeout=attack_timeout, executor=executor, devices=devices)
+    with workers as worker, listening(callbacks) as tell:
         isolation = {"isolate": isolate, "attack_timeout": attack_timeout}
         with showing("case studies", shown=progress, total=4 * len(chosen)) as bar:
             for name in chosen:

@@ -16,7 +16,7 @@ from robust_ext.core.printable import printable
 from robust_ext.core.settings import Settings, setting, settings_class
 from robust_ext.core.threat import NORMS, ThreatModel
 from robust_ext.datasets import Dataset, load_dataset
-from robust_ext.engine.isolation import attack_worker
+from robust_ext.engine.workers import attack_worker
 from robust_ext.evaluations.arms import Arm
 from robust_ext.evaluations.mead.api import mead
 from robust_ext.evaluations.mead.fitting import NAMED

@@ -30,6 +30,7 @@ class Forecast:
     costs: Mapping[str, Cost] = field(default_factory=dict)
     samples: dict[str, int] = field(default_factory=dict)
     rates: Rates | None = None
+    workers: int = 1  # That share the samples
     rows: tuple[int, int] = (0, 0)  # That went forward and back, in all
     _taken: dict[str, tuple[float, int]] = field(default_factory=dict)  # Seconds and samples of finished blocks
     _block: tuple[str, int, float, Cost] | None = None  # Key, samples, when it began, what was counted since
@@ -72,9 +73,15 @@ class Forecast:
         """A block is done, or was done before."""
         if self._block is not None:
             _, _, begun, _ = self._block
-            seconds, count = self._taken.get(key, (0.0, 0))
-            self._taken[key] = seconds + time.monotonic() - begun, count + samples
             self._block = None
+            self.took(key, samples, time.monotonic() - begun)
+        elif key in self.samples:
+            self.samples[key] = max(0, self.samples[key] - samples)
+
+    def took(self, key: str, samples: int, seconds: float) -> None:
+        """A block is done, and took its worker so many seconds."""
+        before, count = self._taken.get(key, (0.0, 0))
+        self._taken[key] = before + seconds, count + samples
         if key in self.samples:
             self.samples[key] = max(0, self.samples[key] - samples)
 
@@ -96,7 +103,7 @@ class Forecast:
             if count > 0:
                 one, all_of_it = self._of_sample(key)
                 seconds, known = seconds + one * count, known and all_of_it
-        return seconds, known
+        return seconds / self.workers, known
 
     def _of_sample(self, key: str) -> tuple[float, bool]:
         """Seconds of a sample, and whether that is all of it."""

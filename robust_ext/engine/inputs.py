@@ -68,6 +68,11 @@ class EvaluationInputs:
         """Inputs and labels of some rows."""
         return self.inputs[rows.start : rows.stop], self.labels[rows.start : rows.stop]
 
+    @property
+    def samples(self) -> tuple[Tensor, ...]:
+        """All that has a row for each sample."""
+        return self.inputs, self.labels, self.logits
+
     def blocks(self, size: int) -> list[range]:
         """Rows that are attacked together."""
         return blocks_of(len(self.inputs), size)

@@ -6,8 +6,9 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -49,9 +50,21 @@ class ScoredRun(Run):
     seed: int  # Of every draw
     judge_seed: int  # Of those of random detectors while they score
 
-    def work(self, rows: range, store: Store) -> Work[Block]:
+    def work(self, rows: range, needs: Mapping[str, Any]) -> Work[Block]:
         """Nothing: it has no blocks."""
         raise NotImplementedError
+
+    def place(self) -> torch.device:
+        """The inputs' device."""
+        return self.given.inputs.device
+
+    def common(self) -> Sequence[object]:
+        """The classifier and the detectors."""
+        return (self.given.module, *(one.detector for one in self.detectors))
+
+    def samples(self) -> Sequence[Tensor]:
+        """Those of the evaluation."""
+        return self.given.samples
 
     def cost(self) -> Cost:
         """Nothing is attacked."""
@@ -141,10 +154,17 @@ class ArmRun(ScoredRun):
         self.attack.check(threat_model=self.threat_model, detector=detector is not None)
         yield from ()
 
-    def work(self, rows: range, store: Store) -> Work[Block]:
+    def needs(self, rows: range, store: Store) -> Mapping[str, Any]:
+        """The rows, and the points that some attacks imitate."""
+        inputs, labels = self.given.rows(rows)
+        references = None
+        if self.adaptive_to is not None and self.attack.traits.references:
+            references = draw_references(self.given, rows, detector=self.adaptive_to.detector, seed=self.seed)
+        return {"inputs": inputs, "labels": labels, "references": references}
+
+    def work(self, rows: range, needs: Mapping[str, Any]) -> Work[Block]:
         """One task: the attack on these rows."""
-        given, detector = self.given, self.adaptive_to
-        inputs, labels = given.rows(rows)
+        given, detector, inputs = self.given, self.adaptive_to, needs["inputs"]
         target = Target(
             module=given.module,
             bounds=given.bounds,
@@ -152,11 +172,8 @@ class ArmRun(ScoredRun):
             input_shape=tuple(inputs.shape[1:]),
             device=inputs.device,
             defended=None if detector is None else Defended(given.module, detector.detector),
+            references=needs["references"],
         )
-        if detector is not None and self.attack.traits.references:
-            target = replace(
-                target, references=draw_references(given, rows, detector=detector.detector, seed=self.seed)
-            )
         model = self.threat_model
         keys = (self.arms[0].short, model.norm, f"{model.epsilon:g}", "" if detector is None else detector.name)
         attempt = yield (
@@ -164,7 +181,7 @@ class ArmRun(ScoredRun):
                 attack=self.attack,
                 target=target,
                 inputs=inputs,
-                labels=labels,
+                labels=needs["labels"],
                 threat_model=model,
                 stream=(self.seed, given.ids[rows[0]], "arm", *keys),
                 counted=given.module,

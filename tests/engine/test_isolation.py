@@ -20,8 +20,9 @@ from robust_ext import ThreatModel, as_attack, binarization_test, evaluate_defen
 from robust_ext.cli import app as cli
 from robust_ext.core.errors import AttackError, InvalidArgumentError, ModelError, RobustExtError
 from robust_ext.demo.network import digits_network
-from robust_ext.engine.isolation import attack_worker, messages
+from robust_ext.engine.isolation import messages
 from robust_ext.engine.task import run_task
+from robust_ext.engine.workers import attack_worker
 
 THREAT_MODEL = ThreatModel(norm="linf", epsilon=0.1)
 X = torch.rand(10, 1, 8, 8, generator=torch.Generator().manual_seed(0))

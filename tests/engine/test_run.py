@@ -18,8 +18,9 @@ from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
 from robust_ext.engine.context import RunContext, current_context, repairing, run_context
 from robust_ext.engine.inputs import blocks_of
-from robust_ext.engine.run import Block, Run, run_all
+from robust_ext.engine.run import Block, Run
 from robust_ext.engine.run_folder import RunFolder
+from robust_ext.engine.running import run_all
 from robust_ext.engine.task import Check, Task, TaskResult, drive, run_task
 
 LINF = ThreatModel(norm="linf", epsilon=0.1)
@@ -35,7 +36,7 @@ class Noise(Run):
     attack: CallableAttack
     refusable: bool = False
 
-    def work(self, rows, store):
+    def work(self, rows, needs):
         inputs, labels = INPUTS[rows.start : rows.stop], torch.zeros(len(rows), dtype=torch.int64)
         keywords = {"threat_model": LINF, "stream": (0, rows[0], "noise"), "counted": MODULE}
         task = Task(attack=self.attack, target=TARGET, inputs=inputs, labels=labels, **keywords)
@@ -158,7 +159,7 @@ def test_repairing_runs_the_damaged_block_and_no_other(tmp_path, monkeypatch, jo
     # Processes that share the work find the folder repaired.
     left = {"kind": "attack", "settings": {"a": 1}, "versions": {}}
     shards = lambda *_, **__: RunFolder(tmp_path / "one", **left).close()  # noqa: E731
-    monkeypatch.setattr("robust_ext.engine.run.run_shards", shards)
+    monkeypatch.setattr("robust_ext.engine.running.run_shards", shards)
     file = tmp_path / "one" / "records.jsonl"
     file.write_text(file.read_text().replace('"twice": 8', '"twice": 9'))
 

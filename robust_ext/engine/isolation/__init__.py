@@ -1,5 +1,5 @@
 """Attacks at arm's length: each in a process of its own that has what an attacker has, see docs/threats.md."""
 
-from robust_ext.engine.isolation.worker import CAN_ISOLATE, attack_worker
+from robust_ext.engine.isolation.worker import CAN_ISOLATE
 
-__all__ = ["CAN_ISOLATE", "attack_worker"]
+__all__ = ["CAN_ISOLATE"]

@@ -48,22 +48,27 @@ class Pickled:
 
     def dumps(self, obj: object) -> bytes:
         """A pickle in which what is shared is referred to; ModelError where something cannot be pickled."""
-        # Classes from a file that the user named exist in no process that did not load it.
-        by_value = list(loaded_files().values())
+        return pickled(obj, self._names, to="the attack's process")
+
+
+def pickled(obj: object, names: Mapping[int, str], *, to: str) -> bytes:
+    """A pickle in which objects whose id has a name are referred to; ModelError where something cannot be pickled."""
+    # Classes from a file that the user named exist in no process that did not load it.
+    by_value = list(loaded_files().values())
+    for module in by_value:
+        cloudpickle.register_pickle_by_value(module)
+    buffer = io.BytesIO()
+    try:
+        _Pickler(buffer, names).dump(obj)
+    except Exception as error:
+        raise ModelError(
+            f"{type(obj).__name__}: cannot be sent to {to} ({type(error).__name__}: {error}); make it of parts "
+            "that can be pickled, or run attacks in this process (isolate=False, --in-process, no executor)"
+        ) from error
+    finally:
         for module in by_value:
-            cloudpickle.register_pickle_by_value(module)
-        buffer = io.BytesIO()
-        try:
-            _Pickler(buffer, self._names).dump(obj)
-        except Exception as error:
-            raise ModelError(
-                f"{type(obj).__name__}: cannot be sent to the attack's process ({type(error).__name__}: {error}); make "
-                "it of parts that can be pickled, or run attacks in this process (isolate=False, --in-process)"
-            ) from error
-        finally:
-            for module in by_value:
-                cloudpickle.unregister_pickle_by_value(module)
-        return buffer.getvalue()
+            cloudpickle.unregister_pickle_by_value(module)
+    return buffer.getvalue()
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
@@ -90,7 +95,7 @@ def _scripted(content: bytes) -> torch.jit.ScriptModule:
 
 
 class Unpickler(pickle.Unpickler):
-    """For the attack's process: reads what :class:`Pickled` wrote, given what is shared by name."""
+    """For the other side: reads what :func:`pickled` wrote, given what is shared by name."""
 
     def __init__(self, content: bytes, shared: Mapping[str, object]) -> None:
         super().__init__(io.BytesIO(content))

@@ -8,7 +8,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from contextvars import ContextVar
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -21,7 +20,7 @@ from robust_ext.engine.isolation.forking import zygote
 from robust_ext.engine.isolation.messages import as_error, describe_tensor, receive_tensor
 from robust_ext.engine.isolation.process import AttackProcess, LostError, unreadable
 from robust_ext.engine.isolation.remote import RemoteAttack
-from robust_ext.engine.task import Task, TaskResult, Worker, run_task
+from robust_ext.engine.task import Task, TaskResult
 from robust_ext.engine.trace import Trace, no_values, plain_curve
 from robust_ext.registry.attack import attacks_from_text
 
@@ -38,7 +37,9 @@ class IsolatedWorker:
     """Runs tasks in processes, one an attack; a worker as :func:`robust_ext.engine.task.drive` takes it."""
 
     def __init__(self, *, timeout: float | None) -> None:
-        self._timeout = timeout
+        if timeout is not None:
+            timeout = check_number("attack_timeout", timeout, minimum=0, open_minimum=True)
+        self.timeout = timeout
         self._processes: OrderedDict[int, tuple[Attack, AttackProcess]] = OrderedDict()
 
     def __call__(self, task: Task) -> TaskResult:
@@ -103,7 +104,7 @@ class IsolatedWorker:
         return found.get("value")
 
     def _called(self, function: Callable[[], Any]) -> dict[str, Any]:
-        process = AttackProcess(timeout=self._timeout)
+        process = AttackProcess(timeout=self.timeout)
         try:
             return process.request(function)
         finally:
@@ -125,7 +126,7 @@ class IsolatedWorker:
             if len(self._processes) >= _PROCESSES:
                 self.drop(next(iter(self._processes.values()))[0])
             # The attack is kept, so that no other gets its id.
-            self._processes[id(attack)] = attack, AttackProcess(timeout=self._timeout)
+            self._processes[id(attack)] = attack, AttackProcess(timeout=self.timeout)
         self._processes.move_to_end(id(attack))
         return self._processes[id(attack)][1]
 
@@ -155,44 +156,13 @@ def _received_trace(curve: object, connection: Connection, task: Task) -> Trace:
     return Trace(values=values, curve=plain_curve(curve))
 
 
-_CURRENT: ContextVar[IsolatedWorker | None] = ContextVar("robust_ext_worker", default=None)
-
-
 @contextmanager
-def attack_worker(*, isolate: bool, attack_timeout: float | None = None) -> Iterator[Worker]:
-    """The worker that runs attacks inside the block: in this process, or each in one of its own.
-
-    Inside, attacks that are named as code (``file.py:attack``) are loaded in their own process only. Inside another
-    such block it is that block's worker.
-
-    Args:
-        isolate: Whether attacks get processes of their own.
-        attack_timeout: Seconds that an attack may take for a batch, above 0; None for any time.
-
-    Raises:
-        InvalidArgumentError: There is a timeout without isolation, or this system cannot fork.
-    """
-    current = _CURRENT.get()
-    if current is not None:
-        yield current
-        return
-    if not isolate:
-        if attack_timeout is not None:
-            expected = "None, or attacks in processes of their own (isolate=True), which alone can be stopped"
-            raise InvalidArgumentError("attack_timeout", attack_timeout, expected)
-        yield run_task
-        return
-    if not CAN_ISOLATE:
-        raise InvalidArgumentError("isolate", True, "False on a system that cannot fork processes")
-    if attack_timeout is not None:
-        attack_timeout = check_number("attack_timeout", attack_timeout, minimum=0, open_minimum=True)
-    worker = IsolatedWorker(timeout=attack_timeout)
-    token, isolated = _CURRENT.set(worker), ISOLATED.set(True)
+def isolating(worker: IsolatedWorker) -> Iterator[None]:
+    """Inside the block, attacks that are named as code (``file.py:attack``) are loaded in their own process only."""
+    isolated = ISOLATED.set(True)
     zygote().prepare()
     try:
         with unreadable(), attacks_from_text(lambda text, name: RemoteAttack.load(text, name, worker.call)):
-            yield worker
+            yield
     finally:
         ISOLATED.reset(isolated)
-        _CURRENT.reset(token)
-        worker.close()

@@ -18,10 +18,12 @@ from robust_ext.core.threat import ThreatModel
 from robust_ext.core.validation import Array
 from robust_ext.engine.classifiers import as_classifier
 from robust_ext.engine.inputs import PROBES, EvaluationInputs, check_model, prepare_inputs
-from robust_ext.engine.isolation import attack_worker
 from robust_ext.engine.judge import with_judge_seed
-from robust_ext.engine.run import check_some_ran, run_all
+from robust_ext.engine.pool.pool import ExecutorLike
+from robust_ext.engine.run import check_some_ran
+from robust_ext.engine.running import run_all
 from robust_ext.engine.task import Worker, drive
+from robust_ext.engine.workers import attack_worker
 from robust_ext.evaluations.adaptive.content import make_content
 from robust_ext.evaluations.adaptive.options import AdaptiveOptions
 from robust_ext.evaluations.adaptive.plan import Step, as_steps
@@ -50,6 +52,8 @@ def evaluate_defense(
     out: str | os.PathLike[str] | None = None,
     isolate: bool = False,
     attack_timeout: float | None = None,
+    executor: ExecutorLike = None,
+    devices: Sequence[str] | None = None,
     progress: bool = False,
     callbacks: Sequence[Callback] = (),
     settings: AdaptiveSettings | None = None,
@@ -75,6 +79,8 @@ def evaluate_defense(
         out: Run folder, in which a killed run is gone on with by the same call; gets result and report.
         isolate: Run each attack in a process of its own, see docs/threats.md.
         attack_timeout: Seconds an attack may then take for a batch; None for any time.
+        executor: What runs the blocks, see docs/clusters.md; this process when left out.
+        devices: The devices that its workers use; the model's own when left out.
         progress: Show a progress bar on stderr.
         callbacks: Told of the result, and of records as they come, see :class:`robust_ext.Callback`.
         settings: All settings at once; the defaults when left out.
@@ -105,7 +111,8 @@ def evaluate_defense(
     )
     made = as_defense(defense, given.module, given.inputs[:2], weights=defense_weights, bounds=threat_model.bounds)
     networks = _networks(surrogates, given.inputs[:PROBES])
-    with attack_worker(isolate=isolate, attack_timeout=attack_timeout) as worker, listening(callbacks) as tell:
+    workers = attack_worker(isolate=isolate, attack_timeout=attack_timeout, executor=executor, devices=devices)
+    with workers as worker, listening(callbacks) as tell:
         checked = with_judge_seed(checked, out=out, worker=worker)
         steps = as_steps(attacks, made, checked, threat_model=threat_model, surrogates=networks)
         return tell(_evaluate(steps, given, made, checked, out=out, progress=progress, worker=worker))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -92,10 +92,29 @@ class StepRun(Run):
         """The static model, at the first inputs."""
         return Probe(self.defense.classifier, self.given.inputs, len(self.blocks[0]))
 
-    def work(self, rows: range, store: Store) -> Work[Block]:
+    def place(self) -> torch.device:
+        """The inputs' device."""
+        return self.given.inputs.device
+
+    def common(self) -> Sequence[object]:
+        """The static model, the defense, and the networks that points are transferred from."""
+        attack = None if self.step is None else self.step.attack
+        networks = attack.surrogates.values() if isinstance(attack, Transfer) else ()
+        return (self.defense.classifier, self.defense, *networks)
+
+    def samples(self) -> Sequence[Tensor]:
+        """Those of the evaluation."""
+        return self.given.samples
+
+    def needs(self, rows: range, store: Store) -> Mapping[str, Any]:
+        """The rows."""
+        inputs, labels = self.given.rows(rows)
+        return {"inputs": inputs, "labels": labels}
+
+    def work(self, rows: range, needs: Mapping[str, Any]) -> Work[Block]:
         """One task: the step on these rows."""
         given, name, first = self.given, self.title, self.given.ids[rows[0]]
-        (inputs, labels), counter = given.rows(rows), PassCounter()
+        inputs, labels, counter = needs["inputs"], needs["labels"], PassCounter()
         if self.step is None:
             static_model, threat_model, phases = self.defense.classifier, given.threat_model, Phases(counter)
             with count_calls(static_model, counter):

@@ -22,10 +22,12 @@ from robust_ext.engine.code_digest import attack_code, module_code, object_code
 from robust_ext.engine.context import current_context
 from robust_ext.engine.identity import check_ids, describe, inputs_digest, model_digest
 from robust_ext.engine.inputs import as_attacks, blocks_of
-from robust_ext.engine.isolation import attack_worker
 from robust_ext.engine.judge import with_judge_seed
-from robust_ext.engine.run import Outcome, run_all
+from robust_ext.engine.pool.pool import ExecutorLike
+from robust_ext.engine.run import Outcome
+from robust_ext.engine.running import run_all
 from robust_ext.engine.task import drive
+from robust_ext.engine.workers import attack_worker
 from robust_ext.evaluations.binarization.content import combine_tests, make_content
 from robust_ext.evaluations.binarization.defense import TESTS, Defense
 from robust_ext.evaluations.binarization.examples import load_examples
@@ -52,6 +54,8 @@ def binarization_test(
     out: str | os.PathLike[str] | None = None,
     isolate: bool = False,
     attack_timeout: float | None = None,
+    executor: ExecutorLike = None,
+    devices: Sequence[str] | None = None,
     progress: bool = False,
     callbacks: Sequence[Callback] = (),
     settings: BinarizationSettings | None = None,
@@ -78,6 +82,8 @@ def binarization_test(
         out: Run folder, in which a killed run is gone on with by the same call; gets result and report.
         isolate: Run each attack in a process of its own, which has what an attacker has, see docs/threats.md.
         attack_timeout: Seconds an attack may then take for a batch; None for any time.
+        executor: What runs the blocks, see docs/clusters.md; this process when left out.
+        devices: The devices that its workers use; the model's own when left out.
         progress: Show a progress bar on stderr.
         callbacks: Told of the result, and of records as they come, see :class:`robust_ext.Callback`.
         settings: All settings at once; the defaults when left out.
@@ -100,7 +106,8 @@ def binarization_test(
     begun = time.perf_counter()
     checked = make_settings(BinarizationSettings, options, base=settings, threat_model=threat_model)
     inputs = check_inputs("inputs", inputs, bounds=threat_model.bounds)
-    with attack_worker(isolate=isolate, attack_timeout=attack_timeout) as worker, listening(callbacks) as tell:
+    workers = attack_worker(isolate=isolate, attack_timeout=attack_timeout, executor=executor, devices=devices)
+    with workers as worker, listening(callbacks) as tell:
         checked = with_judge_seed(checked, out=out, worker=worker)
         runs = _prepare(model, attacks, inputs, checked, detector, detector_data, sample_ids=sample_ids, device=device)
         outcomes = drive(run_all(runs, out=out, progress=progress, title="binarization", unit="sample"), worker)

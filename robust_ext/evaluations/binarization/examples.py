@@ -17,10 +17,8 @@ from robust_ext.reports import Example
 _EXAMPLES = 3
 
 
-def save_examples(
-    store: Store, problems: Problems, results: Mapping[str, Attacked], bounds: tuple[float, float]
-) -> None:
-    """Keep examples for the report; those kept before are replaced."""
+def example_arrays(problems: Problems, results: Mapping[str, Attacked], bounds: tuple[float, float]) -> dict[str, Any]:
+    """Examples for the report, as arrays to be kept."""
     about: list[dict[str, Any]] = []
     arrays: dict[str, Any] = {}
     for name, result in results.items():
@@ -30,7 +28,7 @@ def save_examples(
             arrays[f"planted{len(about)}"] = problems.planted[row, 0].cpu().numpy()
             outcome = result.records[sample]["outcome"]
             about.append({"attack": name, "sample": sample, "outcome": outcome, "bounds": bounds})
-    store.save("examples", about=np.array(json.dumps(about)), **arrays)
+    return {"about": np.array(json.dumps(about)), **arrays}
 
 
 def load_examples(store: Store) -> list[Example]:

@@ -29,7 +29,7 @@ from robust_ext.evaluations.binarization.calibration import Calibration
 from robust_ext.evaluations.binarization.cost import sample_cost
 from robust_ext.evaluations.binarization.defense import Defense, Drawn, draw_accepted
 from robust_ext.evaluations.binarization.depth import Deepest, pose_deeper
-from robust_ext.evaluations.binarization.examples import save_examples
+from robust_ext.evaluations.binarization.examples import example_arrays
 from robust_ext.evaluations.binarization.forward import Forward, choose_forward
 from robust_ext.evaluations.binarization.posing import pose
 from robust_ext.evaluations.binarization.problems import Problems
@@ -167,12 +167,33 @@ class BinarizationRun(Run):
         plan = self.sequence.plan
         return plan if len(self.given.depths) > 1 else replace(plan, deeper=False)
 
-    def work(self, rows: range, store: Store) -> Work[Block]:
+    @property
+    def ordered(self) -> bool:
+        """With the sequential rule."""
+        return self.given.sequential
+
+    def place(self) -> torch.device:
+        """The features' device."""
+        return self.device
+
+    def common(self) -> Sequence[object]:
+        """The network, and the detector."""
+        return (self.features, self.readout, *(() if self.defense is None else (self.defense.detector,)))
+
+    def samples(self) -> Sequence[Tensor]:
+        """The clean samples."""
+        return (self.inputs,)
+
+    def needs(self, rows: range, store: Store) -> Mapping[str, Any]:
+        """The clean samples of a group, and what they are still needed for."""
+        return {"inputs": self.inputs[rows.start : rows.stop], "plan": self._plan(store)}
+
+    def work(self, rows: range, needs: Mapping[str, Any]) -> Work[Block]:
         """Plant something for each of these samples, and run every undecided attack on it."""
-        plan, settings = self._plan(store), self.settings
+        plan, settings = needs["plan"], self.settings
         phases = Phases(self.features.counter)
         samples, defense = [self.ids[index] for index in rows], self.defense
-        inputs = self.inputs[rows.start : rows.stop].to(self.device)
+        inputs = needs["inputs"].to(self.device)
         drawn = None
         if defense is not None:
             phase("points the detector lets pass")
@@ -186,8 +207,9 @@ class BinarizationRun(Run):
         results = {} if problems is None else (yield from self._attack(problems, plan, witnesses))
         for name, done in results.items():
             timing["attacks"][name] = {"phases": done.spent, "curve": mean_curve(done.curves)}
+        arrays = {}
         if problems is not None and rows[0] == 0:
-            save_examples(store, problems, results, settings.threat_model.bounds)
+            arrays["examples"] = example_arrays(problems, results, settings.threat_model.bounds)
         records: list[dict[str, Any]] = []
         plantings: Sequence[Drawn | None] = drawn or [None] * len(samples)
         for index, sample, planting in zip(rows, samples, plantings, strict=True):
@@ -206,7 +228,7 @@ class BinarizationRun(Run):
                 found = planting.candidates is not None
                 record["planting"] = {"found": found, "source": planting.source, "tries": planting.tries}
             records.append(record)
-        return Block(records=records, timing=timing)
+        return Block(records=records, timing=timing, arrays=arrays)
 
     def _witnesses(self, problems: Problems | None, phases: Phases) -> list[Witness]:
         """What the project's own attacks find in the problems of a group."""

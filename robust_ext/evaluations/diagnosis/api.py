@@ -24,10 +24,11 @@ from robust_ext.engine.classifiers import as_classifier
 from robust_ext.engine.context import current_context
 from robust_ext.engine.identity import check_ids
 from robust_ext.engine.inputs import PROBES, as_attacks, bounded_module, prepare_inputs
-from robust_ext.engine.isolation import attack_worker
 from robust_ext.engine.judge import with_judge_seed
+from robust_ext.engine.pool.pool import ExecutorLike
 from robust_ext.engine.progress import Progress, phase, showing
 from robust_ext.engine.task import Worker
+from robust_ext.engine.workers import attack_worker
 from robust_ext.evaluations.callbacks import Callback, listening
 from robust_ext.evaluations.causes.finding import Finding, ranked
 from robust_ext.evaluations.causes.probes import probe_model
@@ -52,6 +53,8 @@ def diagnose(
     out: str | os.PathLike[str] | None = None,
     isolate: bool = False,
     attack_timeout: float | None = None,
+    executor: ExecutorLike = None,
+    devices: Sequence[str] | None = None,
     progress: bool = False,
     callbacks: Sequence[Callback] = (),
     try_remedies: bool = False,
@@ -75,6 +78,8 @@ def diagnose(
         out: Run folder, in which a killed run is gone on with by the same call; gets result and report.
         isolate: Run each attack in a process of its own, which has what an attacker has, see docs/threats.md.
         attack_timeout: Seconds an attack may then take for a batch; None for any time.
+        executor: What runs the blocks, see docs/clusters.md; this process when left out.
+        devices: The devices that its workers use; the model's own when left out.
         progress: Show a progress bar on stderr.
         callbacks: Told of the result, and of records as they come, see :class:`robust_ext.Callback`.
         try_remedies: Run remedies on the same samples and seeds, at most four for an attack, until one mends it, and
@@ -103,7 +108,8 @@ def diagnose(
     module = as_classifier(module, inputs[:PROBES])
     if current_context().jobs > 1:
         raise InvalidArgumentError("jobs", current_context().jobs, "1: a diagnosis is short, and runs in one process")
-    with attack_worker(isolate=isolate, attack_timeout=attack_timeout) as worker, listening(callbacks) as tell:
+    workers = attack_worker(isolate=isolate, attack_timeout=attack_timeout, executor=executor, devices=devices)
+    with workers as worker, listening(callbacks) as tell:
         named = as_attacks(attacks)
         for attack in named.values():
             attack.check(threat_model=threat_model)

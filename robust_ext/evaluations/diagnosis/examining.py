@@ -19,7 +19,8 @@ from robust_ext.core.errors import AttackError, AttackRefusedError, ModelError
 from robust_ext.engine.identity import describe
 from robust_ext.engine.inputs import EvaluationInputs
 from robust_ext.engine.outcomes import BROKEN, LOST
-from robust_ext.engine.run import Outcome, run_all
+from robust_ext.engine.run import Outcome
+from robust_ext.engine.running import run_all
 from robust_ext.engine.store import Record
 from robust_ext.engine.task import Worker, drive
 from robust_ext.evaluations.arm_runs import ArmRun, plan_clean, plan_runs

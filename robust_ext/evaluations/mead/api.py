@@ -15,10 +15,12 @@ from robust_ext.core.settings import make_settings
 from robust_ext.core.threat import ThreatModel
 from robust_ext.core.validation import Array, check_inputs
 from robust_ext.engine.inputs import EvaluationInputs, prepare_inputs
-from robust_ext.engine.isolation import attack_worker
 from robust_ext.engine.judge import with_judge_seed
-from robust_ext.engine.run import Outcome, check_some_ran, run_all
+from robust_ext.engine.pool.pool import ExecutorLike
+from robust_ext.engine.run import Outcome, check_some_ran
+from robust_ext.engine.running import run_all
 from robust_ext.engine.task import Worker, drive
+from robust_ext.engine.workers import attack_worker
 from robust_ext.evaluations.arm_runs import ArmRun, plan_clean, plan_runs
 from robust_ext.evaluations.arms import Arm
 from robust_ext.evaluations.callbacks import Callback, listening
@@ -45,6 +47,8 @@ def mead(
     out: str | os.PathLike[str] | None = None,
     isolate: bool = False,
     attack_timeout: float | None = None,
+    executor: ExecutorLike = None,
+    devices: Sequence[str] | None = None,
     progress: bool = False,
     callbacks: Sequence[Callback] = (),
     settings: MeadSettings | None = None,
@@ -70,6 +74,8 @@ def mead(
         out: Run folder, in which a run survives a kill and is gone on with by the same call; gets result and report.
         isolate: Run each attack in a process of its own, which has what an attacker has, see docs/threats.md.
         attack_timeout: Seconds an attack may then take for a batch; None for any time.
+        executor: What runs the blocks, see docs/clusters.md; this process when left out.
+        devices: The devices that its workers use; the model's own when left out.
         progress: Show a progress bar on stderr.
         callbacks: Told of the result, and of records as they come, see :class:`robust_ext.Callback`.
         settings: All settings at once; the defaults when left out.
@@ -97,7 +103,8 @@ def mead(
         device=device,
     )
     data = None if detector_data is None else check_inputs("detector_data", detector_data, bounds=given.bounds)
-    with attack_worker(isolate=isolate, attack_timeout=attack_timeout) as worker, listening(callbacks) as tell:
+    workers = attack_worker(isolate=isolate, attack_timeout=attack_timeout, executor=executor, devices=devices)
+    with workers as worker, listening(callbacks) as tell:
         checked = with_judge_seed(checked, out=out, worker=worker)
         arms = as_arms(attacks, given.threat_model, allow_code=allow_code)
         return tell(_evaluate(arms, given, detectors, data, checked, out=out, progress=progress, worker=worker))

@@ -14,9 +14,10 @@ from robust_ext.core.settings import make_settings
 from robust_ext.core.threat import ThreatModel
 from robust_ext.core.validation import Array
 from robust_ext.engine.inputs import EvaluationInputs, as_attacks, prepare_inputs
-from robust_ext.engine.isolation import attack_worker
-from robust_ext.engine.run import run_all
+from robust_ext.engine.pool.pool import ExecutorLike
+from robust_ext.engine.running import run_all
 from robust_ext.engine.task import Worker, drive
+from robust_ext.engine.workers import attack_worker
 from robust_ext.evaluations.arm_runs import plan_clean, plan_runs
 from robust_ext.evaluations.arms import Arm, check_arms
 from robust_ext.evaluations.callbacks import Callback, listening
@@ -38,6 +39,8 @@ def robust_accuracy(
     out: str | os.PathLike[str] | None = None,
     isolate: bool = False,
     attack_timeout: float | None = None,
+    executor: ExecutorLike = None,
+    devices: Sequence[str] | None = None,
     progress: bool = False,
     callbacks: Sequence[Callback] = (),
     settings: RobustAccuracySettings | None = None,
@@ -61,6 +64,8 @@ def robust_accuracy(
         out: Run folder, in which a run survives a kill and is gone on with by the same call; gets result and report.
         isolate: Run each attack in a process of its own, which has what an attacker has, see docs/threats.md.
         attack_timeout: Seconds an attack may then take for a batch; None for any time.
+        executor: What runs the blocks, see docs/clusters.md; this process when left out.
+        devices: The devices that its workers use; the model's own when left out.
         progress: Show a progress bar on stderr.
         callbacks: Told of the result, and of records as they come, see :class:`robust_ext.Callback`.
         settings: All settings at once; the defaults when left out.
@@ -87,7 +92,8 @@ def robust_accuracy(
         batch_size=checked.batch_size,
         device=device,
     )
-    with attack_worker(isolate=isolate, attack_timeout=attack_timeout) as worker, listening(callbacks) as tell:
+    workers = attack_worker(isolate=isolate, attack_timeout=attack_timeout, executor=executor, devices=devices)
+    with workers as worker, listening(callbacks) as tell:
         return tell(_evaluate(as_attacks(attacks), given, checked, out=out, progress=progress, worker=worker))
 
 
