@@ -84,9 +84,9 @@ STATES = list(itertools.product(EVALUATIONS, ("finished", "unfinished")))
 
 @pytest.mark.parametrize(("name", "state"), STATES)
 def test_a_few_flips_and_truncations(name, state, folders, tmp_path):
-    errors = check_damage(name, state, folders, tmp_path, damage=flipped, count=8, seed=0)
+    errors = check_damage(name, state, folders, tmp_path, damage=flipped, count=4, seed=0)
     assert errors >= 2
-    check_damage(name, state, folders, tmp_path, damage=truncated, count=2, seed=1)
+    check_damage(name, state, folders, tmp_path, damage=truncated, count=1, seed=1)
 
 
 @pytest.mark.exhaustive
