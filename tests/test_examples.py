@@ -82,7 +82,7 @@ def test_recipes_on_a_resnet(tmp_path):
     # Into the standard layout.
     run_script(need("data", "unpack_cifar10.py"), tmp_path, "--train", "5", folder=tmp_path)
     script = ROOT / "examples" / "resnet20_recipes.py"
-    printed = run_script(script, "--weights", weights, "--data-root", tmp_path, "--samples", "16", folder=tmp_path)
+    printed = run_script(script, "--weights", weights, "--data-root", tmp_path, "--samples", "8", folder=tmp_path)
     scores = {line[:42].strip(): float(line.split("score ")[1].split()[0]) for line in printed.splitlines()}
     assert len(scores) == 5
     for name, score in scores.items():

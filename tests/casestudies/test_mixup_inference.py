@@ -83,6 +83,7 @@ def test_mechanism_and_recipes(trained):
     study, module, (inputs, labels) = trained
     found = study.measure(module, inputs, labels, LINF, seed=0)
     assert found.present, found.values
-    for recipe, verdict in ((study.weak(LINF), "failed"), (study.right(LINF), "passed")):
-        result = binarization_test(study.parts(module), recipe.attack, inputs, LINF, **study.settings, depths=(1,))
+    # A failure shows on fewer samples.
+    for recipe, some, verdict in ((study.weak(LINF), inputs[:16], "failed"), (study.right(LINF), inputs, "passed")):
+        result = binarization_test(study.parts(module), recipe.attack, some, LINF, **study.settings, depths=(1,))
         assert result.verdict == verdict, str(result)

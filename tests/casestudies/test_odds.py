@@ -11,7 +11,7 @@ pytestmark = pytest.mark.exhaustive
 
 def test_an_attack_that_ignores_the_detector_fails_and_one_that_knows_it_passes():
     assert measured("odds").present
-    weak, right = judged("odds", "weak"), judged("odds", "right")
+    weak, right = judged("odds", "weak", 16), judged("odds", "right")
     assert weak["verdict"] == "failed"
     # In the inverted test about half of the samples can be planted in: too few of 32 for a verdict.
     assert right["verdict"] != "failed"
