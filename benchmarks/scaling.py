@@ -92,7 +92,7 @@ def files(plan: Plan, unit: Mapping[str, float]) -> dict[str, float]:
 
 
 def parent_seconds(plan: Plan, unit: Mapping[str, float]) -> dict[str, float]:
-    """The parent's own time on one core, by what it goes into; the longer the run, the oftener it waits for the disk."""
+    """The parent's own time on a core, by what it goes into; the longer the run, the oftener it waits for the disk."""
     sent, (_, size) = traffic(plan, unit), records(plan, unit)
     parts = {
         "records": size / unit["record_bytes"] * unit["append_seconds"],
