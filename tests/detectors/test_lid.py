@@ -71,6 +71,17 @@ def test_rounding_does_not_make_a_duplicate_a_neighbour():
     assert float(found) == pytest.approx(by_hand(r[0].numpy(), r.numpy(), 10), rel=1e-3)
 
 
+def test_estimates_of_single_precision_are_the_same_with_and_without_gradients():
+    generator = torch.Generator().manual_seed(0)
+    # More values than are compared at once, far from 0, and so near to each other that float32 products cancel.
+    points, references = (100 + 0.01 * torch.rand(count, 9000, generator=generator) for count in (3, 12))
+    found = local_dimension(points, references, neighbours=10)
+    exact = local_dimension(points.double(), references.double(), neighbours=10)
+    torch.testing.assert_close(found.double(), exact, rtol=1e-3, atol=0)
+    with_gradients = local_dimension(points.requires_grad_(True), references, neighbours=10)
+    torch.testing.assert_close(with_gradients.detach().double(), exact, rtol=1e-3, atol=0)
+
+
 def test_estimates_are_finite_where_the_formula_is_not():
     same = torch.zeros(6, 3)
     corners = torch.eye(3).repeat(2, 1)
