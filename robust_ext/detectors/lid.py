@@ -148,7 +148,7 @@ def _distances(points: Tensor, references: Tensor) -> Tensor:
     if points.dtype != torch.float32 or (points.requires_grad and torch.is_grad_enabled()):
         return torch.cdist(points, references, compute_mode="donot_use_mm_for_euclid_dist")
     squares = points.new_zeros(len(points), len(references), dtype=torch.float64)
-    for x, r in zip(points.split(_CHUNK, 1), references.split(_CHUNK, 1), strict=True):
+    for x, r in zip(torch.split(points, _CHUNK, 1), torch.split(references, _CHUNK, 1), strict=True):
         x, r = x.double(), r.double()
         squares += x.square().sum(1, keepdim=True) + r.square().sum(1) - 2 * x @ r.mT
     return squares.clamp_min_(0).sqrt().to(points.dtype)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,11 +25,11 @@ from robust_ext.engine.code_digest import attack_code
 from robust_ext.engine.differences import differences
 from robust_ext.engine.identity import describe
 from robust_ext.engine.inputs import EvaluationInputs
-from robust_ext.engine.progress import phase
 from robust_ext.engine.run import Block, Run, candidates_name
 from robust_ext.engine.store import Floats, Record, Store
 from robust_ext.engine.task import Check, Task, Work
 from robust_ext.evaluations.arms import Arm
+from robust_ext.evaluations.detector_scores import Scores, pack_scores, score_points, scores_name, unpack_scores
 from robust_ext.evaluations.detectors import NamedDetector, has_threshold
 from robust_ext.models.defended import Defended
 
@@ -83,37 +82,40 @@ class ScoredRun(Run):
         self.scores(store)
         return super().finish(store)
 
-    def scores(self, store: Store) -> dict[str, tuple[Floats, float]]:
-        """Scores of each detector, float64 ``(N,)``, and the seconds they took: those that are kept, and new ones."""
-        found = {}
-        for one in self.detectors:
-            name = f"scores-{re.sub(r'[^A-Za-z0-9.]+', '-', one.name)[:40]}-{one.digest[:12]}"
-            # Scores of points that were replaced since are of no use. And where a library that a detector is made of
-            # changed, it behaves differently though its own code is the same.
-            kept, points = store.load(name), store.digest()
-            if (
-                kept is None
-                or str(kept["points"]) != points
-                or differences(json.loads(str(kept["described"])), one.described)
-            ):
-                phase(f"scores by {one.name}")
-                scores, seconds = self._score(one, store)
-                described = np.array(json.dumps(one.described))
-                about = {"seconds": np.float64(seconds), "described": described, "points": np.array(points)}
-                store.save(name, scores=scores, **about)
-            else:
-                scores, seconds = kept["scores"].astype(np.float64), float(kept["seconds"])
-            found[one.name] = scores, seconds
-        return found
+    def scores(self, store: Store) -> Scores:
+        """Scores by each detector of all points, float64 ``(N,)``, and the seconds they took.
 
-    def _score(self, one: NamedDetector, store: Store) -> tuple[Floats, float]:
-        begun, parts = time.perf_counter(), []
-        for rows in self.given.blocks(self.batch_size):
-            # Random detectors draw from the global generators, in each block anew.
-            seed = derive_seed(self.judge_seed, self.given.ids[rows[0]], "arm scores", one.name)
-            with seeded_globals(seed), torch.no_grad():
-                parts.append(one.detector.score(self.points(rows, store)).double().cpu())
-        return torch.cat(parts).numpy(), time.perf_counter() - begun
+        Those that are kept, and new ones.
+        """
+        points = store.digest()
+        found = {one.name: kept for one in self.detectors if (kept := self._kept(one, store, points)) is not None}
+        left = [one for one in self.detectors if one.name not in found]
+        blocks = [self._scored(left, rows, store) for rows in self.given.blocks(self.batch_size)] if left else []
+        for one in left:
+            parts = [block[one.name] for block in blocks]
+            found[one.name] = np.concatenate([scores for scores, _ in parts]), sum(seconds for _, seconds in parts)
+            about = {"described": np.array(json.dumps(one.described)), "points": np.array(points)}
+            scores, seconds = found[one.name]
+            store.save(_file_of(one), scores=scores, seconds=np.float64(seconds), **about)
+        return {one.name: found[one.name] for one in self.detectors}
+
+    def _kept(self, one: NamedDetector, store: Store, points: str) -> tuple[Floats, float] | None:
+        """The scores of all points that were put together before, of these points and by this detector."""
+        kept = store.load(_file_of(one))
+        if kept is None or str(kept["points"]) != points:
+            return None
+        if differences(json.loads(str(kept["described"])), one.described):
+            return None
+        return kept["scores"].astype(np.float64), float(kept["seconds"])
+
+    def _scored(self, detectors: Sequence[NamedDetector], rows: range, store: Store) -> Scores:
+        """The scores of a block: those that came with it, and new ones."""
+        found = unpack_scores(store.load(scores_name(rows[0])), detectors)
+        left = [one for one in detectors if one.name not in found]
+        if left:
+            points, sample = self.points(rows, store), self.given.ids[rows[0]]
+            found |= score_points(left, points, seed=self.judge_seed, sample=sample)
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,7 +194,13 @@ class ArmRun(ScoredRun):
         found = attempt.verified
         distances = [value if np.isfinite(value) else None for value in found.distances.tolist()]
         predicted = found.logits.argmax(1).tolist()
-        return Block.of(rows, given.ids, attempt, found.candidates, distance=distances, predicted=predicted)
+        block = Block.of(rows, given.ids, attempt, found.candidates, distance=distances, predicted=predicted)
+        if not self.detectors:
+            return block
+        # Here, where the attack was: all workers score, and a block that is done is scored too.
+        scores = score_points(self.detectors, found.candidates, seed=self.judge_seed, sample=given.ids[rows[0]])
+        arrays = {**block.arrays, scores_name(rows[0]): pack_scores(self.detectors, scores)}
+        return replace(block, arrays=arrays)
 
 
 def plan_clean(
@@ -284,6 +292,11 @@ def _arm_run(arms: Sequence[Arm], model: ThreatModel, detector: NamedDetector | 
         arms=tuple(arms),
         adaptive_to=detector,
     )
+
+
+def _file_of(one: NamedDetector) -> str:
+    """The name under which scores of all points by a detector are kept."""
+    return f"scores-{re.sub(r'[^A-Za-z0-9.]+', '-', one.name)[:40]}-{one.digest[:12]}"
 
 
 def draw_references(

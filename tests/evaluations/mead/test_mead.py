@@ -16,6 +16,8 @@ from robust_ext.attacks.base import Attack, AttackTraits
 from robust_ext.core.errors import AttackRefusedError, InvalidArgumentError, ModelError, RunFolderError
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
+from robust_ext.evaluations import arm_runs
+from robust_ext.evaluations.detector_scores import score_points
 from tests.evaluations.subjects import Unsure, spread
 
 EPSILON = 0.2
@@ -125,6 +127,50 @@ def test_detectors_and_arms_are_added_without_running_anything_again(subject, tm
     both = run(subject, detectors, [second, first], out=tmp_path)
     assert (first.calls.call_count, second.calls.call_count) == (1, 1)
     assert content(both) == content(run(subject, detectors, [second, first]))
+
+
+@pytest.fixture
+def scored(monkeypatch):
+    """How many points were scored, call by call."""
+    sizes = []
+
+    def counted(detectors, points, **keywords):
+        sizes.append(len(points))
+        return score_points(detectors, points, **keywords)
+
+    monkeypatch.setattr(arm_runs, "score_points", counted)
+    return sizes
+
+
+def test_scores_survive_with_their_blocks(subject, tmp_path, scored):
+    detectors = {"unsure": Unsure, "spread": spread}
+    with pytest.raises(Exception, match="stopped"):
+        run(subject, detectors, [Counting(raises_at=4)], batch_size=10, out=tmp_path)
+    assert scored == [10, 10, 10]
+    result = run(subject, detectors, [Counting()], batch_size=10, out=tmp_path)
+    # The last block, and the four of the clean inputs.
+    assert scored == [10] * 8
+    assert content(result) == content(run(subject, detectors, [Counting()], batch_size=10))
+
+
+class Noisy(Unsure):
+    """One whose scores are random."""
+
+    random = True
+
+    def score_of(self, observed):
+        return super().score_of(observed) + torch.rand(len(observed.inputs))
+
+
+def test_random_scores_are_the_same_whatever_detectors_there_are_and_whenever_they_come(subject, tmp_path):
+    found = []
+    for before in ({}, {"unsure": Unsure}):
+        for out in (None, tmp_path / str(len(before))):
+            if out is not None and before:
+                run(subject, before, [Counting()], batch_size=10, out=out)
+            both = run(subject, {**before, "noisy": Noisy}, [Counting()], batch_size=10, out=out)
+            found.append(both.content["detectors"][-1]["results"][0]["auroc"])
+    assert len(set(found)) == 1
 
 
 def signed_spread(x):
