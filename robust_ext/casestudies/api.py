@@ -20,6 +20,7 @@ from robust_ext.casestudies.content import binarization_entry, make_content, stu
 from robust_ext.casestudies.preparation import CaseData, case_threat_model, load_case_data, trained_defense
 from robust_ext.casestudies.result import CaseStudyResult
 from robust_ext.core.cost import Spent
+from robust_ext.core.devices import check_device
 from robust_ext.core.errors import InconsistentModelError
 from robust_ext.core.random import derive_seed, seeded_globals
 from robust_ext.core.threat import ThreatModel
@@ -55,6 +56,7 @@ def run_case_studies(
     attack_timeout: float | None = None,
     executor: ExecutorLike = None,
     devices: Sequence[str] | None = None,
+    device: str | torch.device | None = None,
     progress: bool = False,
     callbacks: Sequence[Callback] = (),
 ) -> CaseStudyResult:
@@ -74,6 +76,7 @@ def run_case_studies(
         attack_timeout: Seconds an attack may then take for a batch; None for any time.
         executor: What runs the blocks, see docs/clusters.md; this process when left out.
         devices: The devices that its workers use; that of this process when left out.
+        device: Where recipes are judged; the CPU, where defenses are trained, when left out.
         progress: Show a progress bar on stderr.
         callbacks: Told of the result, and of records as they come, see :class:`robust_ext.Callback`.
 
@@ -85,6 +88,7 @@ def run_case_studies(
         check_choice("names", name, tuple(CASE_STUDIES))
     check_integer("samples", samples, minimum=1)
     check_integer("images", images, minimum=100)
+    where = torch.device("cpu") if device is None else check_device(device)
     given = load_case_data(data, root=data_root, samples=samples, images=images, seed=seed)
     folder, begun, studies = None if out is None else Path(out), time.perf_counter(), []
     outcomes, parts = list[Outcome[RecipeRun]](), list[Part]()
@@ -98,6 +102,7 @@ def run_case_studies(
                 one = _Running(
                     study=load_case_study(name),
                     data=given,
+                    device=where,
                     threat_model=models[name],
                     seed=seed,
                     folder=place,
@@ -120,6 +125,7 @@ class _Running:
 
     study: CaseStudy
     data: CaseData
+    device: torch.device
     threat_model: ThreatModel
     seed: int
     folder: Path | None
@@ -139,12 +145,15 @@ class _Running:
         measurement = study.measure(module, data.inputs, data.labels, self.threat_model, seed=self.seed)
         detector = self._detector(module)
         judged = study.judged(module, seed=self.seed)
+        for part in (module, judged, *(() if detector is None else (detector,))):
+            part.to(self.device)
+        inputs, labels = data.inputs.to(self.device), data.labels.to(self.device)
         with torch.no_grad():
-            logits = judged(data.inputs)
+            logits = judged(inputs)
         given = EvaluationInputs(
             module=judged,
-            inputs=data.inputs,
-            labels=data.labels,
+            inputs=inputs,
+            labels=labels,
             logits=logits,
             ids=data.ids,
             threat_model=self.threat_model,

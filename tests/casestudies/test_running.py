@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
 from typing import ClassVar
 
 import pytest
@@ -65,6 +69,11 @@ def quantised(monkeypatch):
     monkeypatch.setattr(api, "load_case_study", lambda name: Quantised())
 
 
+def records(file):
+    """Without checksums: a worker's record differs in none of its values."""
+    return [{**json.loads(line), "checksum": None} for line in file.read_text().splitlines()]
+
+
 def test_weak_recipe_flagged_and_right_one_passed(quantised, tmp_path):
     result = api.run_case_studies(["rounded"], samples=30, images=600, out=tmp_path)
     study = result.studies["rounded"]
@@ -76,12 +85,26 @@ def test_weak_recipe_flagged_and_right_one_passed(quantised, tmp_path):
     kept = json.loads((tmp_path / "result.json").read_text())
     assert report_text(kept) == str(result)
     assert "Rounded inputs" in report_page(kept)
+    # Elsewhere it is the same.
+    (tmp_path / "pooled" / "rounded").mkdir(parents=True)
+    shutil.copy(tmp_path / "rounded" / "weights.safetensors", tmp_path / "pooled" / "rounded")
+    forked = partial(ProcessPoolExecutor, 2, mp_context=get_context("fork"))
+    api.run_case_studies(["rounded"], samples=30, images=600, out=tmp_path / "pooled", executor=forked, device="cpu")
+    here = sorted((tmp_path / "rounded").rglob("records.jsonl"))
+    assert len(here) == 4
+    for file in here:
+        assert records(tmp_path / "pooled" / file.relative_to(tmp_path)) == records(file)
     # Again, nothing is trained or attacked: the same result from what was kept, but for the time it took.
     before = {file: file.read_bytes() for file in tmp_path.rglob("timings.jsonl")}
     again = api.run_case_studies(["rounded"], samples=30, images=600, out=tmp_path)
-    assert len(before) == 4
+    assert len(before) == 8
     assert {file: file.read_bytes() for file in before} == before
     assert again.studies["rounded"]["recipes"]["weak"]["score"] == weak["score"]
+
+
+def test_a_device_that_is_none_is_refused(quantised):
+    with pytest.raises(InvalidArgumentError, match="device: got 'meta'"):
+        api.run_case_studies(["rounded"], samples=4, device="meta")
 
 
 def test_weights_of_other_data_are_not_used(quantised, tmp_path):

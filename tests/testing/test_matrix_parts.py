@@ -1,5 +1,11 @@
 """The matrix sees what goes wrong: attacks made for that are run in it."""
 
+import os
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from functools import partial
+from multiprocessing import get_context
+
 import pytest
 import torch
 
@@ -42,7 +48,11 @@ def broken(model, x, y):
     raise ValueError("not today")
 
 
-FUNCTIONS = {function.__name__: function for function in (pgd, nothing, shuffled, half_way, broken)}
+def deadly(model, x, y):
+    os._exit(3)
+
+
+FUNCTIONS = {function.__name__: function for function in (pgd, nothing, shuffled, half_way, broken, deadly)}
 
 
 class Fake(Adapter):
@@ -136,6 +146,24 @@ def test_refusals_come_before_any_work(run):
     row = run("pgd", traits=ordered(packages=("no_such_package",)))
     assert (row.outcome, row.passes["forward"]) == ("refused", 0)
     assert "no_such_package" in row.reason
+
+
+def test_workers_find_the_same_rows_and_outlive_an_attack_that_does_not(monkeypatch):
+    listings = [AttackListing(name=name, traits=ordered()) for name in ("pgd", "half_way")]
+    monkeypatch.setattr(matrix, "adapters", lambda: {"fake": Fake(*listings)})
+    # Processes that are forked have the stand-in for a library too.
+    forked, seen = partial(ProcessPoolExecutor, 2, mp_context=get_context("fork")), []
+    pooled = conformance(executor=forked, progress=lambda row, total: seen.append((row, total)))
+    assert [replace(row, seconds=0.0) for row in pooled] == [replace(row, seconds=0.0) for row in conformance()]
+    assert seen[0] == (None, 4)
+    assert {id(row) for row, _ in seen[1:]} == set(map(id, pooled))
+    listings.insert(1, AttackListing(name="deadly", traits=ordered()))
+    found = conformance(executor=forked)
+    assert [row.outcome for row in found] == ["ran", "ran", "failed", "failed", "ran", "ran"]
+    assert all("it ended its process (BrokenProcessPool" in row.reason for row in found[2:4])
+    assert [replace(row, seconds=0.0) for row in (*found[:2], *found[4:])] == [
+        replace(row, seconds=0.0) for row in pooled
+    ]
 
 
 def test_the_whole_matrix_shows_progress_and_prints(monkeypatch):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -18,6 +19,7 @@ from robust_ext.core.random import stream
 from robust_ext.core.target import Counted, PassCounter, Target
 from robust_ext.core.threat import NORMS
 from robust_ext.core.validation import check_choice
+from robust_ext.engine.pool.pool import ExecutorLike, Job, Pool
 from robust_ext.engine.verify import verify
 from robust_ext.registry.base import AttackListing, adapters
 from robust_ext.testing.conformance.monitor import BatchMonitor
@@ -65,14 +67,20 @@ class Row:
 
 
 def conformance(
-    libraries: Sequence[str] | None = None, *, seed: int = 0, progress: Callable[[Row | None, int], None] | None = None
+    libraries: Sequence[str] | None = None,
+    *,
+    seed: int = 0,
+    executor: ExecutorLike = None,
+    progress: Callable[[Row | None, int], None] | None = None,
 ) -> list[Row]:
     """Run every attack of the installed libraries on both targets.
 
     Args:
         libraries: Names of adapters; all that are installed when left out.
         seed: Of every draw.
-        progress: Called with each row and the number of rows in all; first with None.
+        executor: What runs the attacks, see docs/clusters.md; this process when left out. An attack that ends its
+            process is then a row that failed.
+        progress: Called with each row, as it comes, and the number of rows in all; first with None.
 
     Raises:
         InvalidArgumentError: No adapter of that name.
@@ -88,16 +96,51 @@ def conformance(
             if libraries is not None:
                 raise
             logger.info("%s", error)
-    total = len(listings) * len(TARGETS)
-    rows: list[Row] = []
+    calls = [_Call(library, listing, target, seed) for library, listing in listings for target in TARGETS]
+    rows: dict[int, Row] = {}
     if progress is not None:
-        progress(None, total)
-    for library, listing in listings:
-        for target in TARGETS:
-            rows.append(conformance_row(library, listing, target, seed=seed))
-            if progress is not None:
-                progress(rows[-1], total)
-    return rows
+        progress(None, len(calls))
+    done = enumerate(map(_Call.row, calls)) if executor is None else _pooled(calls, executor)
+    for place, row in done:
+        rows[place] = row
+        if progress is not None:
+            progress(row, len(calls))
+    return [rows[place] for place in range(len(calls))]
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One row to be found."""
+
+    library: str
+    listing: AttackListing
+    target: str
+    seed: int
+
+    def row(self) -> Row:
+        """What becomes of it in this process."""
+        return conformance_row(self.library, self.listing, self.target, seed=self.seed)
+
+
+def _on_worker(call: _Call) -> dict[str, Any]:
+    return call.row().to_dict()
+
+
+def _pooled(calls: Sequence[_Call], executor: ExecutorLike) -> Iterator[tuple[int, Row]]:
+    """Rows as workers find them, with their places."""
+    waiting = deque(Job(function=_on_worker, call=call, parts={}, place=place) for place, call in enumerate(calls))
+    pool = Pool(executor)
+    try:
+        while waiting or pool.busy:
+            while waiting and pool.room > 0:
+                pool.submit(waiting.popleft())
+            for job in pool.wait(None):
+                call: _Call = job.call
+                common: dict[str, Any] = {"library": call.library, "attack": call.listing.name, "target": call.target}
+                lost = f"it ended its process ({job.lost})"
+                yield job.place, Row(**job.reply) if job.reply else Row(**common, outcome="failed", reason=lost)
+    finally:
+        pool.close()
 
 
 def conformance_row(library: str, listing: AttackListing, target: str, *, seed: int = 0) -> Row:
