@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import typer
 
 from robust_ext.casestudies import CASE_STUDIES, run_case_studies
 from robust_ext.cli.loading import written
 from robust_ext.cli.options import command
-from robust_ext.core.settings import LARGEST_SEED, Settings, setting, settings_class
-from robust_ext.engine.isolation import CAN_ISOLATE
+from robust_ext.cli.workers import WorkerOptions
+from robust_ext.core.settings import LARGEST_SEED, setting, settings_class
 
 
 @settings_class
-class CaseStudyOptions(Settings):
+class CaseStudyOptions(WorkerOptions):
     """Options of this command."""
 
     names: tuple[str, ...] = setting(
@@ -26,16 +24,7 @@ class CaseStudyOptions(Settings):
     data_root: str | None = setting(default=None, help="Folder with the data's files.", panel="data")
     samples: int = setting(default=64, help="Test images that recipes are judged on.", minimum=1, panel="data")
     images: int = setting(default=5000, help="Training images at most.", minimum=100, panel="data")
-    out: Path | None = setting(
-        default=None, help="Run folder with trained weights; a killed run goes on there.", panel="run"
-    )
     seed: int = setting(default=0, help="Of every draw.", minimum=0, maximum=LARGEST_SEED, panel="run")
-    in_process: bool = setting(
-        default=False,
-        help="Run attacks in this process instead of each in its own.",
-        cli="--in-process",
-        panel="run",
-    )
     progress: bool = setting(default=True, help="Show a progress bar.", panel="run")
 
 
@@ -50,8 +39,9 @@ def casestudies(own: CaseStudyOptions) -> None:
         images=own.images,
         seed=own.seed,
         out=own.out,
-        isolate=CAN_ISOLATE and not own.in_process,
         progress=own.progress,
+        **own.isolation,
+        **own.workers,
     )
     typer.echo(str(result))
     if own.out is not None:

@@ -9,9 +9,6 @@ from typing import Annotated
 
 import typer
 
-HIDDEN = "hidden"
-"""The panel of options that no help shows."""
-
 _RARER = {
     "planting": "Planting",
     "readout": "Readout",
@@ -20,7 +17,7 @@ _RARER = {
     "detection": "Detector, in detail",
     "cost": "Cost",
 }
-PANELS = ("model", "data", "attack", "detector", "test", "run", *_RARER, HIDDEN)
+PANELS = ("model", "data", "attack", "detector", "test", "run", "workers", *_RARER)
 """Panels in the order in which they are shown; those from ``planting`` on by ``--help-all`` alone."""
 
 _SENTENCE = re.compile(r"(?<=[\w)\"])\. (?=[A-Z0-9\"])")
@@ -28,7 +25,7 @@ _SENTENCE = re.compile(r"(?<=[\w)\"])\. (?=[A-Z0-9\"])")
 
 def is_rare(panel: str) -> bool:
     """Whether ``--help`` leaves a panel out."""
-    return panel in _RARER or panel == HIDDEN
+    return panel in _RARER
 
 
 def panel_title(panel: str) -> str:

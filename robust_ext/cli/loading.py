@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,24 +12,21 @@ from typing import Any
 import typer
 from torch import Tensor
 
-from robust_ext.cli.help import HIDDEN
 from robust_ext.cli.models import LoadedModel, load_model
 from robust_ext.cli.options import number
-from robust_ext.cli.study import current_command
+from robust_ext.cli.workers import WorkerOptions
 from robust_ext.core.devices import check_device
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.printable import printable
-from robust_ext.core.settings import Settings, setting, settings_class
+from robust_ext.core.settings import setting, settings_class
 from robust_ext.core.threat import NORMS, ThreatModel
 from robust_ext.datasets import Dataset, load_dataset
 from robust_ext.engine import repair
 from robust_ext.engine.context import RunContext, run_context
-from robust_ext.engine.isolation import CAN_ISOLATE
-from robust_ext.engine.shards import end_with_parent
 
 
 @settings_class
-class RunOptions(Settings):
+class RunOptions(WorkerOptions):
     """Options of every evaluation."""
 
     model: str = setting(
@@ -65,23 +61,9 @@ class RunOptions(Settings):
         choices=("random", "first"),
         panel="data",
     )
-    out: Path | None = setting(
-        default=None, help="Run folder; a killed run goes on there. result.json, report.html.", panel="run"
-    )
     device: str = setting(default="cpu", help="As torch names it: cpu, cuda, cuda:1.", panel="run")
     progress: bool = setting(default=True, help="Show a progress bar.", panel="run")
-    in_process: bool = setting(
-        default=False,
-        help="Run attacks in this process, which they can then change, instead of each in its own.",
-        cli="--in-process",
-        panel="run",
-    )
-    attack_timeout: float | None = setting(
-        default=None, help="Seconds an attack may take for a batch; any time when left out.", above=0, panel="run"
-    )
-    jobs: int = setting(default=1, help="Processes; needs --out.", minimum=1, maximum=256, panel="run")
     repair: bool = setting(default=False, help="Do again what is damaged in --out.", panel="run")
-    shard: str = setting(default="0/1", help="Number of this process, and of how many.", panel=HIDDEN)
 
     @property
     def limits(self) -> tuple[float, float]:
@@ -132,28 +114,14 @@ class RunOptions(Settings):
         return None if size == dataset.images.shape[2:] else size
 
     def begin(self) -> None:
-        """Check that processes have a folder to share; one of several ends with the process that started it."""
-        if self.jobs > 1 and self.out is None:
-            raise InvalidArgumentError("--jobs", self.jobs, "a run folder (--out) when there is more than one")
-        if self.jobs > self.samples:
-            raise InvalidArgumentError("--jobs", self.jobs, f"at most one process a sample, {self.samples}")
+        """Check that there is something to repair, and show what is done about it."""
         if self.repair:
             if self.out is None:
                 raise InvalidArgumentError("--repair", "no run folder", "the one to repair (--out)")
             logging.getLogger(repair.__name__).addHandler(logging.StreamHandler())
-        if self.part[1] > 1:
-            end_with_parent()
-
-    @property
-    def part(self) -> tuple[int, int]:
-        """Number of this process, and of how many."""
-        found = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", self.shard)
-        if found is None or int(found[1]) >= int(found[2]):
-            raise InvalidArgumentError("--shard", repr(self.shard), "K/N with K from 0 to N - 1")
-        return int(found[1]), int(found[2])
 
     def context(self, samples: Samples, **more: str | None) -> AbstractContextManager[None]:
-        """The surroundings of the run: where things came from, in words, and the processes that share it."""
+        """The surroundings of the run: where things came from, in words."""
         origin = {
             "model": self.model
             + ("" if self.weights is None else f", weights {self.weights}")
@@ -163,24 +131,15 @@ class RunOptions(Settings):
             **more,
         }
         known = {name: text for name, text in origin.items() if text is not None}
-        return run_context(
-            RunContext(origin=known, command=current_command(), jobs=self.jobs, shard=self.part, repair=self.repair)
-        )
+        return run_context(RunContext(origin=known, repair=self.repair))
 
     @property
     def keywords(self) -> dict[str, Any]:
         """What the evaluations' functions take of these."""
-        return {"out": self.out, "progress": self.progress, **self.isolation}
-
-    @property
-    def isolation(self) -> dict[str, Any]:
-        """Where attacks run, see :func:`robust_ext.engine.isolation.attack_worker`."""
-        return {"isolate": CAN_ISOLATE and not self.in_process, "attack_timeout": self.attack_timeout}
+        return {"out": self.out, "progress": self.progress, **self.isolation, **self.workers}
 
     def show(self, result: object) -> None:
-        """Write a result to the terminal, unless another process does."""
-        if self.part[1] > 1:
-            return
+        """Write a result to the terminal."""
         typer.echo(str(result))
         if self.out is not None:
             typer.echo(written(self.out))

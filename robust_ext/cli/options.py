@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from robust_ext.cli.completion import completer
-from robust_ext.cli.help import HIDDEN, PANELS, first_sentence, help_all, is_rare, panel_title, terminal_words
+from robust_ext.cli.help import PANELS, first_sentence, help_all, is_rare, panel_title, terminal_words
 from robust_ext.cli.study import printed_back
 from robust_ext.core.errors import InvalidArgumentError, RobustExtError
 from robust_ext.core.settings import SettingInfo, Settings, check_setting, declared, default_of, setting_types
@@ -35,7 +35,7 @@ def command(evaluation: type[Settings] | None = None, **defaults: Any) -> Callab
         classes = [*groups.values(), *([] if evaluation is None else [evaluation])]
         found = [one for cls in classes for one in _parameters(cls, defaults)]
         found.sort(key=lambda one: PANELS.index(one[0]))
-        words = {parameter.name: text for panel, parameter, text in found if panel != HIDDEN}
+        words = {parameter.name: text for _, parameter, text in found}
         own = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
         more = help_all(words, {panel for panel, _, _ in found})
         parameters = [own, *(parameter for _, parameter, _ in found), *more]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,9 +24,7 @@ from robust_ext.core.toml import read_toml, table_text
 FILE = "study.toml"
 """What the study in a run folder is called."""
 
-_ACTIONS = ("repair", "shard")
 _FORM = "write one table, as in [robust-accuracy] with keys such as model, data, attack and eps"
-_CURRENT: ContextVar[tuple[str, ...]] = ContextVar("robust_ext_command", default=())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,32 +88,21 @@ def study_arguments(study: Study, params: Sequence[Any]) -> list[str]:
     return [*named, "--", *plain] if plain else named
 
 
-def current_command() -> list[str]:
-    """The command that runs, as arguments that repeat it in one process without ``--jobs`` and ``--repair``."""
-    return list(_CURRENT.get())
-
-
 @contextmanager
 def printed_back(context: typer.Context) -> Iterator[None]:
     """Print the study that repeats a command when it has a result: into its run folder, or else to stderr."""
-    options = _given(context)
-    study = Study(command=str(context.info_name), options=options)
-    alone = Study(command=study.command, options={key: one for key, one in options.items() if key != "jobs"})
-    token = _CURRENT.set((study.command, *study_arguments(alone, context.command.params)))
+    study = Study(command=str(context.info_name), options=_given(context))
     try:
         yield
     except typer.Exit:
         # A result of which the exit status states what it found.
         _print_back(study, context.params)
         raise
-    else:
-        _print_back(study, context.params)
-    finally:
-        _CURRENT.reset(token)
+    _print_back(study, context.params)
 
 
 def _print_back(study: Study, values: Mapping[str, Any]) -> None:
-    if "out" not in values or values.get("shard", "0/1") != "0/1":
+    if "out" not in values:
         return
     if values["out"] is None:
         typer.echo(f"\n# As a study, for robust-ext run FILE.toml\n{study.text}", err=True)
@@ -133,7 +119,7 @@ def _given(context: typer.Context) -> dict[str, Any]:
     for key, parameter in _by_key(context.command.params).items():
         name = parameter.name
         source = context.get_parameter_source(name)
-        if name in context.params and name not in _ACTIONS and source is not None and source.name != "DEFAULT":
+        if name in context.params and name != "repair" and source is not None and source.name != "DEFAULT":
             value = context.params[name]
             if isinstance(value, (list, tuple)):
                 value = [str(one) for one in value]
@@ -146,7 +132,7 @@ def _by_key(params: Sequence[Any]) -> dict[str, Any]:
     return {
         parameter.opts[0].lstrip("-").replace("_", "-"): parameter
         for parameter in params
-        if parameter.name not in ("help", "help_all", "shard")
+        if parameter.name not in ("help", "help_all")
     }
 
 

@@ -56,7 +56,6 @@ def test_binarization(tmp_path):
         (["--norm", "l7"], "norm: got 'l7'"),
         (["--bounds", "1"], "--bounds"),
         (["--samples", "9999"], "500"),
-        (["--jobs", "2"], "--out"),
         (["--device", "tpu9"], "--device"),
         (["--batch-size", "big"], "--batch-size"),
         (["--data", "nowhere.npz"], "nowhere.npz"),
@@ -244,7 +243,6 @@ def test_jobs_change_nothing(tmp_path, unsure, name):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--jobs", "2"], "--out"),
         (["--arm", "nonsense"], "NORM:EPSILON=ATTACK"),
         (["--suite", "paper"], "suite"),
         (["--train-samples", "5000"], "at most"),

@@ -22,6 +22,7 @@ CASES = {
     "mead --suite paper": ["paper-cifar10", "paper-mnist"],
     "mead --detector ns": ["nss"],
     "test-time --defense bit": ["bit-depth"],
+    "binarization --executor d": ["dask"],
 }
 
 

@@ -20,6 +20,9 @@ from robust_ext.core.settings import declared, setting_types
 from robust_ext.core.threat import ThreatModel
 from robust_ext.demo.network import digits_network
 from robust_ext.engine.context import current_context
+from robust_ext.engine.executors import workers_of
+from robust_ext.engine.executors.local import cores
+from robust_ext.engine.isolation import CAN_ISOLATE
 from robust_ext.evaluations.adaptive import AdaptiveSettings
 from robust_ext.evaluations.binarization import BinarizationSettings
 from robust_ext.evaluations.diagnosis.settings import DiagnosisSettings
@@ -39,7 +42,7 @@ OWN = {("binarization", "sequential"): True}
 RUN = (
     *("model", "weights", "mean", "std", "bounds"),
     *("data", "data_root", "data_split", "input_size", "samples", "order"),
-    *("out", "device", "progress", "in_process", "attack_timeout", "jobs", "repair", "shard"),
+    *("out", "device", "progress", "in_process", "attack_timeout", "executor", "jobs", "devices", "repair"),
 )
 TRAINING = ("train_data", "train_samples", "adversarial_samples", "calibration_samples", "preset")
 ADAPTING = ("bpda", "eot")
@@ -155,11 +158,10 @@ def test_every_option_is_in_a_test_here(command):
     settings = [name for name, info in declared(COMMANDS[command][2]).items() if info.names.get("cli", "") is not None]
     parameters = [one for one in GROUP.commands[command].params if one.name != "help_all"]
     assert sorted(one.name for one in parameters) == sorted({*settings, *RUN, *OTHERS[command]})
-    shown = {option for parameter in parameters for option in parameter.opts} - {"--shard"}
+    shown = {option for parameter in parameters for option in parameter.opts}
     rarer = any(one.name == "help_all" for one in GROUP.commands[command].params)
     short, full = (help_of(command, "--help"), help_of(command, "--help-all" if rarer else "--help"))
     assert all(f" {option} " in full for option in shown)
-    assert "--shard" not in full
     assert all(f" {option} " in short for option in shown) is not rarer
     panels = [title for title in re.findall("─ ([A-Z][a-z ,]+) ─", full) if title != "Options"]
     assert panels == [title for title in map(panel_title, PANELS) if title in panels]
@@ -318,22 +320,26 @@ def test_options_that_adapt_every_attack(invoke, monkeypatch):
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_jobs_repeat_the_command(command, invoke, files, monkeypatch):
-    ended = []
-    monkeypatch.setattr("robust_ext.cli.loading.end_with_parent", lambda: ended.append(True))
-    arguments = ["--out", str(files / "run"), "--samples", "4"]
-    call = invoke(command, *arguments, "--jobs", "2", "--repair")
-    assert (call.context.jobs, call.context.shard, call.context.repair) == (2, (0, 1), True)
-    repeated = call.context.command
-    assert repeated[0] == command
-    assert {"--model=digits", "--data=digits", f"--out={files / 'run'}"} <= set(repeated)
-    assert not any("jobs" in one or "repair" in one or "shard" in one for one in repeated)
-    assert not ended
-    call = invoke(command, *arguments, "--shard", "1/2")
-    assert (call.context.shard, call.context.repair) == ((1, 2), False)
+def test_workers(command, invoke, files):
+    """Where nothing is stated, there are none: the work is done in this process."""
+    call = invoke(command, "--attack-timeout", "9", "--repair", "--out", str(files / "run"))
+    assert (call.executor, call.devices, call.context.repair) == (None, None, True)
+    assert (call.isolate, call.attack_timeout) == (CAN_ISOLATE, 9.0)
+    call = invoke(command, "--jobs", "1", "--in-process")
+    assert (call.executor, call.isolate) == (None, False)
+    for words, workers, devices in (
+        (["--jobs", "2"], 2, None),
+        (["--executor", "local"], cores(), None),
+        (["--executor", "local:3"], 3, None),
+        (["--executor", "local", "--jobs", "4"], 4, None),
+        (["--devices", "cpu, cpu"], 2, ["cpu", "cpu"]),
+    ):
+        call = invoke(command, *words)
+        assert (workers_of(call.executor()), call.devices) == (workers, devices)
     with pytest.raises(InvalidArgumentError, match="--repair: got no run folder"):
         invoke(command, "--repair")
-    assert (call.output, ended) == ("", [True])
+    with pytest.raises(InvalidArgumentError, match="executor: got cluster, expected local, local:N, dask"):
+        invoke(command, "--executor", "cluster")
 
 
 def test_demo_and_attacks(monkeypatch, tmp_path):
@@ -352,7 +358,3 @@ def test_demo_and_attacks(monkeypatch, tmp_path):
 def test_numbers():
     assert number("--eps", "8/255") == 8 / 255
     assert RunOptions(model="m", data="d", bounds="-1,1").limits == (-1.0, 1.0)
-    assert RunOptions(model="m", data="d", shard="1/2").part == (1, 2)
-    for text in ("2/2", "a/2", "1", "-1/2"):
-        with pytest.raises(InvalidArgumentError, match=r"--shard: got .* expected K/N"):
-            _ = RunOptions(model="m", data="d", shard=text).part

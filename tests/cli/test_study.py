@@ -20,7 +20,7 @@ SMALL = {"model": "digits", "data": "digits", "samples": 3, "eps": 0.1, "progres
 
 
 def keys(command):
-    return {one.opts[0].lstrip("-"): one for one in COMMANDS[command].params if one.name not in ("help_all", "shard")}
+    return {one.opts[0].lstrip("-"): one for one in COMMANDS[command].params if one.name != "help_all"}
 
 
 def other(parameter):
@@ -49,7 +49,7 @@ def test_all_options_go_into_a_study_and_back(command, tmp_path):
     found = [other(parameter) for parameter in keys(command).values()]
     found.sort(key=lambda words: words[0] == "--")
     given = parsed(command, [word for words in found for word in words])
-    given.params.update({"out": tmp_path, "shard": "0/1"})
+    given.params["out"] = tmp_path
     with printed_back(given):
         pass
     again = read_study(tmp_path / "study.toml", COMMANDS)
@@ -58,7 +58,7 @@ def test_all_options_go_into_a_study_and_back(command, tmp_path):
     assert set(again.options) == set(keys(command)) - {"repair"} | ({"out"} & set(keys(command)))
     expected = {**texts(given), **({"repair": False} if "repair" in given.params else {})}
     back = texts(parsed(command, study_arguments(again, COMMANDS[command].params)))
-    assert {**expected, "out": 0, "shard": 0} == {**back, "out": 0, "shard": 0}
+    assert {**expected, "out": 0} == {**back, "out": 0}
     assert (tmp_path / "study.toml").read_text().replace("\n", "").isprintable()
 
 

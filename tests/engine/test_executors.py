@@ -2,6 +2,7 @@
 
 import math
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -13,10 +14,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from robust_ext.core.errors import InvalidArgumentError, MissingDependencyError
+import robust_ext
+from robust_ext.core.errors import InvalidArgumentError, MissingDependencyError, RobustExtError
 from robust_ext.engine.executors import WorkerLostError, make_executor, workers_of
 from robust_ext.engine.executors.local import cores
 from robust_ext.engine.executors.slurm import SlurmExecutor
+from tests.evaluations.small import INPUTS, LABELS, LINF, NETWORK, essence, sign_step
 
 PACKAGES = {"dask": "distributed", "ray": "ray", "slurm": "submitit"}
 
@@ -45,47 +48,78 @@ def factory(name, folder):
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["local", "dask", "ray", "slurm"])
-def test_an_executor(name, tmp_path):
-    executor = factory(name, tmp_path)()
+def test_an_executor(name, tmp_path, monkeypatch):
+    # Workers import this file.
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    make = factory(name, tmp_path)
+    executor = make()
     assert isinstance(executor, Executor)
     assert workers_of(executor) == 2
-    # Results, in any order; a call is no other one with the same arguments.
-    asked = {executor.submit(pow, n, exp=2): n for n in range(20)}
-    assert {asked[one]: one.result() for one in as_completed(asked)} == {n: n * n for n in range(20)}
-    assert executor.submit(time.perf_counter_ns).result() != executor.submit(time.perf_counter_ns).result()
-    # An exception of the call, with its own type and text.
-    with pytest.raises(ValueError, match=r"math domain error|nonnegative"):
-        executor.submit(math.sqrt, -1).result()
-    # Other processes, of one thread each.
-    sleeping = [executor.submit(time.sleep, 0.2) for _ in range(2)]
-    pids = {one.result() for one in [executor.submit(os.getpid) for _ in range(20)]}
-    assert os.getpid() not in pids
-    assert executor.submit(os.getenv, "OMP_NUM_THREADS").result() == "1"
-    wait(sleeping)
-    # A call that was cancelled; one that waits behind others runs no more.
-    others = [executor.submit(time.sleep, 0.5) for _ in range(2)]
-    cancelled = executor.submit(open, tmp_path / "written", "w")
-    for _ in range(4):
-        others.append(executor.submit(time.sleep, 0))
-    if cancelled.cancel():
-        with pytest.raises(CancelledError):
-            cancelled.result()
-    wait(others)
-    # A worker that dies.
+    check_calls(executor, tmp_path)
     with pytest.raises(BrokenExecutor if name == "local" else WorkerLostError):
         executor.submit(os._exit, 1).result()
     if name == "local":
         executor.shutdown()
+        check_records(make, tmp_path)
         return
     assert executor.submit(pow, 2, 3).result(timeout=60) == 8
-    # At an end that does not wait, calls that run end too.
+    check_records(executor, tmp_path)
+    check_end(executor)
+
+
+def check_calls(executor, folder):
+    """Results in any order, errors, other processes, calls that are cancelled."""
+    asked = {executor.submit(pow, n, exp=2): n for n in range(20)}
+    assert {asked[one]: one.result() for one in as_completed(asked)} == {n: n * n for n in range(20)}
+    # A call is no other one with the same arguments.
+    assert executor.submit(time.perf_counter_ns).result() != executor.submit(time.perf_counter_ns).result()
+    with pytest.raises(ValueError, match=r"math domain error|nonnegative"):
+        executor.submit(math.sqrt, -1).result()
+    assert executor.submit(os.getpid).result() != os.getpid()
+    assert executor.submit(os.getenv, "OMP_NUM_THREADS").result() == "1"
+    # One that waits behind others is cancelled, and runs no more.
+    others = [executor.submit(time.sleep, 0.5) for _ in range(6)]
+    cancelled = executor.submit(open, folder / "written", "w")
+    assert cancelled.cancel()
+    with pytest.raises(CancelledError):
+        cancelled.result()
+    wait(others)
+    executor.submit(time.sleep, 0).result()
+    assert not (folder / "written").exists()
+
+
+def check_records(executor, folder):
+    """Two evaluations give the records of a run in this process, also where a worker is killed once in the midst."""
+    marker = folder / "killed"
+
+    def kills(model, x, y, threat_model):
+        if not marker.exists():
+            marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return sign_step(model, x, y, threat_model)
+
+    attacks = {"kills": robust_ext.as_attack(kills, name="kills"), "APGD": "robust_ext:APGD(steps=3)"}
+    given = {"executor": executor, "out": folder / "run"}
+    there = [essence(robust_ext.robust_accuracy(NETWORK, attacks, INPUTS, LABELS, LINF, batch_size=2, **given))]
+    assert marker.exists()
+    planted = {"inner_points": 30, "random_inner": 10, "random_corners": 10, "batch_size": 4}
+    there.append(essence(robust_ext.binarization_test(NETWORK, attacks, INPUTS, LINF, executor=executor, **planted)))
+    here = [
+        essence(robust_ext.robust_accuracy(NETWORK, attacks, INPUTS, LABELS, LINF, batch_size=2)),
+        essence(robust_ext.binarization_test(NETWORK, attacks, INPUTS, LINF, **planted)),
+    ]
+    assert there == here
+
+
+def check_end(executor):
+    """Where the end does not wait, calls that run end too, and so do the workers."""
     pid = executor.submit(os.getpid).result()
     running = [executor.submit(time.sleep, 600) for _ in range(3)]
     begun = time.perf_counter()
     executor.shutdown(wait=False, cancel_futures=True)
     assert time.perf_counter() - begun < 30
     for one in running:
-        with pytest.raises((CancelledError, BrokenExecutor)):
+        with pytest.raises(CancelledError):
             one.result(timeout=30)
     assert gone(pid)
     with pytest.raises(RuntimeError, match="after shutdown"):
@@ -149,6 +183,7 @@ REFUSED = {
     "local:two": ({}, "local:N with a number of workers from 1"),
     "local:2": ({"workers": 3}, "as 3 workers .--jobs. are stated besides"),
     "local": ({"workers": 0}, "workers: got 0"),
+    "local:3": ({"devices": ["cpu", "cpu"]}, "workers: got 3, expected one a device .2.; name a device several times"),
     "dask:tcp://127.0.0.1:1": ({"devices": ["cuda:1"]}, "devices: got cuda:1, expected devices without numbers"),
     "slurm": ({}, "a folder that all nodes share"),
 }
@@ -177,3 +212,52 @@ def test_a_machine_without_slurm(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", "")
     with pytest.raises(InvalidArgumentError, match="a machine with Slurm's commands"):
         make_executor("slurm", folder=tmp_path / "jobs")()
+
+
+@pytest.mark.skipif(find_spec("submitit") is None, reason="submitit is not installed")
+def test_what_slurm_is_asked_for(tmp_path, monkeypatch):
+    """One array of jobs, in a folder that nobody else reads; all are cancelled at the end."""
+    commands = {"sbatch": f'cat "$1" > {tmp_path}/asked; echo Submitted batch job 7', "srun": "", "sacct": ""}
+    commands["scancel"] = f"echo $1 >> {tmp_path}/cancelled"
+    for name, words in commands.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{words}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    folder = tmp_path / "run" / "slurm"
+    executor = make_executor("slurm:fast", workers=3, devices=["cuda"], folder=folder)()
+    assert workers_of(executor) == 3
+    call = executor.submit(pow, 2, 3)
+    executor.shutdown(wait=False)
+    assert call.cancelled()
+    asked = [line.removeprefix("#SBATCH --") for line in (tmp_path / "asked").read_text().splitlines()]
+    assert {"partition=fast", "gpus-per-node=1", "cpus-per-task=1", "time=1440", "job-name=robust-ext"} <= set(asked)
+    assert any(line.startswith("array=0-2") for line in asked)
+    assert sorted((tmp_path / "cancelled").read_text().split()) == ["7_0", "7_1", "7_2"]
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.skipif(find_spec("submitit") is None, reason="submitit is not installed")
+@pytest.mark.exhaustive
+def test_jobs_that_never_begin_to_work(tmp_path, monkeypatch):
+    """Calls are not left waiting: they raise what a job wrote."""
+    monkeypatch.setattr("robust_ext.engine.executors.slurm._serve", eval)
+    words = r"slurm: jobs end before they begin to work \(TypeError: globals must be .*\); see their files in .*jobs"
+    with LocalSlurm(tmp_path / "jobs") as executor, pytest.raises(RobustExtError, match=words):
+        executor.submit(pow, 2, 3).result(timeout=100)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    ("workers", "threads", "devices", "words"),
+    [
+        (1, 2, [], "workers of one thread each .dask worker --nthreads 1 .*; inproc.* has 2"),
+        (0, 1, [], "a scheduler with workers; start some"),
+        (1, 1, ["cuda"], 'workers with the resource GPU .*--resources "GPU=1"'),
+    ],
+)
+def test_dask_clusters_that_are_refused(workers, threads, devices, words, monkeypatch):
+    distributed = pytest.importorskip("distributed")
+    monkeypatch.setattr("robust_ext.engine.executors.dask._PATIENCE", 2)
+    there = {"n_workers": workers, "threads_per_worker": threads, "processes": False, "dashboard_address": None}
+    with distributed.LocalCluster(**there) as cluster, pytest.raises(InvalidArgumentError, match=words):
+        make_executor(f"dask:{cluster.scheduler_address}", devices=devices)()

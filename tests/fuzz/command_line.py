@@ -162,7 +162,8 @@ def texts(rng):
             "data_split",
             "order",
             "device",
-            "shard",
+            "executor",
+            "devices",
         ),
         "binarization": (
             "model",
@@ -178,7 +179,7 @@ def texts(rng):
         "mead": ("suite", "arm", "preset", "combine", "train_data", "naturals", "detector", "data"),
         "test-time": ("defense", "defense_weights", "surrogate", "norm", "model"),
     }
-    legal = {("shard", "0/1"), ("shard", "8/255"), ("data_root", "../.."), ("data_root", "~"), ("data_root", " ")}
+    legal = {("data_root", "../.."), ("data_root", "~"), ("data_root", " ")}
     while True:
         command = rng.choice(list(COMMANDS))
         name, word = rng.choice(names[command]), rng.choice([*WORDS, _garbled(rng, "digits"), _garbled(rng, _APGD)])
@@ -257,12 +258,16 @@ def shapes_of_commands(rng):
                 category="commands", arguments=(*line(command, category="").arguments, rng.choice(["x", "1", "-"]))
             )
         else:
-            changes = rng.choice(_CONFLICTS.get(command, [{"jobs": "2"}]))
+            changes = rng.choice(_CONFLICTS.get(command, [{"jobs": "2", "executor": "local:3"}]))
             yield line(command, category="commands", **changes)
 
 
 _CONFLICTS = {
-    "binarization": [{"exposure": "reject"}, {"random_inner": "0", "random_corners": "0"}, {"jobs": "3", "out": "new"}],
+    "binarization": [
+        {"exposure": "reject"},
+        {"random_inner": "0", "random_corners": "0"},
+        {"jobs": "3", "executor": "local:4"},
+    ],
     "robust-accuracy": [
         {"attack": "robust_ext:OrthogonalPGD()"},
         {"attack": "robust_ext:RayS()", "norm": "l2"},

@@ -92,18 +92,23 @@ def workers_of(executor: Executor) -> int:
 
 
 def _local_workers(text: str, place: str, workers: int | None, devices: Sequence[str]) -> int:
-    if not place:
-        return workers or len(devices) or cores()
-    if not (place.isascii() and place.isdigit()) or not 1 <= int(place) <= _MOST:
+    if place and (not (place.isascii() and place.isdigit()) or not 1 <= int(place) <= _MOST):
         raise InvalidArgumentError("executor", text, "local:N with a number of workers from 1")
-    if workers not in (None, int(place)):
+    if place and workers not in (None, int(place)):
         raise InvalidArgumentError("executor", text, f"local, as {workers} workers (--jobs) are stated besides")
-    return int(place)
+    count = int(place) if place else workers or len(devices) or cores()
+    if len(devices) > 1 and count != len(devices):
+        expected = f"one a device ({len(devices)}); name a device several times for several workers on it"
+        raise InvalidArgumentError("workers", count, expected)
+    return count
 
 
 def _wants_gpus(text: str, devices: Sequence[str]) -> bool:
-    # They need not be of this machine.
-    found = [torch.device(device) for device in devices]
+    try:
+        # They need not be of this machine.
+        found = [torch.device(device) for device in devices]
+    except RuntimeError as error:
+        raise InvalidArgumentError("devices", ",".join(devices), f"devices as torch names them ({error})") from error
     if any(device.index is not None for device in found):
         expected = 'devices without numbers ("cuda"), as a cluster deals them out to its workers'
         raise InvalidArgumentError("devices", ",".join(devices), f"{expected} (executor {text})")

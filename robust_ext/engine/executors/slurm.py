@@ -62,6 +62,7 @@ class SlurmExecutor(ClusterExecutor):
         super().__init__()
         submitit = imported("submitit", extra="slurm")
         self._text = "slurm" if partition is None else f"slurm:{partition}"
+        self._folder = folder
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.chmod(0o700)
         try:
@@ -157,8 +158,9 @@ class SlurmExecutor(ClusterExecutor):
                 self._fruitless += 1
                 try:
                     if self._fruitless > self._workers:
-                        wrote = (job.stderr() or "nothing").strip()[-1000:]
-                        raise RobustExtError(f"{self._text}: jobs end before they begin to work; one wrote: {wrote}")
+                        wrote = ["nothing", *str(job.stderr() or "").strip().splitlines()][-1]
+                        files = f"see their files in {self._folder}"
+                        raise RobustExtError(f"{self._text}: jobs end before they begin to work ({wrote}); {files}")
                     self._jobs += self._submitted(1)
                 except RobustExtError as error:
                     self._failure = error

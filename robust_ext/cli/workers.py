@@ -1,0 +1,67 @@
+"""The options that state where a command's work is done."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from robust_ext.core.settings import Settings, setting, settings_class
+from robust_ext.engine.executors import make_executor
+from robust_ext.engine.isolation import CAN_ISOLATE
+
+_FILES = "slurm"
+"""Where jobs of Slurm leave their files, in the run folder."""
+
+
+@settings_class
+class WorkerOptions(Settings):
+    """Options of commands that run attacks."""
+
+    out: Path | None = setting(
+        default=None, help="Run folder; a killed run goes on there. result.json, report.html.", panel="run"
+    )
+    in_process: bool = setting(
+        default=False,
+        help="Run attacks in the process that judges them, which they can then change, instead of each in its own.",
+        cli="--in-process",
+        panel="workers",
+    )
+    attack_timeout: float | None = setting(
+        default=None, help="Seconds an attack may take for a batch; any time when left out.", above=0, panel="workers"
+    )
+    executor: str | None = setting(
+        default=None,
+        help="What computes blocks of samples: local (processes), dask:ADDRESS, ray, ray:ADDRESS, slurm or "
+        "slurm:PARTITION. See docs/clusters.md.",
+        panel="workers",
+    )
+    jobs: int | None = setting(
+        default=None,
+        help="Number of workers. Processes of this machine without --executor.",
+        minimum=1,
+        maximum=10_000,
+        panel="workers",
+    )
+    devices: str | None = setting(
+        default=None,
+        help="Devices of the workers, as cuda:0,cuda:1. On a cluster cuda, a GPU for each worker.",
+        panel="workers",
+    )
+
+    @property
+    def isolation(self) -> dict[str, Any]:
+        """Whether attacks have processes of their own, see :func:`robust_ext.engine.workers.attack_worker`."""
+        return {"isolate": CAN_ISOLATE and not self.in_process, "attack_timeout": self.attack_timeout}
+
+    @property
+    def workers(self) -> dict[str, Any]:
+        """What makes the executor, and its devices; None for this process."""
+        if self.executor is None and self.devices is None and self.jobs in (None, 1):
+            return {"executor": None, "devices": None}
+        devices = None if self.devices is None else [one.strip() for one in self.devices.split(",")]
+        folder = None if self.out is None else self.out / _FILES
+        text = "local" if self.executor is None else self.executor
+        return {
+            "executor": make_executor(text, workers=self.jobs, devices=devices or (), folder=folder),
+            "devices": devices,
+        }
