@@ -31,6 +31,7 @@ class Forward:
     module: nn.Module  # From inputs (M, ...) to features (M, F).
     rows: int  # Most of a batch; fewer from then on where these did not fit into memory.
     channels_last: bool = False  # How images are laid out.
+    precision: torch.dtype | None = None  # Of torch.autocast; None leaves the module its own.
 
     def __call__(self, points: Tensor) -> Tensor:
         """The features of ``(M, ...)``, without gradients, in batches of nearly equal size."""
@@ -44,8 +45,12 @@ class Forward:
         """The features of one batch."""
         if self.channels_last:
             points = points.contiguous(memory_format=torch.channels_last)
-        features: Tensor = self.module(points)
-        return features
+        if self.precision is None:
+            features: Tensor = self.module(points)
+            return features
+        with torch.autocast(points.device.type, dtype=self.precision):
+            rough: Tensor = self.module(points)
+        return rough.float()
 
 
 def choose_forward(

@@ -22,7 +22,8 @@ from robust_ext.evaluations.binarization.attacking import count_planted
 from robust_ext.evaluations.binarization.forward import choose_forward
 from robust_ext.evaluations.binarization.options import BinarizationOptions
 from robust_ext.evaluations.binarization.preparation import counted_parts
-from robust_ext.evaluations.binarization.problems import Problems, fit, measure
+from robust_ext.evaluations.binarization.problems import Problems
+from robust_ext.evaluations.binarization.rough import fit_problems
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 from robust_ext.models.binarized import BinarizedClassifier, identifiable
 from robust_ext.models.rescaled import Rescaled
@@ -176,8 +177,8 @@ def plant(
     for start in range(0, len(inputs), checked.group_size):
         some = inputs[start : start + checked.group_size].to(where)
         samples = range(start, start + len(some))
-        problems = fit(measure(forward, some, samples, checked), readout, checked)
-        parts.append(problems.select([row for row in range(len(some)) if bool(problems.separable[row])]))
+        problems = fit_problems(forward, readout, some, samples, checked)
+        parts.append(problems.select([row for row, good in enumerate(problems.separable.tolist()) if good]))
     whole = Problems.join(parts)
     if len(whole.samples) > 1 and not identifiable(whole.inputs, threat_model):
         raise InvalidArgumentError(

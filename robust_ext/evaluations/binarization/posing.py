@@ -12,8 +12,9 @@ from robust_ext.engine.phases import Phases
 from robust_ext.engine.progress import phase
 from robust_ext.evaluations.binarization.defense import Defense, Drawn
 from robust_ext.evaluations.binarization.forward import Forward
-from robust_ext.evaluations.binarization.problems import Problems, fit, measure
+from robust_ext.evaluations.binarization.problems import Problems
 from robust_ext.evaluations.binarization.random_attack import random_reach
+from robust_ext.evaluations.binarization.rough import fit_problems
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 
 
@@ -45,20 +46,16 @@ def pose(
     usable = [row for row in range(len(samples)) if drawn is None or drawn[row].candidates is not None]
     if not usable:
         return Posed(None, {}, {})
-    phase("planting")
-    measured = measure(
+    fitted = fit_problems(
         forward,
+        readout,
         inputs[usable],
         [samples[row] for row in usable],
         settings,
         candidates=None if drawn is None else _given([drawn[row].candidates for row in usable]),
         references=None if drawn is None else torch.stack(_given([drawn[row].references for row in usable])),
+        phases=phases,
     )
-    phases.stop("features")
-    phase("readouts")
-    fitted = fit(measured, readout, settings)
-    del measured
-    phases.stop("readout")
     separable = fitted.select([row for row, good in enumerate(fitted.separable.tolist()) if good])
     if not random:
         return Posed(separable, {}, {})

@@ -54,7 +54,7 @@ def random_reach(
         size = max(1, forward.rows // each)
         groups = (alive[start : start + size] for start in range(0, len(alive), size))
         # The device is waited for at the end of a round, and not within one.
-        for group, rows in zip(groups, torch.tensor(alive, device=device).split(size), strict=True):
+        for group, rows in zip(groups, torch.split(torch.tensor(alive, device=device), size), strict=True):
             ids = [first.samples[row] for row in group]
             points = _draw(first.inputs[rows], ids, settings, inner, corners).flatten(0, 1)
             index = rows.repeat_interleave(each)
