@@ -11,8 +11,9 @@ from typing import Any
 import typer
 
 from robust_ext.cli.options import command
+from robust_ext.cli.workers import ExecutorOptions
 from robust_ext.core.errors import InvalidArgumentError, MissingDependencyError
-from robust_ext.core.settings import LARGEST_SEED, Settings, setting, settings_class
+from robust_ext.core.settings import LARGEST_SEED, setting, settings_class
 from robust_ext.core.validation import check_choice
 from robust_ext.engine.progress import showing
 from robust_ext.registry.base import AttackListing, adapters
@@ -21,7 +22,7 @@ from robust_ext.reports.text import table
 
 
 @settings_class
-class AttacksOptions(Settings):
+class AttacksOptions(ExecutorOptions):
     """Options of this command."""
 
     matrix: bool = setting(
@@ -45,7 +46,7 @@ class AttacksOptions(Settings):
 def attacks(own: AttacksOptions) -> None:
     """List the attacks that can be named on the command line, or see which of them run (--matrix)."""
     libraries = list(own.library) or None
-    rows, missing = (_matrix(libraries, own.seed, own.progress), []) if own.matrix else _list_attacks(libraries)
+    rows, missing = (_matrix(own, libraries), []) if own.matrix else _list_attacks(libraries)
     if own.json_file is not None:
         own.json_file.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
     if own.markdown is not None:
@@ -60,11 +61,11 @@ def attacks(own: AttacksOptions) -> None:
     typer.echo(matrix_table(rows).rstrip() if own.matrix else _attack_table(rows))
 
 
-def _matrix(libraries: list[str] | None, seed: int, progress: bool) -> list[dict[str, Any]]:
+def _matrix(own: AttacksOptions, libraries: list[str] | None) -> list[dict[str, Any]]:
     # It imports the demo's data and network, which no other command needs.
     from robust_ext.testing.conformance import Row, conformance
 
-    with showing("attacks", shown=progress, unit="run") as bar:
+    with showing("attacks", shown=own.progress, unit="run") as bar:
 
         def show(row: Row | None, total: int) -> None:
             if bar is not None:
@@ -73,7 +74,8 @@ def _matrix(libraries: list[str] | None, seed: int, progress: bool) -> list[dict
                 bar.phase(f"{row.library}:{row.attack}")
                 bar.advance()
 
-        return [row.to_dict() for row in conformance(libraries, seed=seed, progress=show)]
+        rows = conformance(libraries, seed=own.seed, progress=show, executor=own.make_executor())
+        return [row.to_dict() for row in rows]
 
 
 def _list_attacks(libraries: Sequence[str] | None) -> tuple[list[dict[str, Any]], list[str]]:

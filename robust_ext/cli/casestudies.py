@@ -39,6 +39,7 @@ def casestudies(own: CaseStudyOptions) -> None:
         images=own.images,
         seed=own.seed,
         out=own.out,
+        device=own.device,
         progress=own.progress,
         **own.isolation,
         **own.workers,

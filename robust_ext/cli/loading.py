@@ -61,7 +61,6 @@ class RunOptions(WorkerOptions):
         choices=("random", "first"),
         panel="data",
     )
-    device: str = setting(default="cpu", help="As torch names it: cpu, cuda, cuda:1.", panel="run")
     progress: bool = setting(default=True, help="Show a progress bar.", panel="run")
     repair: bool = setting(default=False, help="Do again what is damaged in --out.", panel="run")
 

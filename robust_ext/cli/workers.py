@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +16,9 @@ _FILES = "slurm"
 
 
 @settings_class
-class WorkerOptions(Settings):
-    """Options of commands that run attacks."""
+class ExecutorOptions(Settings):
+    """What runs attacks elsewhere."""
 
-    out: Path | None = setting(
-        default=None, help="Run folder; a killed run goes on there. result.json, report.html.", panel="run"
-    )
-    in_process: bool = setting(
-        default=False,
-        help="Run attacks in the process that judges them, which they can then change, instead of each in its own.",
-        cli="--in-process",
-        panel="workers",
-    )
-    attack_timeout: float | None = setting(
-        default=None, help="Seconds an attack may take for a batch; any time when left out.", above=0, panel="workers"
-    )
     executor: str | None = setting(
         default=None,
         help="What computes blocks of samples: local (processes), dask:ADDRESS, ray, ray:ADDRESS, slurm or "
@@ -41,6 +31,34 @@ class WorkerOptions(Settings):
         minimum=1,
         maximum=10_000,
         panel="workers",
+    )
+
+    def make_executor(
+        self, *, devices: Sequence[str] = (), folder: Path | None = None
+    ) -> Callable[[], Executor] | None:
+        """What makes the executor; None for this process."""
+        if self.executor is None and not devices and self.jobs in (None, 1):
+            return None
+        text = "local" if self.executor is None else self.executor
+        return make_executor(text, workers=self.jobs, devices=devices, folder=folder)
+
+
+@settings_class
+class WorkerOptions(ExecutorOptions):
+    """Options of commands that run attacks."""
+
+    out: Path | None = setting(
+        default=None, help="Run folder; a killed run goes on there. result.json, report.html.", panel="run"
+    )
+    device: str = setting(default="cpu", help="As torch names it: cpu, cuda, cuda:1.", panel="run")
+    in_process: bool = setting(
+        default=False,
+        help="Run attacks in the process that judges them, which they can then change, instead of each in its own.",
+        cli="--in-process",
+        panel="workers",
+    )
+    attack_timeout: float | None = setting(
+        default=None, help="Seconds an attack may take for a batch; any time when left out.", above=0, panel="workers"
     )
     devices: str | None = setting(
         default=None,
@@ -56,12 +74,6 @@ class WorkerOptions(Settings):
     @property
     def workers(self) -> dict[str, Any]:
         """What makes the executor, and its devices; None for this process."""
-        if self.executor is None and self.devices is None and self.jobs in (None, 1):
-            return {"executor": None, "devices": None}
         devices = None if self.devices is None else [one.strip() for one in self.devices.split(",")]
         folder = None if self.out is None else self.out / _FILES
-        text = "local" if self.executor is None else self.executor
-        return {
-            "executor": make_executor(text, workers=self.jobs, devices=devices or (), folder=folder),
-            "devices": devices,
-        }
+        return {"executor": self.make_executor(devices=devices or (), folder=folder), "devices": devices}

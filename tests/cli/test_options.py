@@ -352,7 +352,22 @@ def test_demo_and_attacks(monkeypatch, tmp_path):
     names = [[parameter.name for parameter in GROUP.commands[command].params] for command in ("demo", "attacks")]
     assert names[0] == ["out", "samples", "seed", "progress"]
     # The other command's options are those that tests/cli/test_cli.py runs it with.
-    assert names[1] == ["matrix", "library", "json_file", "markdown", "seed", "progress"]
+    assert names[1] == ["matrix", "library", "json_file", "markdown", "seed", "progress", "executor", "jobs"]
+
+
+def test_workers_of_other_commands(monkeypatch):
+    called = []
+    monkeypatch.setattr(
+        "robust_ext.testing.conformance.conformance", lambda *_, **keywords: called.append(keywords) or []
+    )
+    monkeypatch.setattr(
+        "robust_ext.cli.casestudies.run_case_studies", lambda *_, **keywords: called.append(keywords) or Result("done")
+    )
+    for words in (["attacks", "--matrix"], ["casestudies", "--device", "cpu", "--in-process"]):
+        for jobs in ([], ["--jobs", "3"]):
+            assert CliRunner().invoke(cli.app, [*words, *jobs]).exit_code == 0
+    assert [None if one["executor"] is None else workers_of(one["executor"]()) for one in called] == [None, 3] * 2
+    assert [(one["device"], one["devices"], one["isolate"]) for one in called[2:]] == [("cpu", None, False)] * 2
 
 
 def test_numbers():
