@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import copy
 import logging
+import operator
 from collections import Counter
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, fx, nn
+from torch.nn import functional as F
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from robust_ext.core.memory import RowLimit, power_of_two, rows_that_fit
@@ -106,7 +108,10 @@ def folded_twin(features: Counted, inputs: Tensor) -> Forward | None:
 
 
 def _fold(network: nn.Module) -> fx.GraphModule:
-    """A traced copy of a network in eval mode, without the batch normalisations that follow a convolution."""
+    """A traced copy of a network in eval mode, without the batch normalisations that follow a convolution.
+
+    Its ReLUs write over what nothing else reads.
+    """
     traced = fx.symbolic_trace(copy.deepcopy(network))
     modules = dict(traced.named_modules())
     calls = Counter(node.target for node in traced.graph.nodes if node.op == "call_module")
@@ -122,6 +127,13 @@ def _fold(network: nn.Module) -> fx.GraphModule:
             traced.set_submodule(str(before.target), fuse_conv_bn_eval(convolution, norm))
             node.replace_all_uses_with(before)
             traced.graph.erase_node(node)
+    for node in traced.graph.nodes:
+        # What a convolution or a sum has just made for a ReLU alone may be written over.
+        made = node.args[0] if node.op == "call_function" and node.target in (torch.relu, F.relu) else None
+        if isinstance(made, fx.Node) and len(made.users) == 1:
+            convolved = made.op == "call_module" and isinstance(modules[str(made.target)], nn.Conv2d)
+            if convolved or made.target is operator.add:
+                node.target, node.args, node.kwargs = torch.relu_, (made,), {}
     traced.delete_all_unused_submodules()
     traced.recompile()
     return traced

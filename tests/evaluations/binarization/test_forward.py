@@ -95,6 +95,23 @@ def test_shared_layers_are_not_folded():
     assert sum(isinstance(part, nn.BatchNorm2d) for part in twin.module.modules()) == 1
 
 
+def test_what_others_read_is_not_written_over():
+    """Nor the inputs, and what dropout passes on as it is."""
+
+    class Branching(Residual):
+        def forward(self, x):
+            y = self.norm(self.first(F.relu(F.dropout(x - 0.5, training=False))))
+            z = self.second(F.relu(y))
+            return self.head((F.relu(z) * z + F.relu(y + z) + y).mean((2, 3)))
+
+    features, inputs = counted(Branching().eval()), torch.rand(3, 3, 10, 10)
+    kept, twin = inputs.clone(), folded_twin(features, inputs)
+    assert torch.allclose(twin.batch(inputs), features(inputs), rtol=1e-5, atol=1e-5)
+    assert torch.equal(inputs, kept)
+    targets = [node.target for node in twin.module.module.model.graph.nodes]
+    assert (targets.count(torch.relu_), targets.count(F.relu)) == (1, 3)
+
+
 def test_results_do_not_depend_on_folding(linf, pgd):
     network, inputs = Residual(), torch.rand(12, 3, 10, 10, generator=torch.Generator().manual_seed(1))
     settings, found = {"forward_batch": 64, "inner_points": 50}, []
