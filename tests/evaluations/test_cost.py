@@ -30,7 +30,7 @@ def given():
 
 def estimate(caplog, call):
     """The rows forward and back that were stated, and the result."""
-    with caplog.at_level(logging.INFO, "robust_ext.engine.run"):
+    with caplog.at_level(logging.INFO, "robust_ext.engine"):
         result = call()
     stated = re.search(r"at most ([\d,]+) rows forward(?: and ([\d,]+) back)?", caplog.text)
     return [int((number or "0").replace(",", "")) for number in stated.groups()], result.content, caplog.text
@@ -142,7 +142,7 @@ def test_no_number_changes_where_it_is_estimated(given, caplog, capsys):
 
 def test_an_estimate_of_minutes_is_stated_before_the_start(given, monkeypatch, capsys):
     network, inputs, labels = given
-    monkeypatch.setattr("robust_ext.engine.run._LONG", 0.0)
+    monkeypatch.setattr("robust_ext.engine.running._LONG", 0.0)
     robust_ext.robust_accuracy(network, [APGD], inputs, labels, THREAT_MODEL, progress=True)
     out, err = capsys.readouterr()
     assert not out
