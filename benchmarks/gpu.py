@@ -21,10 +21,11 @@ import torch
 from common import THREAT
 from networks import resnet20
 from torch import Tensor, nn
+from torch.autograd import DeviceType
 
 from robust_ext.core.target import Counted, PassCounter
 from robust_ext.evaluations.binarization.forward import Forward, choose_forward
-from robust_ext.evaluations.binarization.problems import fit, measure
+from robust_ext.evaluations.binarization.rough import fit_problems
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 from robust_ext.models.features import split
 
@@ -43,8 +44,9 @@ def make_network(name: str) -> nn.Module:
 
 def by_hand(forward: Forward, inputs: Tensor, points: int) -> None:
     """Points drawn without care, through the features."""
-    for start in range(0, len(inputs) * points, forward.rows):
-        own = inputs[torch.arange(start, start + forward.rows, device=inputs.device) // points % len(inputs)]
+    total = len(inputs) * points
+    for start in range(0, total, forward.rows):
+        own = inputs[torch.arange(start, min(start + forward.rows, total), device=inputs.device) // points]
         moved = own + THREAT.epsilon * (2 * torch.rand_like(own) - 1)
         with torch.no_grad():
             forward.batch(moved.clamp_(0, 1))
@@ -65,7 +67,8 @@ def kernel_seconds(call: Callable[[], object], device: torch.device) -> float:
     with torch.profiler.profile(activities=[kind]) as profile:
         call()
         torch.cuda.synchronize(device)
-    return sum(event.device_time_total for event in profile.events()) / 1e6
+    kernels = [event for event in profile.events() if event.device_type == DeviceType.CUDA]
+    return sum(kernel.time_range.elapsed_us() for kernel in kernels) / 1e6
 
 
 def show(name: str, device: torch.device, samples: int, settings: BinarizationSettings) -> None:
@@ -77,28 +80,22 @@ def show(name: str, device: torch.device, samples: int, settings: BinarizationSe
     forward = choose_forward(features, inputs[:2], rows=settings.forward_batch, fold=settings.fold)
     group = min(samples, settings.group_size)
 
-    def measured() -> None:
-        for start in range(0, samples, group):
-            measure(forward, inputs[start : start + group], range(start, min(start + group, samples)), settings)
-
     def planted() -> None:
         for start in range(0, samples, group):
             ids = range(start, min(start + group, samples))
-            fit(measure(forward, inputs[start : start + group], ids, settings), parts.readout, settings)
+            fit_problems(forward, parts.readout, inputs[start : start + group], ids, settings)
 
-    # Once before: libraries choose their algorithms, and rows are counted.
-    measure(forward, inputs[:1], [0], settings)
-    features.counter.forward = 0
-    measure(forward, inputs[:1], [0], settings)
-    points = features.counter.forward
+    # Once before: libraries choose their algorithms.
+    planted()
+    points = 1 + settings.inner_points + settings.boundary_points * settings.planted_candidates
     by_hand(forward, inputs[:1], points)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    took = {"planting": seconds(planted, device), "of it measuring": seconds(measured, device)}
+    took = {"planting": seconds(planted, device)}
     memory = torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else None
     took["by hand"] = seconds(lambda: by_hand(forward, inputs, points), device)
     print(
-        f"{name}, {samples} samples of {points} points, {forward.rows} rows a batch: "
+        f"{name}, {settings.planting_precision}, {samples} samples of {points} points, {forward.rows} rows a batch: "
         + ", ".join(f"{part} {samples / one:.3g} samples/s" for part, one in took.items())
         + f"; planting takes {took['planting'] / took['by hand']:.2f} of the loop by hand",
         flush=True,
@@ -113,6 +110,7 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options.add_argument("--network", action="append", choices=list(SIZES))
+    options.add_argument("--precision", action="append", choices=["float32", "bfloat16", "float16"])
     options.add_argument("--samples", type=int)
     options.add_argument("--inner-points", type=int)
     arguments = options.parse_args()
@@ -121,10 +119,15 @@ def main() -> None:
     if tiny:
         print("no GPU: tiny sizes, to see that the code runs", flush=True)
     inner = arguments.inner_points or (15 if tiny else 399)
-    candidates = {"planted_candidates": 4} if tiny else {}
-    settings = BinarizationSettings(threat_model=THREAT, inner_points=inner, **candidates)
-    for name in arguments.network or list(SIZES):
-        show(name, device, arguments.samples or (4 if tiny else 64), settings)
+    for precision in arguments.precision or ["float32", "bfloat16"]:
+        settings = BinarizationSettings(
+            threat_model=THREAT,
+            inner_points=inner,
+            planted_candidates=4 if tiny else 32,
+            planting_precision=precision,
+        )
+        for name in arguments.network or list(SIZES):
+            show(name, device, arguments.samples or (4 if tiny else 64), settings)
 
 
 if __name__ == "__main__":
