@@ -2,6 +2,7 @@
 
 import logging
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from robust_ext.core.memory import OutOfMemory, RowLimit, power_of_two, rows_tha
 from robust_ext.core.threat import ThreatModel
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
+from robust_ext.evaluations.binarization.witnesses import find_witnesses
 
 
 class Small(nn.Module):
@@ -78,6 +80,14 @@ def test_an_attack_that_runs_out_of_memory_names_the_setting(digits):
     module = Small(digits_network(), sys.maxsize, rows_of_gradients=4)
     with pytest.raises(AttackError, match=r"ascend: out of memory .*batch_size \(--batch-size\)"):
         binarization_test(module, ascend, digits, LINF, depths=(1,), **SETTINGS)
+
+
+def test_witnesses_are_looked_for_by_what_fits(digits):
+    """Gradients do not fit: Square is left, which needs none."""
+    planted = plant(digits_network(), digits, LINF, **SETTINGS)
+    features = Small(planted.features, sys.maxsize, rows_of_gradients=4)
+    settings = replace(planted.settings, witness_queries=20)
+    assert [one.name for one in find_witnesses(features, planted.problems, settings)] == ["Square"]
 
 
 def test_rows_of_a_gpu_follow_from_its_memory(monkeypatch):

@@ -21,6 +21,7 @@ from robust_ext.attacks.apgd import APGD
 from robust_ext.attacks.base import Attack
 from robust_ext.attacks.square import Square
 from robust_ext.core.errors import AttackError, ModelError
+from robust_ext.core.memory import OutOfMemory
 from robust_ext.core.random import derive_seed, seeded_globals, stream
 from robust_ext.core.target import Target, frozen
 from robust_ext.engine.verify import verify
@@ -112,7 +113,7 @@ def find_witnesses(
                 points = attack.search(
                     target, inputs, labels, threat_model=settings.threat_model, generator=stream(*key)
                 )
-            except (AttackError, ModelError) as error:
+            except (AttackError, ModelError, OutOfMemory) as error:
                 # As where no gradient comes back from the model, or from the mean of its draws; there are others.
                 logger.info("no witness by %s: %s", attack.name, error)
                 continue
