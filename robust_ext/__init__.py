@@ -19,6 +19,7 @@ from robust_ext.core.errors import SplitError as SplitError
 from robust_ext.core.threat import ThreatModel as ThreatModel
 from robust_ext.detectors.base import Detector as Detector
 from robust_ext.engine.context import repairing as repairing
+from robust_ext.engine.estimate import estimate as estimate
 from robust_ext.evaluations.adaptive import AdaptiveResult as AdaptiveResult
 from robust_ext.evaluations.adaptive import AdaptiveSettings as AdaptiveSettings
 from robust_ext.evaluations.adaptive import evaluate_defense as evaluate_defense

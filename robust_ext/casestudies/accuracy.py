@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from robust_ext.attacks.base import Attack
 from robust_ext.casestudies.base import Recipe
-from robust_ext.core.cost import Cost
+from robust_ext.core.cost import Cost, Costs
 from robust_ext.core.random import derive_seed
 from robust_ext.core.speed import Probe
 from robust_ext.core.target import Target
@@ -40,11 +40,12 @@ class RecipeRun(Run):
     defense: Defense | None
     seed: int
 
-    def cost(self) -> Cost:
+    def costs(self) -> Costs:
         """The attack on a sample, and its verification; what a detector is queried for is measured."""
         found = self.attack.cost(self.given.threat_model, classes=self.given.logits.shape[1])
         known = found is not None and self.defense is None
-        return (found or Cost()) + Cost(1, unknown=() if known else (self.title,))
+        attack = (found or Cost()) + Cost(unknown=() if known else (self.title,))
+        return {("attack", self.title): attack, ("verify", None): Cost(1)}
 
     def probe(self) -> Probe:
         """The module that is attacked, at the first inputs."""

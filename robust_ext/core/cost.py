@@ -33,6 +33,10 @@ class Cost:
         return Cost(self.forward * times, self.backward * times, self.unknown)
 
 
+Costs = dict[tuple[str, str | None], Cost]
+"""By phase, and of attacks by name."""
+
+
 class Spent(NamedTuple):
     """What something took: rows that went forward, rows that a gradient came back through, and seconds.
 

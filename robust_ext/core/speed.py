@@ -36,13 +36,9 @@ class Probe:
     batch: int
     batches: Mapping[str, int] = field(default_factory=dict)
 
-    def rows_of(self, phase: str) -> int:
-        """Rows that a phase sends at once."""
-        return self.batches.get(phase, self.batch)
-
 
 class BarePasses:
-    """A copy of a network in eval mode, with the network's own weights, to be timed.
+    """A copy of a network in eval mode, with the network's own weights, to be timed at inputs ``(n, ...)``.
 
     What a module keeps from call to call stays as it is, and so do the generators.
     """

@@ -28,6 +28,7 @@ class RunContext:
     on_record: Callable[[Mapping[str, Any]], None] | None = None
     # Of time.monotonic: queries end, and where a run may end early its finished blocks count
     deadline: float | None = None
+    dry_run: bool = False  # Whether an evaluation ends with what it would cost, before anything is run or written
     repair: bool = False  # Whether what is damaged in a run folder is dropped and done again, not refused
 
     def __post_init__(self) -> None:

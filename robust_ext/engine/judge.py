@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import secrets
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TypeVar
 
@@ -58,9 +59,10 @@ def with_judge_seed(settings: S, *, out: str | os.PathLike[str] | None, worker: 
 
 def _kept(folder: Path, fresh: int) -> int:
     """The seed that a folder holds; where it holds none, that of its runs, or else the fresh one, from now on."""
-    make_folder(folder, error=RunFolderError)
-    file = folder / "judge.json"
-    with locked(folder / ".lock-judge", wait=True):
+    file, dry = folder / "judge.json", current_context().dry_run
+    if not dry:
+        make_folder(folder, error=RunFolderError)
+    with nullcontext() if dry else locked(folder / ".lock-judge", wait=True):
         if file.exists():
             try:
                 return check_integer("judge_seed", read_value(file, ""), minimum=0)
@@ -68,7 +70,8 @@ def _kept(folder: Path, fresh: int) -> int:
                 if not current_context().repair:
                     raise
         of_runs = [seed for run in sorted(folder.rglob("run.json")) if (seed := _seed_of(run)) is not None]
-        return check_integer("judge_seed", write_value(file, "", of_runs[0] if of_runs else fresh), minimum=0)
+        seed = of_runs[0] if of_runs else fresh
+        return check_integer("judge_seed", seed if dry else write_value(file, "", seed), minimum=0)
 
 
 def _seed_of(run: Path) -> object:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Iterator, Mapping
+from collections import defaultdict, deque
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
 from typing import Any
 
-from robust_ext.core.cost import Spent
+from robust_ext.core.cost import Cost, Rates, Spent
 from robust_ext.core.speed import BarePasses, Probe
 from robust_ext.core.target import PassCounter
 
-# Of the time that blocks take, how much bare passes are timed for; and for how many seconds at least and at most.
-_SHARE, _LEAST, _MOST = 0.01, 0.01, 1.0
+# Of the time that blocks take, how much bare passes are timed for, and the most seconds; more of the first ones.
+_SHARE, _MOST = 0.01, 1.0
+_SHARE_AT_FIRST, _MOST_AT_FIRST = 0.05, 0.02
 # What a row costs that goes forward, and one that goes forward alone, and forward and back.
 _FORWARD, _BOTH = 1, 4
 
@@ -40,12 +42,11 @@ class Speedometer:
     def __init__(self, probe: Probe | None) -> None:
         self._worked = self._spent = 0.0
         self._sizes: deque[tuple[int, bool]] = deque()
-        self._most: dict[tuple[int, bool], int] = {}  # Rows that were timed at once
+        self._took: dict[tuple[int, bool], tuple[int, float]] = {}  # Rows that were timed at once, seconds of each
         if probe is not None:
             self._bare = BarePasses(probe.network, probe.inputs)
-            self._sizes.extend(
-                dict.fromkeys([(probe.batch, True), *((rows, False) for rows in probe.batches.values())])
-            )
+            forward = ((rows, False) for rows in probe.batches.values())
+            self._sizes.extend(dict.fromkeys([(probe.batch, True), *forward]))
 
     def after(self, block: Spent) -> list[list[float | None]]:
         """What was timed after a block that took so much: batch size, rows timed, seconds a row forward, and back.
@@ -53,25 +54,36 @@ class Speedometer:
         The last is None where no gradients were.
         """
         self._worked += block.seconds
-        # More than a bare pass takes: what is timed stays below its share.
-        row = block.seconds / max(block.forward + 2 * block.backward, 1)
         found: list[list[float | None]] = []
         while self._sizes:
             size, backward = key = self._sizes[0]
             begun = time.perf_counter()
-            left = min(max(_SHARE * self._worked, _LEAST), _MOST) - self._spent
-            rows = min(size, int(left / max(row * (_BOTH if backward else _FORWARD), 1e-9)))
-            if rows < self._most.get(key, 0) or (rows < 1 and key in self._most):
+            # More than a bare pass takes, until one was timed: so that the share is kept.
+            one = block.seconds / max(block.forward + 2 * block.backward, 1) * (_BOTH if backward else _FORWARD)
+            least, one = self._took.get(key, (1, one))
+            left = self._budget - self._spent
+            rows = min(size, int(left / max(one, 1e-9)))
+            if key in self._took and (left <= 0 or rows < least):
                 break
-            rates = self._bare.measure(max(rows, 1), backward=backward)
+            if key not in self._took:
+                # The first passes of a kind are slower.
+                self._bare.measure(1, backward=backward)
+            rows = max(rows, 1)
+            rates = self._bare.measure(rows, backward=backward)
             if rates is None:
                 self._sizes.clear()
                 break
-            found.append([size, max(rows, 1), rates.forward, rates.backward if backward else None])
-            self._most[key] = max(rows, 1)
-            self._spent += time.perf_counter() - begun
+            found.append([size, rows, rates.forward, rates.backward if backward else None])
+            taken = time.perf_counter() - begun
+            self._took[key] = rows, taken / rows
+            self._spent += taken
             self._sizes.rotate(-1)
         return found
+
+    @property
+    def _budget(self) -> float:
+        first = min(_SHARE_AT_FIRST * self._worked, _MOST_AT_FIRST)
+        return min(max(_SHARE * self._worked, first), _MOST)
 
 
 def phases_of(timing: Mapping[str, Any], title: str) -> Iterator[tuple[str, str | None, Spent]]:
@@ -80,3 +92,31 @@ def phases_of(timing: Mapping[str, Any], title: str) -> Iterator[tuple[str, str 
         yield phase, title if phase == "attack" else None, Spent(*spent)
     for name, own in timing.get("attacks", {}).items():
         yield from phases_of(own, name)
+
+
+class Pace:
+    """Seconds that the rows of each phase take as bare passes, from what :class:`Speedometer` timed."""
+
+    def __init__(self, probe: Probe, entries: Sequence[Sequence[Any]]) -> None:
+        self._probe = probe
+        by_size: defaultdict[tuple[int, bool], list[Sequence[Any]]] = defaultdict(list)
+        for entry in entries:
+            by_size[entry[0], entry[3] is not None].append(entry)
+        self._rates = {}
+        for key, several in by_size.items():
+            # Few rows at once show little of what a whole batch takes; runs of a moment have time for no more.
+            most = [entry for entry in several if 2 * entry[1] >= key[0]]
+            if most:
+                self._rates[key] = Rates(median(one[2] for one in most), median(one[3] or 0.0 for one in most))
+
+    def seconds(self, phase: str, cost: Cost) -> float | None:
+        """What the rows of a phase take; None where there are none, or nothing was timed."""
+        usual = self._rates.get((self._probe.batch, True))
+        rows = None if cost.backward else self._probe.batches.get(phase)
+        rates = usual if rows is None else self._rates.get((rows, False), usual)
+        return None if rates is None or not (cost.forward or cost.backward) else rates.seconds(cost)
+
+
+def measure_pace(probe: Probe) -> Pace:
+    """The pace of a network that nothing was run through yet, in a second or two."""
+    return Pace(probe, Speedometer(probe).after(Spent(10**9, 0, _MOST / _SHARE)))

@@ -17,7 +17,8 @@ from typing import Any, ClassVar, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from robust_ext.core.cost import Cost, Spent
+from robust_ext.core.cost import Cost, Costs, Spent
+from robust_ext.core.counted import STREAMS
 from robust_ext.core.errors import AttackError, OutOfTimeError, RobustExtError
 from robust_ext.core.speed import Probe
 from robust_ext.engine.context import ISOLATED, current_context
@@ -101,9 +102,22 @@ class Run(ABC):
         """What surrounds all of its work."""
         return nullcontext()
 
+    def costs(self) -> Costs:
+        """What one of its samples takes, on the average and at most, by phase."""
+        return {("attack", self.title): Cost(unknown=(self.title,))}
+
     def cost(self) -> Cost:
-        """What one of its samples takes, on the average and at most."""
-        return Cost(unknown=(self.title,))
+        """All that one of its samples takes."""
+        return sum(self.costs().values(), Cost())
+
+    @property
+    def stated(self) -> dict[str, Any]:
+        """All that its folder states of it."""
+        return {**self.identity, "streams": STREAMS}
+
+    def kept(self) -> int | None:
+        """Bytes that a sample takes in a run folder, about; None where that is not known."""
+        return None
 
     def probe(self) -> Probe | None:
         """The network whose rows are counted, to measure its speed with."""

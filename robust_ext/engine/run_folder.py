@@ -169,21 +169,38 @@ class RunFolder(Store):
             if records:
                 raise RunFolderError(f"{self.path}: holds records but no run.json; {REPAIR}")
             return write_run(file, run)
-        earlier, start = read_run(file)
-        kind, settings, versions = earlier["kind"], earlier["settings"], earlier["versions"]
-        if kind != run["kind"]:
-            raise RunFolderError(
-                f"{self.path}: holds a run of kind {kind!r}, not {run['kind']!r}; choose another folder"
-            )
-        different = differences(settings, run["settings"])
-        if different:
-            raise RunFolderError(
-                f"{self.path}: holds a run with other settings ({'; '.join(different)}); choose another folder, or go "
-                "back to what it was begun with"
-            )
+        versions, start = _compared(file, run)
         if versions != run["versions"]:
             logger.warning("%s was begun with other versions: %s, now %s", self.path, versions, run["versions"])
         return start
+
+
+def finished(path: Path, *, kind: str, settings: Mapping[str, Any]) -> set[int]:
+    """Indices of the samples that a run folder holds records of; it is only read, and none where it is not there.
+
+    RunFolderError where it is that of another run, or damaged.
+    """
+    if not (path / "run.json").exists():
+        return set()
+    start = _compared(path / "run.json", {"kind": kind, "settings": _plain(settings)})[1]
+    files = [ChainedFile(file, start) for file in sorted(path.glob("records*.jsonl"))]
+    return {entry["index"] for file in files for entry in file.read()}
+
+
+def _compared(file: Path, run: Mapping[str, Any]) -> tuple[Any, str]:
+    """The versions that a run was begun with, and its checksum; RunFolderError where it is not this one."""
+    earlier, start = read_run(file)
+    if earlier["kind"] != run["kind"]:
+        raise RunFolderError(
+            f"{file.parent}: holds a run of kind {earlier['kind']!r}, not {run['kind']!r}; choose another folder"
+        )
+    different = differences(earlier["settings"], run["settings"])
+    if different:
+        raise RunFolderError(
+            f"{file.parent}: holds a run with other settings ({'; '.join(different)}); choose another folder, or go "
+            "back to what it was begun with"
+        )
+    return earlier["versions"], start
 
 
 def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:

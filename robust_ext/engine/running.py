@@ -12,9 +12,9 @@ from typing import TypeVar
 
 from torch import nn
 
-from robust_ext.core.counted import STREAMS
 from robust_ext.core.errors import InvalidArgumentError, RobustExtError, RunFolderBusyError
 from robust_ext.engine.context import RunContext, current_context
+from robust_ext.engine.estimate import EstimatedError, estimate_runs
 from robust_ext.engine.forecast import Forecast, make_forecast
 from robust_ext.engine.identity import versions
 from robust_ext.engine.phases import Speedometer
@@ -46,6 +46,10 @@ def run_all(
     processes, which leaves the result to others.
     """
     context, folder = current_context(), None if out is None else Path(out)
+    if context.dry_run:
+        pool = current_pool()
+        workers = context.jobs if pool is None else pool.workers
+        raise EstimatedError(estimate_runs(runs, folder=folder, title=title, workers=workers))
     estimated = is_shown(progress) or logger.isEnabledFor(logging.INFO)
     forecast = make_forecast(runs) if estimated and context.shard[1] == 1 else Forecast()
     total = sum(len(rows) for run in runs for rows in run.blocks)
@@ -111,7 +115,7 @@ def _open(run: Run, folder: Path | None, context: RunContext, *, repair: bool = 
     return RunFolder(
         folder / run.key,
         kind=run.kind,
-        settings={**run.identity, "streams": STREAMS},
+        settings=run.stated,
         versions=versions(),
         shard=context.shard[0] if run.shared else 0,
         repair=repair,

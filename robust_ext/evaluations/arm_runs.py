@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from robust_ext.attacks.base import Attack
-from robust_ext.core.cost import Cost
+from robust_ext.core.cost import Cost, Costs
 from robust_ext.core.errors import AttackRefusedError, RobustExtError
 from robust_ext.core.random import derive_seed, seeded_globals, stream
 from robust_ext.core.speed import Probe
@@ -65,13 +65,13 @@ class ScoredRun(Run):
         """Those of the evaluation."""
         return self.given.samples
 
-    def cost(self) -> Cost:
+    def costs(self) -> Costs:
         """Nothing is attacked."""
-        return Cost()
+        return {}
 
     def probe(self) -> Probe:
         """The classifier, at the first inputs."""
-        return Probe(self.given.module, self.given.inputs, min(self.batch_size, len(self.given.inputs)))
+        return Probe(self.given.module, self.given.inputs, min(self.batch_size, len(self.given.ids)))
 
     def points(self, rows: range, store: Store) -> Tensor:
         """What is scored."""
@@ -127,13 +127,13 @@ class ArmRun(ScoredRun):
     arms: tuple[Arm, ...]  # The arms that are judged by what it returns
     adaptive_to: NamedDetector | None = None  # The detector that it attacks too
 
-    def cost(self) -> Cost:
+    def costs(self) -> Costs:
         """The attack on a sample, and its verification; what a detector is queried for is measured."""
         given = self.given
         found = self.attack.cost(self.threat_model, classes=given.logits.shape[1])
         if found is None or self.adaptive_to is not None:
-            return (found or Cost()) + Cost(1, unknown=(self.title,))
-        return found + Cost(1)
+            found = (found or Cost()) + Cost(unknown=(self.title,))
+        return {("attack", self.title): found, ("verify", None): Cost(1)}
 
     def points(self, rows: range, store: Store) -> Tensor:
         """The candidates of a block."""

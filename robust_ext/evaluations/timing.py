@@ -5,13 +5,11 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from statistics import median
 from typing import Any, NamedTuple
 
-from robust_ext.core.cost import Cost, Rates, Spent
-from robust_ext.core.speed import Probe
+from robust_ext.core.cost import Cost, Spent
 from robust_ext.engine.context import current_context
-from robust_ext.engine.phases import phases_of
+from robust_ext.engine.phases import Pace, phases_of
 from robust_ext.engine.run import Outcome
 from robust_ext.reports.timing import PHASES
 
@@ -82,27 +80,8 @@ def _parts(left: Sequence[Outcome[Any]]) -> Iterator[Part]:
         if probe is not None:
             timed[id(probe.network)] += [entry for timing in one.timings for entry in timing.get("speed", ())]
     for one, probe in zip(left, probes, strict=True):
-        rates = {} if probe is None else _rates(timed[id(probe.network)])
+        pace = None if probe is None else Pace(probe, timed[id(probe.network)])
         for timing in one.timings:
             for phase, of, spent in phases_of(timing, one.run.title):
-                yield Part(phase, of, spent, None if probe is None else _floor(spent, rates, probe, phase))
-
-
-def _rates(entries: Sequence[Sequence[Any]]) -> dict[tuple[int, bool], Rates]:
-    """By batch size and whether gradients were timed: the median of what was timed with the most rows."""
-    by_size: defaultdict[tuple[int, bool], list[Sequence[Any]]] = defaultdict(list)
-    for entry in entries:
-        by_size[entry[0], entry[3] is not None].append(entry)
-    found = {}
-    for key, several in by_size.items():
-        most = [entry for entry in several if entry[1] == max(one[1] for one in several)]
-        found[key] = Rates(median(one[2] for one in most), median(one[3] or 0.0 for one in most))
-    return found
-
-
-def _floor(spent: Spent, rates: Mapping[tuple[int, bool], Rates], probe: Probe, phase: str) -> float | None:
-    usual = rates.get((probe.batch, True))
-    rate = rates.get((probe.batches[phase], False), usual) if phase in probe.batches else usual
-    if rate is None or not (spent.forward or spent.backward):
-        return None
-    return rate.seconds(Cost(spent.forward, spent.backward))
+                rows = Cost(spent.forward, spent.backward)
+                yield Part(phase, of, spent, None if pace is None else pace.seconds(phase, rows))

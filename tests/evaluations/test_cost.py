@@ -115,7 +115,7 @@ def test_of_a_test_time_defense(given, caplog):
         lambda: robust_ext.evaluate_defense(Twice().eval(), APGD, inputs, labels, THREAT_MODEL, classifier=network),
     )
     # Predictions of clean inputs and candidates, and the attack, of which each takes two rows of the static model.
-    assert stated == [8 * (3 + 3 + 22), 8 * 20]
+    assert stated == [8 * (4 + 4 + 22), 8 * 20]
     (step,) = content["defended"]["attacks"]
     assert (step["passes"]["forward"], step["passes"]["backward"]) == (8 * 22, 8 * 20)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from robust_ext.attacks.transfer import Transfer
-from robust_ext.core.cost import Cost, Spent
+from robust_ext.core.cost import Cost, Costs, Spent
 from robust_ext.core.errors import AttackError, AttackRefusedError, ModelError, RobustExtError
 from robust_ext.core.random import derive_seed, seeded_globals
 from robust_ext.core.speed import Probe
@@ -72,21 +72,25 @@ class StepRun(Run):
                 "batch-level defense predicts differently; choose an attack that keeps the batch in order"
             )
 
-    def cost(self) -> Cost:
+    def costs(self) -> Costs:
         """The step on a sample and its predictions, as rows of the static model, of which a query takes several."""
-        predictions = Cost(self.queried[0], self.queried[1]) * self.draws + Cost(1)
+        # The static model predicts once to verify, and once to be judged.
+        costs: Costs = {("verify", None): Cost(self.queried[0], self.queried[1]) * self.draws + Cost(2)}
         if self.step is None:
-            return predictions
-        found = self.step.attack.cost(self.given.threat_model, classes=self.given.logits.shape[1])
+            return costs
+        return {("attack", self.title): self._attack_cost(self.step), **costs}
+
+    def _attack_cost(self, step: Step) -> Cost:
+        found = step.attack.cost(self.given.threat_model, classes=self.given.logits.shape[1])
         if found is None:
-            return predictions + Cost(unknown=(self.step.name,))
-        if self.step.exposure == "static":
-            return predictions + found
+            return Cost(unknown=(step.name,))
+        if step.exposure == "static":
+            return found
         forward, backward = self.queried
-        averaged = self.defense.random and self.step.averaged and self.step.category == "white-box"
+        averaged = self.defense.random and step.averaged and step.category == "white-box"
         draws = self.settings.draws if averaged else 1
         # The gradient of a prediction comes back through all that it was made by.
-        return predictions + Cost(found.forward * forward + found.backward * backward, found.backward * forward) * draws
+        return Cost(found.forward * forward + found.backward * backward, found.backward * forward) * draws
 
     def probe(self) -> Probe:
         """The static model, at the first inputs."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from robust_ext.attacks.base import Attack
-from robust_ext.core.cost import Cost
+from robust_ext.core.cost import Cost, Costs
 from robust_ext.evaluations.binarization.rough import RECHECKED
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 from robust_ext.evaluations.binarization.witnesses import searchers
@@ -26,25 +26,27 @@ def planting_cost(settings: BinarizationSettings, *, detector: bool = False) -> 
     return Cost((points + further) * settings.draws)
 
 
-def sample_cost(
+def sample_costs(
     attacks: Mapping[str, Attack], settings: BinarizationSettings, *, samples: int, images: bool, detector: bool
-) -> Cost:
+) -> Costs:
     """Planting, the random attack, witnesses, and each attack at each depth, for one of so many samples, at most.
 
     What an attack does at further depths, and how long random search goes on, follows from what is found.
     """
     depths, ball, draws = len(settings.depths), settings.threat_model, settings.draws
     checked = (1 + settings.boundary_points + (settings.reference_points if detector else 0)) * draws
-    total = planting_cost(settings, detector=detector)
-    total += Cost((settings.random_inner + settings.random_corners) * draws)
-    for one in searchers(settings, images=images, detector=detector) if depths > 1 else ():
-        total += one.cost(ball, classes=2) or Cost(unknown=(one.name,))
-        total += Cost(draws)
-    canaries = min(settings.canaries, samples) / samples
+    found: Costs = {("calibration", None): Cost(unknown=("the calibration",))} if settings.calibrate_on else {}
+    if detector:
+        # How many points it is queried for depends on how many it lets pass.
+        found["accepted", None] = Cost(unknown=("the detector",))
+    found["features", None] = planting_cost(settings, detector=detector)
+    found["random", None] = Cost((settings.random_inner + settings.random_corners) * draws)
+    searching = searchers(settings, images=images, detector=detector) if depths > 1 else []
+    if searching:
+        costs = [(one.cost(ball, classes=2) or Cost(unknown=(one.name,))) + Cost(draws) for one in searching]
+        found["witnesses", None] = sum(costs, Cost())
+    times = depths + min(settings.canaries, samples) / samples
     for name, attack in attacks.items():
-        found = attack.cost(ball, classes=2)
-        once = Cost(unknown=(name,)) if found is None else found
-        total += (once + Cost(draws)) * (depths + canaries) + Cost(checked * depths)
-    # How many points it is queried for depends on how many it lets pass.
-    total += Cost(unknown=("the detector",)) if detector else Cost()
-    return total + (Cost(unknown=("the calibration",)) if settings.calibrate_on else Cost())
+        found["attack", name] = (attack.cost(ball, classes=2) or Cost(unknown=(name,))) * times
+    found["verify", None] = Cost(draws * times + checked * depths) * len(attacks)
+    return found

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from robust_ext.attacks.base import Attack
-from robust_ext.core.cost import Cost
+from robust_ext.core.cost import Costs
 from robust_ext.core.random import derive_seed
 from robust_ext.core.speed import Probe
 from robust_ext.core.target import Counted, count_calls
@@ -26,7 +26,7 @@ from robust_ext.engine.task import Work
 from robust_ext.engine.trace import mean_curve
 from robust_ext.evaluations.binarization.attacking import Attacked, ProblemAttack
 from robust_ext.evaluations.binarization.calibration import Calibration
-from robust_ext.evaluations.binarization.cost import sample_cost
+from robust_ext.evaluations.binarization.cost import sample_costs
 from robust_ext.evaluations.binarization.defense import Defense, Drawn, draw_accepted
 from robust_ext.evaluations.binarization.depth import Deepest, pose_deeper
 from robust_ext.evaluations.binarization.examples import example_arrays
@@ -95,10 +95,10 @@ class BinarizationRun(Run):
             stack.enter_context(counter.until(current_context().deadline))
             yield
 
-    def cost(self) -> Cost:
-        """What one of its samples takes, see :func:`sample_cost`."""
+    def costs(self) -> Costs:
+        """What one of its samples takes, see :func:`sample_costs`."""
         images, count = self.inputs.dim() == 4, len(self.ids)
-        return sample_cost(self.attacks, self.given, samples=count, images=images, detector=self.defense is not None)
+        return sample_costs(self.attacks, self.given, samples=count, images=images, detector=self.defense is not None)
 
     def probe(self) -> Probe:
         """The features with the readout, at the first inputs."""

@@ -1,0 +1,125 @@
+"""What runs would cost: all that is checked before them is, and then nothing is run or written."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from robust_ext.core.cost import Cost, Costs
+from robust_ext.engine.context import current_context, run_context
+from robust_ext.engine.phases import measure_pace
+from robust_ext.engine.run_folder import finished
+
+if TYPE_CHECKING:
+    from robust_ext.engine.run import Run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """What is left to be done, at most.
+
+    Args:
+        title: Of the evaluation.
+        samples: How many it has, over all of its runs, and how many of them are ``done``.
+        costs: Rows by phase; what is run beside them and not known before is named there.
+        seconds: Of the rows of each phase as bare passes on this machine; phases of which that is not known are left
+            out.
+        workers: Processes that share the work.
+        size: Bytes that the run folder takes in the end, about; None where that is not known or there is none.
+    """
+
+    title: str
+    samples: int = 0
+    done: int = 0
+    costs: Costs = field(default_factory=dict)
+    seconds: dict[tuple[str, str | None], float] = field(default_factory=dict)
+    workers: int = 1
+    size: int | None = None
+
+    @property
+    def total(self) -> Cost:
+        """Of all phases."""
+        return sum(self.costs.values(), Cost())
+
+    def __add__(self, other: Estimate) -> Estimate:
+        """Both one after the other."""
+        costs, seconds = dict(self.costs), dict(self.seconds)
+        for key, cost in other.costs.items():
+            costs[key] = costs.get(key, Cost()) + cost
+        for key, one in other.seconds.items():
+            seconds[key] = seconds.get(key, 0.0) + one
+        size = None if self.size is None or other.size is None else self.size + other.size
+        samples, done = self.samples + other.samples, self.done + other.done
+        return replace(self, samples=samples, done=done, costs=costs, seconds=seconds, size=size)
+
+
+class EstimatedError(Exception):
+    """Ends an evaluation that is not to be run; not an error of anyone."""
+
+    def __init__(self, estimate: Estimate) -> None:
+        super().__init__(f"{estimate.title} is not run")
+        self.estimate = estimate
+
+
+def estimate(evaluation: Callable[[], object]) -> Estimate:
+    """What a call of an evaluation would cost: it is checked as the call would check it, and nothing is run or written.
+
+    Args:
+        evaluation: A function without arguments that calls one of ``binarization_test``, ``mead``, ``robust_accuracy``,
+            ``evaluate_defense`` and ``diagnose``.
+
+    Raises:
+        RobustExtError: As the call would raise.
+
+    Example:
+        >>> import torch
+        >>> from robust_ext import ThreatModel, robust_accuracy
+        >>> network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 3)).eval()
+        >>> x, threat_model = torch.rand(8, 1, 4, 4), ThreatModel(norm="linf", epsilon=0.1)
+        >>> y, attack = network(x).argmax(1), "robust_ext:APGD(steps=10)"
+        >>> estimate(lambda: robust_accuracy(network, attack, x, y, threat_model)).total
+        Cost(forward=96, backward=80, unknown=())
+    """
+    try:
+        with run_context(replace(current_context(), dry_run=True)):
+            evaluation()
+    except EstimatedError as found:
+        return found.estimate
+    raise TypeError("evaluation: ended without a run, expected a function that calls an evaluation")
+
+
+def estimate_runs(runs: Sequence[Run], *, folder: Path | None, title: str, workers: int) -> Estimate:
+    """What is left of runs of one evaluation; RunFolderError where their folder is another run's."""
+    costs: defaultdict[tuple[str, str | None], Cost] = defaultdict(Cost)
+    seconds: defaultdict[tuple[str, str | None], float] = defaultdict(float)
+    samples = done = 0
+    sizes = []
+    paces = {}
+    for run in runs:
+        there = set[int]() if folder is None else finished(folder / run.key, kind=run.kind, settings=run.stated)
+        count = sum(map(len, run.blocks))
+        left = sum(len(rows) for rows in run.blocks if not there.issuperset(rows))
+        samples, done = samples + count, done + count - left
+        kept = run.kept()
+        sizes.append(None if kept is None else kept * count)
+        probe = run.probe() if left else None
+        if probe is not None and probe.network not in paces:
+            paces[probe.network] = measure_pace(probe)
+        for key, cost in run.costs().items():
+            costs[key] += cost * left
+            one = None if probe is None else paces[probe.network].seconds(key[0], cost * left)
+            if one is not None:
+                seconds[key] += one
+    size = None if folder is None or None in sizes else sum(one or 0 for one in sizes)
+    return Estimate(
+        title=title,
+        samples=samples,
+        done=done,
+        costs=dict(costs),
+        seconds=dict(seconds),
+        workers=workers,
+        size=size,
+    )
