@@ -59,6 +59,9 @@ def _call(function: _Function, given: Mapping[str, Any]) -> None:
     """Run a command to its end; code of users or libraries that ends the process, or reads from it, is an error."""
     try:
         function(**given)
+    except EstimatedError as found:
+        typer.echo(estimate_text(found.estimate), nl=False)
+        raise typer.Exit from None
     except (SystemExit, EOFError) as error:
         done = "ended the process" if isinstance(error, SystemExit) else "read from standard input or a short file"
         raise RobustExtError(

@@ -51,14 +51,18 @@ class BarePasses:
         except Exception as error:
             self._refuse(error)
 
-    def measure(self, rows: int, *, backward: bool = True) -> Rates | None:
-        """The rates of one batch of so many rows; None where the network cannot be copied or run."""
+    def measure(self, rows: int, *, backward: bool = True, warm: bool = False) -> Rates | None:
+        """The rates of one batch of so many rows; None where the network cannot be copied or run.
+
+        With ``warm`` it goes through once before: the first pass waits for memory.
+        """
         if self._network is None:
             return None
         try:
             points = self._inputs[torch.arange(rows, device=self._inputs.device) % len(self._inputs)]
             with seeded_globals(0):
-                return _measured(self._network, points, backward=backward)
+                rates = _measured(self._network, points, backward=backward)
+                return _measured(self._network, points, backward=backward) if warm else rates
         except Exception as error:
             self._refuse(error)
             return None

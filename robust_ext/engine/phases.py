@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
-from statistics import median
 from typing import Any
 
 from robust_ext.core.cost import Cost, Rates, Spent
@@ -15,8 +14,8 @@ from robust_ext.core.target import PassCounter
 # Of the time that blocks take, how much bare passes are timed for, and the most seconds; more of the first ones.
 _SHARE, _MOST = 0.01, 1.0
 _SHARE_AT_FIRST, _MOST_AT_FIRST = 0.05, 0.02
-# What a row costs that goes forward, and one that goes forward alone, and forward and back.
-_FORWARD, _BOTH = 1, 4
+# What a row costs that goes forward, and one that goes forward alone, and forward and back; each twice.
+_FORWARD, _BOTH = 2, 8
 
 
 class Phases:
@@ -65,11 +64,8 @@ class Speedometer:
             rows = min(size, int(left / max(one, 1e-9)))
             if key in self._took and (left <= 0 or rows < least):
                 break
-            if key not in self._took:
-                # The first passes of a kind are slower.
-                self._bare.measure(1, backward=backward)
             rows = max(rows, 1)
-            rates = self._bare.measure(rows, backward=backward)
+            rates = self._bare.measure(rows, backward=backward, warm=True)
             if rates is None:
                 self._sizes.clear()
                 break
@@ -107,7 +103,9 @@ class Pace:
             # Few rows at once show little of what a whole batch takes; runs of a moment have time for no more.
             most = [entry for entry in several if 2 * entry[1] >= key[0]]
             if most:
-                self._rates[key] = Rates(median(one[2] for one in most), median(one[3] or 0.0 for one in most))
+                # The fastest: others waited for other processes.
+                forward, both = min(one[2] for one in most), min(one[2] + (one[3] or 0.0) for one in most)
+                self._rates[key] = Rates(forward, max(both - forward, 0.0))
 
     def seconds(self, phase: str, cost: Cost) -> float | None:
         """What the rows of a phase take; None where there are none, or nothing was timed."""

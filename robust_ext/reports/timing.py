@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from robust_ext.reports.text import Line
-from robust_ext.reports.wording import plain, seconds
+from robust_ext.core.cost import Cost
+from robust_ext.engine.estimate import Estimate
+from robust_ext.engine.forecast import duration
+from robust_ext.reports.text import Line, paragraph, table
+from robust_ext.reports.wording import count, plain, seconds
 
 PHASES = {
     "calibration": "calibration",
@@ -48,6 +51,44 @@ def table_rows(result: Mapping[str, Any]) -> list[Line]:
     """A header, a row a phase, and the total."""
     lines = [(_label(row), *_cells(row)) for row in _phases(result)]
     return [_HEADER, *lines, ("in all", *_cells(result["time"]["total"]))]
+
+
+def estimate_text(estimate: Estimate) -> str:
+    """What an evaluation would cost: a row a phase, and what it comes to."""
+    header: Line = ("phase", "rows forward", "rows back", "seconds")
+    keys = sorted(estimate.costs, key=lambda key: list(PHASES).index(key[0]))
+    rows = [_estimated(key, estimate.costs[key], estimate.seconds.get(key)) for key in keys if estimate.costs[key]]
+    whole = sum(estimate.seconds.values())
+    total = ("in all", *_estimated(("rest", None), estimate.total, whole or None)[1:])
+    below = [f"{plain(estimate.title)}: {count(estimate.samples, 'sample')} over all runs, {estimate.done} of them done."]
+    if whole:
+        shared = "" if estimate.workers == 1 else f", {duration(whole / estimate.workers)} with {estimate.workers} workers"
+        below.append(f"At most, as bare passes of the network on this machine: {duration(whole)}{shared}.")
+    if estimate.total.unknown:
+        names = ", ".join(map(plain, estimate.total.unknown))
+        below.append(f"Not known before, and beside that: what {names} takes.")
+    if estimate.size is not None:
+        below.append(f"Run folder: about {_bytes(estimate.size)}.")
+    lines = [line for words in below for line in paragraph(words)]
+    return "\n".join([*table([header, *rows, total], words=(0,)), "", *lines, ""])
+
+
+def _estimated(key: tuple[str, str | None], cost: Cost, taken: float | None) -> Line:
+    return (
+        _label({"phase": key[0], "of": key[1]}),
+        f"{cost.forward:,.0f}" if cost.forward else "-",
+        f"{cost.backward:,.0f}" if cost.backward else "-",
+        "?" if cost.unknown and taken is None else "-" if taken is None else seconds(taken),
+    )
+
+
+def _bytes(size: float) -> str:
+    """A size in words."""
+    for unit in ("KiB", "MiB", "GiB"):
+        size /= 1024
+        if size < 1000:
+            break
+    return f"{size:,.0f} {unit}" if size >= 10 else f"{size:.1f} {unit}"
 
 
 def context(result: Mapping[str, Any]) -> dict[str, Any]:
