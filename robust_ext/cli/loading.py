@@ -63,6 +63,11 @@ class RunOptions(WorkerOptions):
     )
     progress: bool = setting(default=True, help="Show a progress bar.", panel="run")
     repair: bool = setting(default=False, help="Do again what is damaged in --out.", panel="run")
+    dry_run: bool = setting(
+        default=False,
+        help="Check what can be checked, and print the cost; nothing is run or written.",
+        panel="run",
+    )
 
     @property
     def limits(self) -> tuple[float, float]:
@@ -130,7 +135,7 @@ class RunOptions(WorkerOptions):
             **more,
         }
         known = {name: text for name, text in origin.items() if text is not None}
-        return run_context(RunContext(origin=known, repair=self.repair))
+        return run_context(RunContext(origin=known, repair=self.repair, dry_run=self.dry_run))
 
     @property
     def keywords(self) -> dict[str, Any]:

@@ -124,6 +124,7 @@ def _run(run: RunOptions, own: MeadOptions, adapt: AdaptationOptions, settings: 
         seed=settings["seed"],
         folder=None if run.out is None else run.out / "detectors",
         repair=run.repair,
+        fit=not run.dry_run,
         report=partial(typer.echo, err=True) if run.progress else lambda _: None,
     )
     trained = f"{training.name}, {fitted} samples, and {len(held_out)} to calibrate"

@@ -17,6 +17,8 @@ from robust_ext.cli.help import PANELS, first_sentence, help_all, is_rare, panel
 from robust_ext.cli.study import printed_back
 from robust_ext.core.errors import InvalidArgumentError, RobustExtError
 from robust_ext.core.settings import SettingInfo, Settings, check_setting, declared, default_of, setting_types
+from robust_ext.engine.estimate import EstimatedError
+from robust_ext.reports.timing import estimate_text
 
 _Function = Callable[..., None]
 
@@ -44,8 +46,11 @@ def command(evaluation: type[Settings] | None = None, **defaults: Any) -> Callab
             given: dict[str, Any] = {name: cls(**_values(cls, values)) for name, cls in groups.items()}
             if evaluation is not None:
                 given["settings"] = _values(evaluation, values)
-            with printed_back(context):
-                _call(function, given)
+            try:
+                with printed_back(context):
+                    _call(function, given)
+            except EstimatedError as found:
+                typer.echo(estimate_text(found.estimate), nl=False)
 
         run.__name__, run.__doc__ = function.__name__, function.__doc__
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -59,9 +64,6 @@ def _call(function: _Function, given: Mapping[str, Any]) -> None:
     """Run a command to its end; code of users or libraries that ends the process, or reads from it, is an error."""
     try:
         function(**given)
-    except EstimatedError as found:
-        typer.echo(estimate_text(found.estimate), nl=False)
-        raise typer.Exit from None
     except (SystemExit, EOFError) as error:
         done = "ended the process" if isinstance(error, SystemExit) else "read from standard input or a short file"
         raise RobustExtError(

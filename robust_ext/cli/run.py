@@ -20,6 +20,9 @@ def run_study(
     file: Annotated[Path, typer.Argument(metavar="FILE.toml", help="A table called as a command, with its options.")],
     out: Annotated[Path | None, typer.Option(help="Run folder, in place of the study's.")] = None,
     repair: Annotated[bool, typer.Option("--repair", help="Do again what is damaged in the run folder.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check it, and print what it would cost; nothing is run or written.")
+    ] = False,
     allow_code: Annotated[
         bool,
         typer.Option("--allow-code", help="Run code that the study names, file.py:object or package.module:object."),
@@ -32,9 +35,9 @@ def run_study(
     study = read_study(file, commands)
     command = commands[study.command]
     known = {parameter.name for parameter in command.params}
-    over = {"out": out, "repair": repair or None, "progress": None if progress else False}
+    over = {"out": out, "repair": repair or None, "dry-run": dry_run or None, "progress": None if progress else False}
     for key, value in over.items():
-        if value is not None and key not in known:
+        if value is not None and key.replace("-", "_") not in known:
             raise InvalidArgumentError(f"--{key}", str(value), f"no such option for {study.command}, which has none")
     options = {**study.options, **{key: value for key, value in over.items() if value is not None}}
     arguments = study_arguments(replace(study, options=options), command.params)

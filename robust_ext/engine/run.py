@@ -28,6 +28,9 @@ from robust_ext.engine.task import Attempt, Task, TaskResult, Work, verified
 
 logger = logging.getLogger(__name__)
 
+RECORD = 700
+"""Bytes of a record of one attempt, about."""
+
 R = TypeVar("R", bound="Run")
 R_co = TypeVar("R_co", bound="Run", covariant=True)
 

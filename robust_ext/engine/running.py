@@ -48,7 +48,7 @@ def run_all(
     context, folder = current_context(), None if out is None else Path(out)
     if context.dry_run:
         pool = current_pool()
-        workers = context.jobs if pool is None else pool.workers
+        workers = 1 if pool is None else pool.workers
         raise EstimatedError(estimate_runs(runs, folder=folder, title=title, workers=workers))
     estimated = is_shown(progress) or logger.isEnabledFor(logging.INFO)
     forecast = make_forecast(runs) if estimated and context.shard[1] == 1 else Forecast()

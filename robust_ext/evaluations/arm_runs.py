@@ -25,7 +25,7 @@ from robust_ext.engine.code_digest import attack_code
 from robust_ext.engine.differences import differences
 from robust_ext.engine.identity import describe
 from robust_ext.engine.inputs import EvaluationInputs
-from robust_ext.engine.run import Block, Run, candidates_name
+from robust_ext.engine.run import RECORD, Block, Run, candidates_name
 from robust_ext.engine.store import Floats, Record, Store
 from robust_ext.engine.task import Check, Task, Work
 from robust_ext.evaluations.arms import Arm
@@ -68,6 +68,10 @@ class ScoredRun(Run):
     def costs(self) -> Costs:
         """Nothing is attacked."""
         return {}
+
+    def kept(self) -> int:
+        """Nothing of each sample."""
+        return 0
 
     def probe(self) -> Probe:
         """The classifier, at the first inputs."""
@@ -134,6 +138,10 @@ class ArmRun(ScoredRun):
         if found is None or self.adaptive_to is not None:
             found = (found or Cost()) + Cost(unknown=(self.title,))
         return {("attack", self.title): found, ("verify", None): Cost(1)}
+
+    def kept(self) -> int:
+        """A candidate as it is, and its record."""
+        return 4 * self.given.inputs[0].numel() + RECORD
 
     def points(self, rows: range, store: Store) -> Tensor:
         """The candidates of a block."""

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from robust_ext.core.cost import Cost, Spent
-from robust_ext.engine.context import current_context
 from robust_ext.engine.phases import Pace, phases_of
 from robust_ext.engine.run import Outcome
 from robust_ext.reports.timing import PHASES
@@ -38,8 +37,7 @@ def time_table(outcomes: Iterable[Outcome[Any]], *, begun: float | None, others:
     order = list(PHASES)
     rows = [_row(*found[key]) for key in sorted(found, key=lambda key: order.index(key[0]))]
     stated = sum(row["seconds"] for row in rows)
-    # What several processes left is of this call too.
-    earlier = sum(one.store.earlier for one in left) if current_context().jobs == 1 else 0.0
+    earlier = sum(one.store.earlier for one in left)
     worked = sum(timing.get("seconds", 0.0) for one in left for timing in one.timings)
     seconds = max((wall or 0.0) + earlier, stated, worked)
     floor = sum(row["floor"] or 0.0 for row in rows)

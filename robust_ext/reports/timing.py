@@ -60,10 +60,11 @@ def estimate_text(estimate: Estimate) -> str:
     rows = [_estimated(key, estimate.costs[key], estimate.seconds.get(key)) for key in keys if estimate.costs[key]]
     whole = sum(estimate.seconds.values())
     total = ("in all", *_estimated(("rest", None), estimate.total, whole or None)[1:])
-    below = [f"{plain(estimate.title)}: {count(estimate.samples, 'sample')} over all runs, {estimate.done} of them done."]
+    below = [f"{plain(estimate.title)}: {count(estimate.samples, 'sample')} in all runs, {estimate.done} of them done."]
     if whole:
-        shared = "" if estimate.workers == 1 else f", {duration(whole / estimate.workers)} with {estimate.workers} workers"
-        below.append(f"At most, as bare passes of the network on this machine: {duration(whole)}{shared}.")
+        workers = estimate.workers
+        shared = "" if workers == 1 else f", {duration(whole / workers)} with {workers} workers"
+        below.append(f"As bare passes of the network on this machine: at most {duration(whole)}{shared}.")
     if estimate.total.unknown:
         names = ", ".join(map(plain, estimate.total.unknown))
         below.append(f"Not known before, and beside that: what {names} takes.")
@@ -84,11 +85,11 @@ def _estimated(key: tuple[str, str | None], cost: Cost, taken: float | None) -> 
 
 def _bytes(size: float) -> str:
     """A size in words."""
-    for unit in ("KiB", "MiB", "GiB"):
+    for unit in ("KiB", "MiB"):
         size /= 1024
         if size < 1000:
-            break
-    return f"{size:,.0f} {unit}" if size >= 10 else f"{size:.1f} {unit}"
+            return f"{size:,.0f} {unit}"
+    return f"{size / 1024:,.1f} GiB"
 
 
 def context(result: Mapping[str, Any]) -> dict[str, Any]:

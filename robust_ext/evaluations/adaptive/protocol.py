@@ -21,7 +21,7 @@ from robust_ext.engine.identity import describe, model_digest, plain_settings
 from robust_ext.engine.inputs import EvaluationInputs, blocks_of
 from robust_ext.engine.outcomes import LOST
 from robust_ext.engine.phases import Phases
-from robust_ext.engine.run import Block, Run
+from robust_ext.engine.run import RECORD, Block, Run
 from robust_ext.engine.store import Store
 from robust_ext.engine.task import Attempt, Check, Key, Task, Work
 from robust_ext.engine.verify import Verification, verify
@@ -79,6 +79,10 @@ class StepRun(Run):
         if self.step is None:
             return costs
         return {("attack", self.title): self._attack_cost(self.step), **costs}
+
+    def kept(self) -> int:
+        """A candidate as it is, and its record."""
+        return 4 * self.given.inputs[0].numel() + RECORD
 
     def _attack_cost(self, step: Step) -> Cost:
         found = step.attack.cost(self.given.threat_model, classes=self.given.logits.shape[1])

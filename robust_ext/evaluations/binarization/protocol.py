@@ -20,7 +20,7 @@ from robust_ext.core.target import Counted, count_calls
 from robust_ext.engine.context import current_context
 from robust_ext.engine.phases import Phases
 from robust_ext.engine.progress import phase, watching
-from robust_ext.engine.run import Block, Run
+from robust_ext.engine.run import RECORD, Block, Run
 from robust_ext.engine.store import Record, Store
 from robust_ext.engine.task import Work
 from robust_ext.engine.trace import mean_curve
@@ -99,6 +99,10 @@ class BinarizationRun(Run):
         """What one of its samples takes, see :func:`sample_costs`."""
         images, count = self.inputs.dim() == 4, len(self.ids)
         return sample_costs(self.attacks, self.given, samples=count, images=images, detector=self.defense is not None)
+
+    def kept(self) -> int:
+        """A record with an entry of each attack."""
+        return RECORD * (1 + len(self.attacks)) // 2
 
     def probe(self) -> Probe:
         """The features with the readout, at the first inputs."""

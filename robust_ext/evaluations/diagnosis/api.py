@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from robust_ext.attacks.base import Attack
+from robust_ext.core.cost import Cost, Costs
 from robust_ext.core.devices import run_device
 from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.core.settings import make_settings
@@ -22,6 +23,7 @@ from robust_ext.core.threat import ThreatModel
 from robust_ext.core.validation import Array, check_inputs, check_labels
 from robust_ext.engine.classifiers import as_classifier
 from robust_ext.engine.context import current_context
+from robust_ext.engine.estimate import Estimate, EstimatedError
 from robust_ext.engine.identity import check_ids
 from robust_ext.engine.inputs import PROBES, as_attacks, bounded_module, prepare_inputs
 from robust_ext.engine.judge import with_judge_seed
@@ -160,6 +162,8 @@ class _Diagnosis:
             probe = probe_model(
                 module, self.inputs, self.labels, threat_model=self.threat_model, seed=self.settings.seed
             )
+            if current_context().dry_run:
+                raise EstimatedError(self._estimated(examiner, refusal))
             if examiner is None and not any(one.weight != "low" for one in probe.findings):
                 raise ModelError(str(refusal))
             examination = Examination.of(examiner, self.attacks, watch=watch)
@@ -179,6 +183,15 @@ class _Diagnosis:
             begun=begun,
         )
         return DiagnosisResult(content)
+
+    def _estimated(self, examiner: Examiner | None, refusal: str | None) -> Estimate:
+        """What the attacks would cost, with those they are compared with; probes and remedies are not known before."""
+        if examiner is None:
+            raise ModelError(str(refusal))
+        parts = [part for attack in self.attacks.values() for part in examiner.estimates(attack)]
+        parts += examiner.estimated_references() if self.settings.references else []
+        unknown: Costs = {("rest", None): Cost(unknown=("probes of the model", "larger budgets and remedies"))}
+        return sum(parts, Estimate(title="diagnosis", costs=unknown, size=0))
 
     def _examiner(self, module: nn.Module, folder: str = "") -> tuple[Examiner | None, str | None]:
         """What runs attacks on the model, or why none can be run."""

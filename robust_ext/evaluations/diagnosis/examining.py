@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from robust_ext.attacks.base import Attack
 from robust_ext.attacks.random_search import RandomSearch
 from robust_ext.attacks.square import Square
 from robust_ext.core.errors import AttackError, AttackRefusedError, ModelError
+from robust_ext.engine.estimate import Estimate, estimate
 from robust_ext.engine.identity import describe
 from robust_ext.engine.inputs import EvaluationInputs
 from robust_ext.engine.outcomes import BROKEN, LOST
@@ -157,6 +159,19 @@ class Examiner:
 
     def references(self) -> Iterator[Ran]:
         """Other attacks on the same samples."""
+        for name, attack in self._references().items():
+            yield self.run(name, attack)
+
+    def estimates(self, attack: Attack) -> list[Estimate]:
+        """What an attack would cost on the samples, and on planted problems."""
+        planted = [estimate(partial(self._plant, attack))] if self.settings.planted else []
+        return [estimate(partial(self.run, attack.name, attack)), *planted]
+
+    def estimated_references(self) -> list[Estimate]:
+        """What those that it is compared with would cost."""
+        return [estimate(partial(self.run, name, attack)) for name, attack in self._references().items()]
+
+    def _references(self) -> dict[str, Attack]:
         settings = self.settings
         attacks: dict[str, Attack] = {
             RANDOM: RandomSearch(points=settings.random_points),
@@ -166,8 +181,7 @@ class Examiner:
         }
         if self.given.inputs.dim() == 4:
             attacks[SQUARE] = Square(queries=settings.queries)
-        for name, attack in attacks.items():
-            yield self.run(name, attack)
+        return attacks
 
     def larger(self, ran: Ran) -> Iterator[tuple[str, Ran]]:
         """The same attack with twice the budget and without any, where it follows the budget and is fast enough."""
