@@ -116,5 +116,5 @@ class Pace:
 
 
 def measure_pace(probe: Probe) -> Pace:
-    """The pace of a network that nothing was run through yet, in a second or two."""
-    return Pace(probe, Speedometer(probe).after(Spent(10**9, 0, _MOST / _SHARE)))
+    """The pace of a network that nothing was run through yet, in a quarter of a second, or some passes if longer."""
+    return Pace(probe, Speedometer(probe).after(Spent(10**9, 0, 0.25 / _SHARE)))

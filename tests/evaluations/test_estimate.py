@@ -64,7 +64,10 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("name", CALLS)
+NAMES = [pytest.param(one, marks=pytest.mark.exhaustive) if one == "deeper" else one for one in CALLS]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_rows_before_and_after(given, tmp_path, name):
     call, exact = CALLS[name]
     before = robust_ext.estimate(lambda: call(*given, tmp_path / "run"))
@@ -87,7 +90,7 @@ def test_rows_before_and_after(given, tmp_path, name):
     assert taken / 3 < before.size < taken * 3
 
 
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name", NAMES)
 def test_seconds_add_up_to_those_of_the_clock(given, name):
     begun = time.perf_counter()
     found = CALLS[name][0](*given, None).content["time"]
@@ -103,6 +106,7 @@ def test_results_are_equal_whatever_they_took(given):
     assert (first, hash(first)) == (second, hash(second))
 
 
+@pytest.mark.exhaustive
 def test_a_diagnosis_is_estimated_as_the_sum_of_what_it_runs(given):
     options = {"planted": 4, "inner_points": 20}
     found = robust_ext.estimate(lambda: robust_ext.diagnose(given[0], PGD, *given[1:], THREAT_MODEL, **options))
@@ -157,7 +161,9 @@ COMMANDS = {
 }
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    "command", [one if one == "mead" else pytest.param(one, marks=pytest.mark.exhaustive) for one in COMMANDS]
+)
 def test_a_dry_run_of_a_command_prints_its_cost_and_writes_nothing(tmp_path, command):
     out = tmp_path / "run"
     found = run(command, *COMMANDS[command], "--dry-run", f"--out={out}")
