@@ -12,7 +12,7 @@ from robust_ext.engine.store import Record
 from robust_ext.evaluations.binarization.depth_scores import score_depths, solved_depth
 from robust_ext.evaluations.binarization.rules import Rules, Solved
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
-from robust_ext.evaluations.binarization.verdict import judge
+from robust_ext.evaluations.binarization.verdict import REPAIRED, judge
 from robust_ext.evaluations.caveats import lost_words
 
 # Easier positions at which the same candidates are counted again, for the hardness curve.
@@ -166,6 +166,7 @@ class Sequential:
     def __init__(self, names: Sequence[str], rules: Rules) -> None:
         self.groups = self.samples = 0  # How many it was told of
         self._counts = dict.fromkeys(names, Solved(found=0, random_found=0, samples=0, random_samples=0))
+        self._repaired = dict.fromkeys(names, 0)  # Canaries
         self._left = list(names)
         self._rules = rules
 
@@ -182,8 +183,10 @@ class Sequential:
         if not self._rules.settings.sequential:
             return
         for name in list(self._left):
-            self._counts[name] = counts = _add(self._counts[name], _planted(name, group), name, self._rules.settings)
-            if self._rules.decided(counts):
+            planted = _planted(name, group)
+            self._counts[name] = _add(self._counts[name], planted, name, self._rules.settings)
+            self._repaired[name] += sum(record["attacks"][name]["canary"] == "repaired" for record in planted)
+            if self._repaired[name] >= REPAIRED or self._rules.decided(self._counts[name]):
                 self._left.remove(name)
 
 

@@ -9,6 +9,9 @@ from torch import nn
 from robust_ext import InvalidArgumentError, ThreatModel, binarization_test
 from robust_ext.demo.network import digits_network
 from robust_ext.demo.run import Rounded, Saturated
+from robust_ext.evaluations.binarization import BinarizationSettings
+from robust_ext.evaluations.binarization.rules import Rules
+from robust_ext.evaluations.binarization.summary import until_decided
 
 
 def test_strong_passes_and_weak_fail(network, digits, linf, pgd):
@@ -78,7 +81,35 @@ def test_sequential_stops_when_decided(network, digits, linf, pgd):
     assert [r["random_reach"] for r in result.records] == [r["random_reach"] for r in full.records[:8]] + [None] * 32
     assert all(bool(r["random_draws"]) == (r["index"] < 8) for r in result.records)
     assert (strong["random_samples"], strong["random_score"]) == (8, nothing["random_score"])
+    # What processes that run ahead of each other do beyond what is needed is left out.
+    both = binarization_test(network, attacks, inputs[:40], linf, batch_size=8, **settings)
+    groups = [both.records[start : start + 8] for start in range(0, 40, 8)]
+    rules = Rules(BinarizationSettings(threat_model=linf, sequential=True, **settings), 2)
+    kept = until_decided(list(attacks), groups, rules)
+    assert [record for group in kept for record in group] == result.records
     assert f"random search found {strong['random_score']:.2f} of 8." in strong["reason"]
+
+
+def test_what_is_settled_is_not_searched_for_again(network, digits, linf, pgd, tmp_path):
+    """Deeper problems grade attacks on sixteen samples; canaries end it at once; a resumed run comes to the same."""
+    attacks = {"strong": pgd(), "predicted": pgd(predicted_labels=True)}
+    settings = {"inner_points": 99, "sequential": True, "batch_size": 8, "out": tmp_path}
+    result = binarization_test(network, attacks, digits[:40], linf, **settings)
+    strong, wrong = result.attacks["strong"], result.attacks["predicted"]
+    assert (wrong["verdict"], wrong["samples"], wrong["canaries"]["repaired"]) == ("failed", 8, 8)
+    assert (strong["verdict"], strong["samples"]) == ("passed", 40)
+    searched = [record["random_reach"] is not None for record in result.records]
+    graded = ["witnesses" in record and "depths" in record["attacks"]["strong"] for record in result.records]
+    assert searched == sorted(searched, reverse=True)
+    assert 8 <= sum(searched) == strong["random_samples"] < 40
+    assert graded == [row < max(16, sum(searched)) for row in range(40)]
+    assert [row["samples"] for row in strong["depths"]] == [40] + [sum(graded)] * (len(strong["depths"]) - 1)
+    assert {row["samples"] for row in result.content["witnesses"]} == {sum(graded)}
+    for name, kept in {"records.jsonl": 20, "timings.jsonl": 3}.items():
+        lines = (tmp_path / name).read_text().splitlines(keepends=True)
+        (tmp_path / name).write_text("".join(lines[:kept]))
+    again = binarization_test(network, attacks, digits[:40], linf, **settings)
+    assert again.records == result.records
 
 
 def test_hardness_curve_is_that_of_other_kappas(digits, judged):

@@ -72,3 +72,39 @@ def test_deeper_problems_pass_no_more_often():
         rate = 1 - 1e-12 if rates[-1] == 0.5 else 0.9
         depths = [depth(1 - 1e-12, rates[0]), depth(rate, rates[1], 0.9, 2.0), depth(rate, rates[2], 0.7, 4.0)]
         assert benchmark.simulated(depths, 64, correlation=0.5, runs=RUNS)["passed"] <= 0.05
+
+
+def test_random_search_ends_where_it_is_settled():
+    """An R-ASR of .5 is rarely found low enough, at a recursion over all looks and in simulated tests."""
+    low, spent = benchmark.random_search(0.5)
+    rules, random = benchmark.rules(sequential=True), np.random.default_rng(0)
+    hits = (random.random((RUNS, benchmark.MOST)) < 0.5).cumsum(1)[:, benchmark.GROUP - 1 :: benchmark.GROUP]
+    looks = np.arange(benchmark.GROUP, benchmark.MOST + 1, benchmark.GROUP)
+    most = [benchmark._most_random(look, sequential=True) for look in looks.tolist()]
+    assert near((hits <= most).any(1).mean(), low)
+    assert low <= rules.random_error_rate() == 0.05 / 2
+    assert spent > benchmark.MOST / 2
+    assert benchmark.random_search(0.0) == (1.0, 8.0)
+    assert rules.random_error_rate() + 3 * rules.random_error_rate(8.0) == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize(
+    ("options", "counts", "settled"),
+    [
+        ({}, (0, 7), False),
+        ({}, (0, 8), True),
+        ({}, (1, 11), False),
+        ({}, (1, 12), True),
+        # Deeper problems need it where planted ones are too easy.
+        ({}, (30, 30), False),
+        ({"depths": (1,)}, (30, 30), True),
+        ({"depths": (1,)}, (0, 7), True),
+        ({"least_depth": 2.0}, (0, 30), False),
+        ({"maximum_random_score": 1.0}, (0, 30), False),
+        ({"sequential": False}, (0, 30), False),
+    ],
+)
+def test_where_random_search_is_settled(options, counts, settled):
+    rules = benchmark.rules(**{"sequential": True, **options})
+    found, samples = counts
+    assert rules.random_settled(benchmark.Solved(found=0, random_found=found, samples=samples)) == settled
