@@ -103,11 +103,12 @@ def sequential_decision(hits: int, trials: int, *, threshold: float, error_rate:
 
     Two likelihood ratios are kept, each a nonnegative supermartingale under what it argues against, so each error has
     at most probability ``error_rate`` however often one looks (Ville's inequality). Against "at most the threshold"
-    bets a mixture of a perfect attack (weight .8) and rates uniform above the threshold (.2); against "at least the
-    threshold" bet rates uniform below it. At .95 and .05 a perfect attack needs 62 samples, a hopeless one 2.
+    bets a mixture of a perfect attack (weight .6) and rates uniform in the upper half of what is above the threshold
+    (.4); against "at least the threshold" bet rates uniform below it. At .95 and .05 a perfect attack needs 63 samples,
+    a hopeless one 2.
 
     Example:
-        >>> sequential_decision(62, 62, threshold=0.95), sequential_decision(1, 4, threshold=0.95)
+        >>> sequential_decision(63, 63, threshold=0.95), sequential_decision(1, 4, threshold=0.95)
         ('above', 'below')
     """
     _check(hits, trials, threshold=threshold)
@@ -118,8 +119,8 @@ def sequential_decision(hits: int, trials: int, *, threshold: float, error_rate:
     null = hits * math.log(threshold) + misses * math.log1p(-threshold)
     # The integral of p^hits (1 - p)^misses over an interval, by the incomplete beta function, relative to the null.
     whole = _exp(float(betaln(hits + 1, misses + 1)) - null)
-    below = float(betainc(hits + 1, misses + 1, threshold))
-    against_low = 0.2 * whole * (1 - below) / (1 - threshold) + (0.8 * _exp(-null) if misses == 0 else 0.0)
+    below, lower = (float(betainc(hits + 1, misses + 1, rate)) for rate in (threshold, (1 + threshold) / 2))
+    against_low = 0.8 * whole * (1 - lower) / (1 - threshold) + (0.6 * _exp(-null) if misses == 0 else 0.0)
     if against_low >= 1 / error_rate:
         return "above"
     return "below" if whole * below / threshold >= 1 / error_rate else None

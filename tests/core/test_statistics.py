@@ -79,14 +79,14 @@ def log_integral(hits, misses, low, high, threshold):
 
 
 @pytest.mark.parametrize("threshold", [0.5, 0.9, 0.95])
-@pytest.mark.parametrize("trials", [1, 2, 5, 20, 61, 62, 150, 400])
+@pytest.mark.parametrize("trials", [1, 2, 5, 20, 62, 63, 150, 400])
 def test_decisions_are_those_of_numerical_integration(threshold, trials):
     decisions = set()
     for hits in sorted({0, 1, trials // 2, *range(max(0, trials - 40), trials + 1)} & set(range(trials + 1))):
         misses = trials - hits
-        above = 0.2 * math.exp(min(log_integral(hits, misses, threshold, 1, threshold), 300))
+        above = 0.4 * math.exp(min(log_integral(hits, misses, (1 + threshold) / 2, 1, threshold), 300))
         if not misses:
-            above += 0.8 * threshold**-trials
+            above += 0.6 * threshold**-trials
         below = math.exp(min(log_integral(hits, misses, 0, threshold, threshold), 300))
         for error_rate in (0.05, 0.2):
             near = any(abs(bet * error_rate - 1) < 1e-4 for bet in (above, below))
@@ -98,7 +98,7 @@ def test_decisions_are_those_of_numerical_integration(threshold, trials):
 
 
 def test_how_soon_it_decides():
-    assert [sequential_decision(n, n, threshold=0.95) for n in range(64)] == [None] * 62 + ["above"] * 2
+    assert [sequential_decision(n, n, threshold=0.95) for n in range(65)] == [None] * 63 + ["above"] * 2
     assert [sequential_decision(0, n, threshold=0.95) for n in range(4)] == [None] * 2 + ["below"] * 2
 
 

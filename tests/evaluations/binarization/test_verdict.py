@@ -59,13 +59,13 @@ def judged(found, random_found, samples, *, planted=8, repaired=0, attacks=1, de
         (100, 51, 100, {}, "inconclusive", "an R-ASR above 0.5 means that the planted examples are too easy"),
         (28, 20, 28, {}, "inconclusive", "or less (at error 0.05), and an R-ASR above 0.5 means"),
         (100, 100, 100, {"maximum_random_score": 1.0}, "passed", "that of random search at most 1.00"),
-        # Sequential: a perfect attack needs 30 samples, among ten 52.
-        (29, 0, 29, {"sequential": True}, "inconclusive", "leave room for a rate of 0.9 or less"),
-        (30, 0, 30, {"sequential": True}, "passed", "its rate is above 0.9 (at error 0.05), that of random search"),
-        (51, 0, 51, {"sequential": True, "attacks": 10}, "inconclusive", "leave room"),
-        (52, 0, 52, {"sequential": True, "attacks": 10}, "passed", "its rate is above 0.9"),
-        (61, 0, 61, {"sequential": True, "proven_rate": 0.0}, "inconclusive", "leave room for a rate of 0.95"),
-        (62, 0, 62, {"sequential": True, "proven_rate": 0.0}, "passed", "its rate is above 0.95"),
+        # Sequential: a perfect attack needs 31 samples, among ten 54.
+        (30, 0, 30, {"sequential": True}, "inconclusive", "leave room for a rate of 0.9 or less"),
+        (31, 0, 31, {"sequential": True}, "passed", "its rate is above 0.9 (at error 0.05), that of random search"),
+        (53, 0, 53, {"sequential": True, "attacks": 10}, "inconclusive", "leave room"),
+        (54, 0, 54, {"sequential": True, "attacks": 10}, "passed", "its rate is above 0.9"),
+        (62, 0, 62, {"sequential": True, "proven_rate": 0.0}, "inconclusive", "leave room for a rate of 0.95"),
+        (63, 0, 63, {"sequential": True, "proven_rate": 0.0}, "passed", "its rate is above 0.95"),
     ],
 )
 def test_the_rules(found, random_found, samples, options, verdict, reason):
