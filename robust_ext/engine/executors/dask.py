@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
@@ -36,6 +37,8 @@ class DaskExecutor(ClusterExecutor):
         text = "dask" if address is None else f"dask:{address}"
         self._cluster = None
         if address is None:
+            # Else the scheduler reports its own end.
+            logging.getLogger("distributed").setLevel(logging.ERROR)
             self._cluster = dask.LocalCluster(
                 n_workers=workers or cores(), threads_per_worker=1, dashboard_address=None, silence_logs=40
             )
