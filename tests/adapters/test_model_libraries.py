@@ -91,7 +91,7 @@ def check_processor(kind):
     torch.testing.assert_close(got.flip(0) if flipped else got, expected.float(), rtol=1e-5, atol=1e-5, msg=kind)
 
 
-@pytest.mark.parametrize("kind", ["vit", "resnet", "efficientnet", "mobilevit"])
+@pytest.mark.parametrize("kind", ["vit", "mobilevit"])
 def test_normalisation_of_transformers_is_that_of_its_processor(kind):
     library("transformers")
     check_processor(kind)

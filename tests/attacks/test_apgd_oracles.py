@@ -48,8 +48,7 @@ def largest_gain(weights, x, threat_model):
     return -float(linprog(-strength, bounds=limits, method="highs", **sums).fun)
 
 
-@pytest.mark.parametrize("bounds", [(0.0, 1.0), (-2.5, 3.0)])
-@pytest.mark.parametrize("start", ["random", "input"])
+@pytest.mark.parametrize(("start", "bounds"), [("random", (0.0, 1.0)), ("input", (-2.5, 3.0))])
 @pytest.mark.parametrize("loss", ["ce", "margin"])
 @pytest.mark.parametrize(
     ("norm", "epsilon"),

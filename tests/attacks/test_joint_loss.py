@@ -9,8 +9,7 @@ from robust_ext.testing.defenses import linear_defense, small_defense
 from tests.attacks.problems import attacked, watched
 
 
-@pytest.mark.parametrize("loss", ["ce", "margin", "dlr"])
-@pytest.mark.parametrize("alpha", [1e-4, 1e4])
+@pytest.mark.parametrize(("loss", "alpha"), [("ce", 1e-4), ("margin", 1e4), ("dlr", 1e-4)])
 def test_the_search_makes_up_for_a_wrong_first_weight(loss, alpha):
     # Two classes: the logits are padded for DLR.
     problem = linear_defense(60, 6, likeness=0.7)

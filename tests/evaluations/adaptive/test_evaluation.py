@@ -158,7 +158,9 @@ def test_groups_keep_their_composition(subject):
         evaluate(subject, Centred, attacks=[step])
 
 
-@pytest.mark.parametrize("defense", [rounded, Noise()], ids=["rounded", "noise"])
+@pytest.mark.parametrize(
+    "defense", [pytest.param(rounded, marks=pytest.mark.exhaustive), Noise()], ids=["rounded", "noise"]
+)
 def test_stopped_and_gone_on_with(subject, tmp_path, defense):
     def run(attack, **keywords):
         step = Step(name="mine", category="black-box", attack=attack, exposure="defense")

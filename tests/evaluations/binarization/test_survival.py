@@ -40,7 +40,7 @@ def test_an_interrupted_run_goes_on(tmp_path, tested, digits, pgd):
 
     tested(fragile, digits[:20], out=tmp_path / "whole", **FEW)
     total = calls.call_count
-    for fail_at in range(1, total + 1):
+    for fail_at in sorted({1, 2, total // 2, total}):
         calls.side_effect = [*[None] * (fail_at - 1), KeyboardInterrupt, *[None] * total]
         folder = tmp_path / f"broken{fail_at}"
         with pytest.raises(KeyboardInterrupt):
