@@ -213,7 +213,6 @@ class _Running:
             seed=self.seed,
         )
         outcomes = drive(run_all([run], out=self.folder, progress=False, title=kind), self.worker)
-        assert outcomes is not None
         self.outcomes.append(outcomes[run.key])
         return measured_accuracy(outcomes[run.key])
 

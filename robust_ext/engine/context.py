@@ -1,4 +1,4 @@
-"""What surrounds a run but is none of its caller's arguments: where things came from, and other processes."""
+"""What surrounds a run but is none of its caller's arguments: where things came from, who listens, and until when."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from robust_ext.core.errors import InvalidArgumentError
-from robust_ext.core.settings import LARGEST
-from robust_ext.core.validation import check_integer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,11 +18,8 @@ class RunContext:
     # Where things came from, in words by name ({"model": "net.py:make"}), kept with the settings
     origin: Mapping[str, str] = field(default_factory=dict)
     target: str = ""  # Words for what is attacked, for tables that hold several targets
-    command: Sequence[str] = ()  # Arguments of robust-ext that repeat the run in another process
-    jobs: int = 1  # Processes the run is split over
-    # Number of this process, and of how many; one of several does its share and makes no result
-    shard: tuple[int, int] = (0, 1)
-    # Called in the one process that makes a result, with each record when its block is finished
+    command: Sequence[str] = ()  # Arguments of robust-ext that repeat the run
+    # Called with each record when its block is finished, in order
     on_record: Callable[[Mapping[str, Any]], None] | None = None
     # Of time.monotonic: queries end, and where a run may end early its finished blocks count
     deadline: float | None = None
@@ -32,17 +27,13 @@ class RunContext:
     repair: bool = False  # Whether what is damaged in a run folder is dropped and done again, not refused
 
     def __post_init__(self) -> None:
-        origin, command, shard = self.origin, self.command, self.shard
+        origin, command = self.origin, self.command
         if not isinstance(origin, Mapping) or not all(isinstance(one, str) for pair in origin.items() for one in pair):
             raise InvalidArgumentError("origin", origin, 'texts by name, as in {"model": "net.py:make"}')
         if not isinstance(self.target, str):
             raise InvalidArgumentError("target", self.target, "a text")
         if not isinstance(command, (list, tuple)) or not all(isinstance(one, str) for one in command):
             raise InvalidArgumentError("command", command, "a list of texts")
-        check_integer("jobs", self.jobs, minimum=1, maximum=LARGEST)
-        if not isinstance(shard, tuple) or len(shard) != 2:
-            raise InvalidArgumentError("shard", shard, "a pair (number of this process, of how many)")
-        check_integer("shard", shard[0], minimum=0, maximum=check_integer("shard", shard[1], minimum=1) - 1)
         if not isinstance(self.repair, bool):
             raise InvalidArgumentError("repair", self.repair, "True or False")
 

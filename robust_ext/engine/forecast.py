@@ -52,12 +52,6 @@ class Forecast:
             parts.append(f"what {', '.join(cost.unknown)} takes, which its first block will show")
         return "; and ".join(parts) or "nothing to do"
 
-    def split(self, jobs: int) -> Forecast:
-        """The same for work that so many processes share, as one run without a key."""
-        samples, total = sum(self.samples.values()), self.total
-        rates = None if self.rates is None else Rates(self.rates.forward / jobs, self.rates.backward / jobs)
-        return Forecast({"": total * (1 / max(samples, 1))}, {"": samples}, rates)
-
     def begin(self, key: str, samples: int) -> None:
         """A block of a run begins."""
         self._block = key, samples, time.monotonic(), Cost()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+import contextlib
 from pathlib import Path
 from typing import BinaryIO
 
@@ -37,11 +36,13 @@ def locked(path: Path, *, wait: bool) -> BinaryIO:
     return handle
 
 
-@contextmanager
-def all_locked(folder: Path, *, but: Path) -> Iterator[None]:
-    """Hold the locks of all processes that ever shared the folder, beside the one this process has."""
-    with ExitStack() as stack:
-        for path in folder.glob(".lock-*"):
-            if path != but:
-                stack.enter_context(locked(path, wait=False))
-        yield
+def unlock(handle: BinaryIO) -> None:
+    """Let another process have it, also where one that was forked from this one has the file open too."""
+    if handle.closed:
+        return
+    # Windows has no fcntl, and where locks fail there was none.
+    with contextlib.suppress(ImportError, OSError):
+        import fcntl
+
+        fcntl.flock(handle, fcntl.LOCK_UN)
+    handle.close()

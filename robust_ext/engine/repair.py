@@ -64,7 +64,7 @@ def repair_files(folder: Path, run: Mapping[str, Any]) -> None:
         if any(folder.glob("*.jsonl")):
             logger.warning("written anew: %s", error)
         start = write_run(file, run)
-    for lines in [*folder.glob("records*.jsonl"), *folder.glob("timings*.jsonl")]:
+    for lines in folder.glob("*.jsonl"):
         _repair_lines(lines, start)
     for arrays in folder.glob("*.npz"):
         _set_aside(arrays, lambda path: read_arrays(path, start))

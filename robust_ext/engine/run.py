@@ -70,7 +70,6 @@ class Run(ABC):
     """The work of one store."""
 
     kind: ClassVar[str] = "attack"  # Of the run, in its folder
-    shared: ClassVar[bool] = False
     partial: ClassVar[bool] = False  # Whether its first blocks are a result where the time is over before the others
 
     key: str  # Its folder inside the run folder; empty for the run folder itself

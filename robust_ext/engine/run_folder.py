@@ -2,8 +2,7 @@
 
 A run folder holds ``run.json`` (kind, settings, versions), ``records.jsonl`` (one line a sample, the result proper),
 ``timings.jsonl`` (seconds and passes, which differ from run to run) and ``NAME.npz`` (arrays, compressed, without
-pickle). A run split over several processes appends to ``records-K.jsonl`` of its own in each. Every line and every file
-carries a checksum, see :mod:`robust_ext.engine.chain`. Nothing is written outside the folder.
+pickle). Every line and file carries a checksum, see :mod:`robust_ext.engine.chain`. Nothing is written outside it.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -26,7 +24,7 @@ from robust_ext.core.files import make_folder, remove_drafts, replace_file
 from robust_ext.engine.archive import checksum_of, read_arrays, read_value, write_arrays, write_value
 from robust_ext.engine.chain import REPAIR, ChainedFile, chained, checksum, damaged
 from robust_ext.engine.differences import differences
-from robust_ext.engine.locks import all_locked, locked
+from robust_ext.engine.locks import locked, unlock
 from robust_ext.engine.repair import read_run, repair_files, write_run
 from robust_ext.engine.store import Record, Slot, Store
 
@@ -34,14 +32,16 @@ logger = logging.getLogger(__name__)
 
 # What was finished within so many seconds may have to be done again when the machine stops; a kill loses nothing.
 _SYNC_SECONDS = 5.0
+# What tells the lines of a file apart; records first, as their timing is written before them.
+_KEYS = {"records": "index", "timings": "block"}
 
 
 class RunFolder(Store):
     """A store that survives: what is appended is in memory and in the folder, which is read once, when it is opened.
 
     ``settings`` (plain JSON values) are all that the records depend on: a folder with others, of another kind or
-    damaged is refused with RunFolderError; ``repair`` drops what is damaged instead. Other versions are logged. Each
-    ``shard`` has one writer; a second gets RunFolderBusyError.
+    damaged is refused with RunFolderError; ``repair`` drops what is damaged instead. Other versions are logged. A
+    second writer gets RunFolderBusyError.
     """
 
     def __init__(
@@ -51,59 +51,46 @@ class RunFolder(Store):
         kind: str,
         settings: Mapping[str, Any],
         versions: Mapping[str, str],
-        shard: int = 0,
         repair: bool = False,
     ) -> None:
         super().__init__()
         self.path, self._synced = Path(path), -inf
         make_folder(self.path, error=RunFolderError)
-        suffix = f"-{shard}" if shard else ""
-        self._names = (f"records{suffix}.jsonl", f"timings{suffix}.jsonl")
-        self._own_lock = self.path / f".lock{suffix}"
-        self._lock = locked(self._own_lock, wait=False)
+        self._lock = locked(self.path / ".lock", wait=False)
         try:
             remove_drafts(self.path)
             run = {"kind": kind, "settings": _plain(settings), "versions": dict(versions)}
             if repair:
-                with all_locked(self.path, but=self._own_lock):
-                    repair_files(self.path, run)
+                repair_files(self.path, run)
             self._start = self._check_run(run)
-            self._files: dict[str, ChainedFile] = {}
-            self.refresh()
-            for name in self._names:
-                self._file(name).cut_torn_line()
+            self._files = {part: ChainedFile(self.path / f"{part}.jsonl", self._start) for part in _KEYS}
+            self._read()
+            for file in self._files.values():
+                file.cut_torn_line()
         except BaseException:
             self.close()
             raise
         self.earlier = sum(timing.get("seconds", 0.0) for timing in self._timings.values())
 
-    def refresh(self) -> None:
-        """Read the lines that were added to the files of all shards since the last time."""
-        found = {file.name for file in self.path.glob("*.jsonl")} | set(self._names)
-        # Records first, as their timing is written before them; those of the first shard last, so that they count.
-        for part, key in ("records", "index"), ("timings", "block"):
-            for name in sorted((name for name in found if re.fullmatch(rf"{part}(-\d+)?\.jsonl", name)), reverse=True):
-                entries = self._file(name).read()
-                if not all(isinstance(entry.get(key), int) for entry in entries):
-                    raise damaged(self.path / name, f"a line has no {key}")
-                self._take(*((entries, ()) if part == "records" else ((), entries)))
+    def _read(self) -> None:
+        for part, key in _KEYS.items():
+            entries = self._files[part].read()
+            if not all(isinstance(entry.get(key), int) for entry in entries):
+                raise damaged(self.path / f"{part}.jsonl", f"a line has no {key}")
+            self._take(*((entries, ()) if part == "records" else ((), entries)))
 
     @contextmanager
     def once(self, name: str) -> Iterator[Slot]:
-        """A slot for a JSON value, kept in ``NAME.json``, that is computed once, also by several processes.
-
-        Where the slot is empty, the block fills it while other processes wait.
-        """
+        """A slot for a JSON value, kept in ``NAME.json``; where it is empty, the block fills it."""
         file = self.path / f"{name}.json"
-        with locked(self.path / ".lock-once", wait=True):
-            slot = Slot()
-            if file.exists():
-                slot.fill(read_value(file, self._start))
-                yield slot
-                return
+        slot = Slot()
+        if file.exists():
+            slot.fill(read_value(file, self._start))
             yield slot
-            if not slot.empty:
-                slot.fill(write_value(file, self._start, slot.value))
+            return
+        yield slot
+        if not slot.empty:
+            slot.fill(write_value(file, self._start, slot.value))
 
     def save(self, name: str, **arrays: Any) -> None:
         """Keep arrays in ``NAME.npz``, replaced whole."""
@@ -120,19 +107,16 @@ class RunFolder(Store):
         return checksum(*(checksum_of(self.path / f"{name}.npz") for name in names))
 
     def finish(self, records: Iterable[Record]) -> None:
-        """Replace the records of all shards by the final ones, in order."""
+        """Replace the records by the final ones, in order."""
         super().finish(records)
-        with all_locked(self.path, but=self._own_lock):
-            file = self.path / "records.jsonl"
-            replace_file(file, chained(file, self._start, self.records()), error=RunFolderError)
-            for other in self.path.glob("records-*.jsonl"):
-                other.unlink()
-        self._files = {name: one for name, one in self._files.items() if not name.startswith("records")}
-        self._file(file.name).read()
+        file = self.path / "records.jsonl"
+        replace_file(file, chained(file, self._start, self.records()), error=RunFolderError)
+        self._files["records"] = ChainedFile(file, self._start)
+        self._files["records"].read()
 
     def close(self) -> None:
         """Let another process have the folder."""
-        self._lock.close()
+        unlock(self._lock)
 
     def __enter__(self) -> RunFolder:
         return self
@@ -150,21 +134,17 @@ class RunFolder(Store):
         if sync:
             self._synced = time.monotonic()
         # Records last: a block whose records are there, but not its timing, is worked on again.
-        for name, entries in zip(reversed(self._names), ([timing], records), strict=True):
-            self._file(name).append(entries, sync=sync)
+        self._files["timings"].append([timing], sync=sync)
+        self._files["records"].append(records, sync=sync)
 
     def _due(self) -> bool:
         """Whether it is time to wait for the disk, which quick blocks would do most of the time."""
         return time.monotonic() - self._synced >= _SYNC_SECONDS
 
-    def _file(self, name: str) -> ChainedFile:
-        return self._files.setdefault(name, ChainedFile(self.path / name, self._start))
-
     def _check_run(self, run: dict[str, Any]) -> str:
         """Write ``run.json``, or compare it; returns the checksum that all others begin with."""
         file = self.path / "run.json"
-        # Looked for first: other processes that begin now write it before anything else.
-        records = any(any(self.path.glob(kept)) for kept in ("records*.jsonl", "timings*.jsonl", "*.npz"))
+        records = any(any(self.path.glob(kept)) for kept in ("*.jsonl", "*.npz"))
         if not file.exists():
             if records:
                 raise RunFolderError(f"{self.path}: holds records but no run.json; {REPAIR}")
@@ -183,8 +163,7 @@ def finished(path: Path, *, kind: str, settings: Mapping[str, Any]) -> set[int]:
     if not (path / "run.json").exists():
         return set()
     start = _compared(path / "run.json", {"kind": kind, "settings": _plain(settings)})[1]
-    files = [ChainedFile(file, start) for file in sorted(path.glob("records*.jsonl"))]
-    return {entry["index"] for file in files for entry in file.read()}
+    return {entry["index"] for entry in ChainedFile(path / "records.jsonl", start).read()}
 
 
 def _compared(file: Path, run: Mapping[str, Any]) -> tuple[Any, str]:

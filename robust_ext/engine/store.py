@@ -59,9 +59,6 @@ class Store:
             and all(self._has(name) for name in timing.get("arrays", ()))
         )
 
-    def refresh(self) -> None:
-        """Take in what other processes have appended meanwhile."""
-
     def append(self, records: Iterable[Record], timing: Record) -> None:
         """Keep the records of a finished block, what it took, and which arrays were saved since the last one."""
         kept = dict(timing)

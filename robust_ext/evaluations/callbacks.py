@@ -43,8 +43,7 @@ def listening(callbacks: Sequence[Callback]) -> Iterator[Callable[[R], R]]:
         raise InvalidArgumentError("callbacks", repr(callbacks), "a list of objects with a method on_result(result)")
 
     def tell(result: R) -> R:
-        # A process that does its share of another one's run has no result.
-        for one in callbacks if result.content else ():
+        for one in callbacks:
             _call(one, "on_result", result)
         return result
 

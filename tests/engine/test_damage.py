@@ -90,13 +90,12 @@ def test_exactly_what_was_damaged_is_done_again(whole):
 
 def test_lines_do_not_fit_into_other_files_folders_or_runs(whole, tmp_path):
     path, _ = whole
-    for other, name in ((path, "records-1.jsonl"), (tmp_path / "other", "records.jsonl")):
-        if other != path:
-            opened(other, {"epsilon": 0.2}).close()
+    for other, name in ((tmp_path / "twin", "timings.jsonl"), (tmp_path / "other", "records.jsonl")):
+        given = {"epsilon": 0.1 if other.name == "twin" else 0.2}
+        opened(other, given).close()
         (other / name).write_bytes((path / "records.jsonl").read_bytes())
         with pytest.raises(RunFolderError, match=rf"{name}: line 1 does not match"):
-            opened(other, {"epsilon": 0.1 if other == path else 0.2})
-    (path / "records-1.jsonl").unlink()
+            opened(other, given)
     (path / "candidates-0.npz").write_bytes((path / "candidates-3.npz").read_bytes())
     with opened(path) as folder, pytest.raises(RunFolderError, match=r"candidates-0\.npz: does not match"):
         folder.load("candidates-0")

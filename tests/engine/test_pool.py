@@ -1,14 +1,24 @@
 """Blocks on the workers of an executor: the records of a run in this process, whatever becomes of the workers."""
 
 import multiprocessing
-from concurrent.futures import ProcessPoolExecutor
+import os
+import signal
+import threading
+import time
+from collections import deque
+from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 
 import pytest
 import torch
 
 from robust_ext import ThreatModel, binarization_test, evaluate_defense, mead, robust_accuracy
+from robust_ext.core.errors import InvalidArgumentError, OutOfTimeError, RobustExtError
 from robust_ext.demo.network import digits_network
+from robust_ext.engine.context import RunContext, run_context
+from robust_ext.engine.pool.packing import Packing, unpack
+from robust_ext.engine.pool.pool import Job, Pool
 
 THREAT_MODEL = ThreatModel(norm="linf", epsilon=0.1)
 X = torch.rand(12, 1, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -93,3 +103,216 @@ def test_the_same_records(name, pool, tmp_path):
     assert here
     assert there == here
     assert heard[True] == heard[False]
+
+
+def small(attacks, **more):
+    """Four blocks of three samples on a network of one layer."""
+    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 3)).eval()
+    network[1].weight.data = torch.linspace(-1, 1, 192).view(3, 64)
+    network[1].bias.data.zero_()
+    labels = network(X).argmax(1)
+    return robust_accuracy(network, {"one": attacks}, X, labels, THREAT_MODEL, batch_size=3, **more)
+
+
+def deadly(marker, *, forgiving):
+    """An attack that ends its process at the block of the fourth sample, until the file ``marker`` is there."""
+    hit = X[3]
+
+    def attack(model, x, y):
+        if torch.equal(x[0], hit) and not marker.exists():
+            if forgiving:
+                marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return (x + 0.05).clamp(0, 1)
+
+    return attack
+
+
+def test_a_worker_that_is_killed_changes_nothing(tmp_path):
+    attack = deadly(tmp_path / "marker", forgiving=True)
+    found = small(attack, executor=forked, out=tmp_path / "there")
+    assert (tmp_path / "marker").exists()
+    assert found.content["worst_case"] == small(attack, out=tmp_path / "here").content["worst_case"]
+    assert records(tmp_path / "there") == records(tmp_path / "here")
+
+
+def test_a_block_that_always_ends_its_worker_is_named_and_all_others_are_kept(tmp_path):
+    attack = deadly(tmp_path / "marker", forgiving=False)
+    with pytest.raises(RobustExtError, match=r"executor: 1 blocks .*: one.*, samples 3 to 5 \("):
+        small(attack, executor=forked, out=tmp_path / "there")
+    (kept,) = records(tmp_path / "there").values()
+    assert sorted(int(line.split()[1][:-1]) for line in kept) == [0, 1, 2, 6, 7, 8, 9, 10, 11]
+    (tmp_path / "marker").touch()
+    small(attack, executor=forked, out=tmp_path / "there")
+    small(attack, out=tmp_path / "here")
+    assert records(tmp_path / "there") == records(tmp_path / "here")
+
+
+def test_an_executor_that_broke_and_cannot_be_made_anew_is_one_error(tmp_path):
+    attack = deadly(tmp_path / "marker", forgiving=True)
+    with forked() as broken, pytest.raises(RobustExtError, match=r"it broke .* give a callable that makes one"):
+        small(attack, executor=broken, out=tmp_path / "there")
+    small(attack, executor=forked, out=tmp_path / "there")
+    small(attack, out=tmp_path / "here")
+    assert records(tmp_path / "there") == records(tmp_path / "here")
+
+
+def test_an_interrupted_run_goes_on_and_a_callback_hears_all_of_it(tmp_path, pool):
+    class Interrupting:
+        heard = 0
+
+        def on_record(self, record):
+            self.heard += 1
+            if self.heard == 4:
+                raise KeyboardInterrupt
+
+        def on_result(self, result):
+            pass
+
+    attack, listener = deadly(tmp_path, forgiving=True), Interrupting()
+    with pytest.raises(KeyboardInterrupt):
+        small(attack, executor=pool, out=tmp_path / "there", callbacks=[listener])
+    small(attack, executor=pool, out=tmp_path / "there", callbacks=[listener])
+    small(attack, out=tmp_path / "here")
+    assert listener.heard == 4 + 12
+    assert records(tmp_path / "there") == records(tmp_path / "here")
+
+
+class Here(Executor):
+    """Calls in this process."""
+
+    def submit(self, fn, /, *args, **kwargs):
+        done = Future()
+        done.set_result(fn(*args, **kwargs))
+        return done
+
+
+@pytest.mark.parametrize(
+    ("executor", "words"),
+    [
+        (ThreadPoolExecutor(1), "got ThreadPoolExecutor, expected one whose workers are processes"),
+        (lambda: ThreadPoolExecutor(1), "got ThreadPoolExecutor, expected one whose workers are processes"),
+        (Here(), "got an executor that works in this process, expected one whose workers are processes"),
+        (4, "got 4, expected a concurrent.futures.Executor, a callable that makes one, or a text"),
+        (list, "got a callable that returns list, expected a callable that returns a concurrent.futures.Executor"),
+        ("locale", "got locale, expected local"),
+    ],
+)
+def test_what_is_no_executor_of_processes_is_refused(executor, words):
+    with pytest.raises(InvalidArgumentError, match=f"^executor: {words}"):
+        small(noise, executor=executor)
+
+
+def test_devices(pool):
+    assert small(noise, executor=pool, devices=("cpu", "cpu")).content["attacks"]
+    for wrong in ("cpu", (), ("nothing",), (3.5,)):
+        with pytest.raises(InvalidArgumentError, match="devices: got"):
+            small(noise, executor=pool, devices=wrong)
+
+
+def test_a_run_is_made_on_the_device_of_its_worker():
+    """The device meta stands for another one: there is no second one to be had everywhere."""
+    packing = Packing()
+    network = torch.nn.Linear(4, 3)
+    held = {"network": network, "device": torch.device("cpu"), "elsewhere": torch.device("cuda", 1), "inputs": X}
+    digests = packing.shorten(X), packing.add(network), packing.add(held)
+    made = {}
+    for digest in digests:
+        made[digest] = unpack(packing.parts[digest], made, origin="cpu", device="meta")
+    found = made[digests[-1]]
+    assert found["network"] is made[digests[1]]
+    assert found["network"].weight.is_meta
+    assert (found["device"], found["elsewhere"]) == (torch.device("meta"), torch.device("cuda", 1))
+    assert found["inputs"].shape == (4, 1, 8, 8)
+    same = unpack(packing.parts[digests[0]], {}, origin="cpu", device=None)
+    assert torch.equal(same, X[:4])
+    assert len(packing.parts[digests[0]]) < X.numel() * 4, "of a view only what it shows is sent"
+
+
+def test_the_time_that_is_given_ends_also_what_workers_do():
+    def slow(model, x, y):
+        time.sleep(60)
+        return x
+
+    begun = time.monotonic()
+    with run_context(RunContext(deadline=begun + 0.3)), pytest.raises(OutOfTimeError):
+        small(slow, executor=forked)
+    assert time.monotonic() - begun < 10
+
+
+MINE = """
+import os
+from pathlib import Path
+with (Path(__file__).parent / "loaded").open("a") as file:
+    file.write(f"{os.getpid()}\\n")
+def attack(model, x, y):
+    return (x + 0.05).clamp(0, 1)
+"""
+
+
+def test_code_of_an_attack_is_loaded_in_its_own_process_only(tmp_path):
+    """Neither here nor in the workers, which judge."""
+    (tmp_path / "mine.py").write_text(MINE)
+    with forked() as executor:
+        found = small(f"{tmp_path / 'mine.py'}:attack", executor=executor, isolate=True)
+        judges = {os.getpid(), *executor._processes}
+    assert found.content["isolated"]
+    loaded = {int(line) for line in (tmp_path / "loaded").read_text().split()}
+    assert loaded
+    assert not loaded & judges
+
+
+@dataclass(frozen=True)
+class Number:
+    """A call by number; the thirteenth ends its worker."""
+
+    value: int
+    device: str | None = None
+    content: tuple = ()
+
+
+class Breaking(Executor):
+    """Two workers that take a call at a time, in turns; what is in flight fails with one that ends its worker."""
+
+    made = 0
+
+    def __init__(self, deadly, times):
+        type(self).made += 1
+        self.workers, self._deadly, self._times = 8, deadly, times
+        self._flying = []
+
+    def submit(self, fn, /, *args, **kwargs):
+        done = Future()
+        self._flying.append((done, args[0]))
+        if args[0].value == self._deadly and self._times:
+            self._times.pop()
+            for other, _ in self._flying:
+                other.set_exception(BrokenExecutor("a worker ended"))
+            self._flying = []
+        elif len(self._flying) > 4:
+            self.finish()
+        else:
+            threading.Timer(0.01, self.finish).start()
+        return done
+
+    def finish(self):
+        flying, self._flying = self._flying, []
+        for done, call in flying:
+            done.set_result({"value": call.value})
+
+    def shutdown(self, wait=True, *, cancel_futures=False):
+        pass
+
+
+@pytest.mark.parametrize(("times", "lost"), [(1, []), (2, []), (50, [13])])
+def test_suspects_run_alone_until_it_is_known_who_it_was(times, lost):
+    Breaking.made, deaths = 0, [None] * times
+    pool, left, done = Pool(partial(Breaking, 13, deaths)), deque(range(40)), []
+    while left or pool.busy:
+        while left and pool.room > 0:
+            call = Number(left.popleft())
+            pool.submit(Job(function=None, call=call, parts={}, place=call.value))
+        done += pool.wait(None) if pool.busy else []
+    assert sorted(job.place for job in done) == list(range(40))
+    assert [job.place for job in done if job.reply is None] == lost
+    assert Breaking.made == 1 + times if times < 50 else Breaking.made < 10, "halves, not one by one"

@@ -10,7 +10,6 @@ from robust_ext.attacks.base import CallableAttack
 from robust_ext.core.errors import (
     AttackError,
     AttackRefusedError,
-    InvalidArgumentError,
     RunFolderBusyError,
     RunFolderError,
 )
@@ -19,7 +18,6 @@ from robust_ext.core.threat import ThreatModel
 from robust_ext.engine.context import RunContext, current_context, repairing, run_context
 from robust_ext.engine.inputs import blocks_of
 from robust_ext.engine.run import Block, Run
-from robust_ext.engine.run_folder import RunFolder
 from robust_ext.engine.running import run_all
 from robust_ext.engine.task import Check, Task, TaskResult, drive, run_task
 
@@ -45,10 +43,6 @@ class Noise(Run):
 
     def tolerates(self, error):
         return self.refusable and isinstance(error, AttackRefusedError)
-
-
-class Shared(Noise):
-    shared = True
 
 
 def noise(model, x, y, generator):
@@ -133,33 +127,19 @@ def test_refusals_are_raised_or_reported():
     assert (outcomes["two"].refusal, len(outcomes["two"].records)) == (None, 7)
 
 
-def test_processes_share_blocks_or_take_whole_runs(tmp_path):
-    for number in (1, 0):
-        with run_context(RunContext(shard=(number, 2))):
-            assert run(made(kind=Shared), out=tmp_path / "blocks") is None
-            assert run(made(), made(key="two"), out=tmp_path / "runs") is None
-    counts = [len(file.read_text().splitlines()) for file in sorted((tmp_path / "blocks" / "one").glob("records*"))]
-    assert counts == [3, 4]
-    assert run(made(kind=Shared), out=tmp_path / "blocks")["one"].records == run(made())["one"].records
+def test_a_folder_has_one_writer(tmp_path):
     with pytest.raises(RunFolderBusyError):
-        run(made(kind=Shared), out=tmp_path, worker=lambda task: run(made(kind=Shared), out=tmp_path))
+        run(made(), out=tmp_path, worker=lambda task: run(made(), out=tmp_path))
 
 
 def test_the_context_ends_with_its_block():
     with run_context(RunContext(target="net", origin={"data": "digits"})):
         assert (current_context().target, current_context().origins) == ("net", {"data_origin": "digits"})
     assert current_context() == RunContext()
-    with run_context(RunContext(jobs=2)), pytest.raises(InvalidArgumentError, match="a run folder"):
-        run(made())
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_repairing_runs_the_damaged_block_and_no_other(tmp_path, monkeypatch, jobs):
+def test_repairing_runs_the_damaged_block_and_no_other(tmp_path):
     whole, calls = essence(run(made(), out=tmp_path)["one"]), []
-    # Processes that share the work find the folder repaired.
-    left = {"kind": "attack", "settings": {"a": 1}, "versions": {}}
-    shards = lambda *_, **__: RunFolder(tmp_path / "one", **left).close()  # noqa: E731
-    monkeypatch.setattr("robust_ext.engine.running.run_shards", shards)
     file = tmp_path / "one" / "records.jsonl"
     file.write_text(file.read_text().replace('"twice": 8', '"twice": 9'))
 
@@ -169,7 +149,7 @@ def test_repairing_runs_the_damaged_block_and_no_other(tmp_path, monkeypatch, jo
 
     with pytest.raises(RunFolderError, match=r"records\.jsonl: line 5 does not match"):
         run(made(), out=tmp_path, worker=worker)
-    with run_context(RunContext(jobs=jobs)), repairing():
+    with repairing():
         assert essence(run(made(), out=tmp_path, worker=worker)["one"]) == whole
     assert calls == [3]
 

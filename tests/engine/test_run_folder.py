@@ -1,4 +1,3 @@
-import json
 import logging
 import subprocess
 import sys
@@ -63,18 +62,6 @@ def test_a_torn_last_line_is_dropped(tmp_path, torn, name):
         assert (folder.records(), folder.timings()) == ([record(0)], [{"block": 0}])
         folder.append([record(1)], {"block": 1})
         assert (folder.records(), folder.timings()) == ([record(0), record(1)], [{"block": 0}, {"block": 1}])
-
-
-def test_a_line_that_another_shard_is_writing_is_left_alone(tmp_path):
-    with opened(tmp_path, shard=1) as other:
-        other.append([record(5)], {"block": 5})
-        torn = tmp_path / "records-1.jsonl"
-        with torn.open("a") as file:
-            file.write('{"index": 6')
-        content = torn.read_text()
-        with opened(tmp_path) as folder:
-            assert folder.records() == [record(5)]
-        assert torn.read_text() == content
 
 
 @pytest.mark.parametrize("damage", ["{\n", "no json\n", "[1]\n", "5\n", "{}\n", '{"index": 4}\n', "\xff\n", "\n"])
@@ -153,25 +140,21 @@ def test_folders_that_are_no_run_of_this_kind_are_refused(tmp_path):
 HOLD = """
 import sys
 from robust_ext.engine.run_folder import RunFolder
-with RunFolder(sys.argv[1], kind="test", settings={"epsilon": 0.1, "bounds": [0, 1]}, versions={"torch": "1"},
-               shard=int(sys.argv[2])) as folder:
+settings = {"epsilon": 0.1, "bounds": [0, 1]}
+with RunFolder(sys.argv[1], kind="test", settings=settings, versions={"torch": "1"}) as folder:
     folder.append([{"index": 7}], {"block": 7})
     print("held", flush=True)
     sys.stdin.read()
 """
 
 
-def test_two_processes_do_not_write_the_same_shard(tmp_path):
+def test_two_processes_do_not_write_the_same_folder(tmp_path):
     pytest.importorskip("fcntl", reason="folders are guarded by POSIX locks only")
-    command = [sys.executable, "-c", HOLD, str(tmp_path), "0"]
+    command = [sys.executable, "-c", HOLD, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "held\n"
         with pytest.raises(RunFolderError, match="another process is writing this run"):
             opened(tmp_path)
-        with opened(tmp_path, shard=1) as folder:
-            assert folder.records() == [{"index": 7}]
-            with pytest.raises(RunFolderError, match="another process is writing this run"):
-                opened(tmp_path, shard=1)
         process.kill()
     with opened(tmp_path) as folder:
         assert folder.records() == [{"index": 7}]
@@ -180,8 +163,8 @@ def test_two_processes_do_not_write_the_same_shard(tmp_path):
 def test_once_is_computed_once(tmp_path):
     expected = {"value": [1, 2.5, None, "a"]}
     compute = Mock(return_value=expected)
-    with opened(tmp_path) as folder, opened(tmp_path, shard=1) as other:
-        assert [once(one, "plan", compute) for one in (folder, folder, other)] == [expected] * 3
+    with opened(tmp_path) as folder:
+        assert [once(folder, "plan", compute) for _ in range(2)] == [expected] * 2
         assert once(folder, "other", lambda: None) is None
         assert once(folder, "other", lambda: 5) is None
     with opened(tmp_path) as folder:
@@ -195,69 +178,16 @@ def test_once_is_computed_once(tmp_path):
     compute.assert_called_once_with()
 
 
-ONCE = """
-import sys, time, os
-from robust_ext.engine.run_folder import RunFolder
-def compute():
-    with open(sys.argv[1] + "/calls", "a") as file:
-        file.write("call\\n")
-    time.sleep(0.2)
-    return os.getpid()
-with RunFolder(sys.argv[1], kind="test", settings={}, versions={}, shard=int(sys.argv[2])) as folder:
-    with folder.once("plan") as slot:
-        if slot.empty:
-            slot.fill(compute())
-    print(slot.value)
-"""
-
-
-def test_processes_share_what_is_computed_once(tmp_path):
-    pytest.importorskip("fcntl", reason="folders are guarded by POSIX locks only")
-    command = [sys.executable, "-c", ONCE, str(tmp_path)]
-    processes = [subprocess.Popen([*command, shard], stdout=subprocess.PIPE, text=True) for shard in "01"]
-    answers = {process.communicate()[0] for process in processes}
-    assert [process.returncode for process in processes] == [0, 0]
-    assert len(answers) == 1
-    assert (tmp_path / "calls").read_text() == "call\n"
-
-
-def test_finish_merges_shards_in_order(tmp_path):
-    """A sample that was won twice counts once, as after a kill before the shards' own files were removed."""
-    with opened(tmp_path) as folder:
-        for shard in (1, 2, 11):
-            with opened(tmp_path, shard=shard) as other:
-                other.append([record(20 - shard, shard), record(shard, shard), record(0, 0)], {"block": shard})
-        folder.append([record(5, 0), record(0, 0)], {"block": 0})
-        folder.refresh()
-        merged = folder.records()
-        assert [entry["index"] for entry in merged] == [0, 1, 2, 5, 9, 11, 18, 19]
-        assert [entry["value"] for entry in merged] == [0, 1, 2, 0, 11, 11, 2, 1]
-        folder.finish(merged)
-        assert folder.records() == merged
-        assert sorted(entry["block"] for entry in folder.timings()) == [0, 1, 2, 11]
-    assert [file.name for file in tmp_path.glob("records*")] == ["records.jsonl"]
-    lines = [json.loads(line) for line in (tmp_path / "records.jsonl").read_text().splitlines()]
-    assert [{key: one[key] for key in ("index", "value")} for one in lines] == merged
-    with opened(tmp_path) as folder:
-        assert folder.records() == merged
-
-
 def test_nothing_is_written_outside_the_folder(tmp_path, monkeypatch):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
-    with opened(tmp_path / "run") as folder, opened(tmp_path / "run", shard=1) as other:
-        for one in (folder, other):
-            one.append([record(0)], {"block": 0})
+    with opened(tmp_path / "run") as folder:
+        folder.append([record(0)], {"block": 0})
         once(folder, "plan", lambda: 1)
-        # Not while another process may still write its part.
-        with pytest.raises(RunFolderError, match="another process is writing"):
-            folder.finish(folder.records())
-        other.close()
         folder.finish(folder.records())
-    expected = {"run.json", "records.jsonl", "timings.jsonl", "timings-1.jsonl", "plan.json"}
-    locks = {".lock", ".lock-1", ".lock-once"}
-    assert tree(tmp_path) == {"elsewhere", "run", *(f"run/{name}" for name in expected | locks)}
+    expected = {"run.json", "records.jsonl", "timings.jsonl", "plan.json", ".lock"}
+    assert tree(tmp_path) == {"elsewhere", "run", *(f"run/{name}" for name in expected)}
 
 
 def test_a_file_is_replaced_whole(tmp_path, monkeypatch):

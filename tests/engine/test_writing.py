@@ -12,7 +12,7 @@ from itertools import count
 import numpy as np
 import pytest
 
-from robust_ext.core.errors import DataError, RunFolderBusyError, RunFolderError
+from robust_ext.core.errors import DataError, RunFolderError
 from robust_ext.core.files import remove_drafts
 from robust_ext.engine.chain import ChainedFile
 from robust_ext.engine.inputs import blocks_of
@@ -151,19 +151,6 @@ def test_two_writers_never_mix_lines(tmp_path, monkeypatch):
         one.append([{"index": 2}], {"block": 2})
     with opened(tmp_path) as folder:
         assert [record["index"] for record in folder.records()] == [0, 2]
-
-
-def test_a_run_is_not_finished_under_another_writer(tmp_path):
-    with opened(tmp_path, shard=1) as other, opened(tmp_path) as folder:
-        other.append([{"index": 5}], {"block": 5})
-        folder.refresh()
-        with pytest.raises(RunFolderBusyError, match="another process is writing this run"):
-            folder.finish(folder.records())
-        other.append([{"index": 6}], {"block": 6})
-    with opened(tmp_path) as folder:
-        assert [record["index"] for record in folder.records()] == [5, 6]
-        folder.finish(folder.records())
-        assert not list(tmp_path.glob("records-*"))
 
 
 def test_a_clock_that_goes_back_changes_nothing(tmp_path, monkeypatch):

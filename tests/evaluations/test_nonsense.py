@@ -63,11 +63,6 @@ def test_sample_ids(name, ids):
     [
         {"origin": "net.py"},
         {"origin": {"model": 3}},
-        {"shard": 1},
-        {"shard": (1, 1)},
-        {"shard": ("0", "2")},
-        {"jobs": 0},
-        {"jobs": "2"},
         {"command": "demo"},
         {"repair": "yes"},
     ],

@@ -116,7 +116,7 @@ _CALLS = {
         lambda **given: load_dataset(**{"spec": "digits", **given}),
         {"spec": JUNK, "root": JUNK, "split": JUNK},
     ),
-    "RunContext": (lambda **given: RunContext(**given), {"origin": JUNK, "shard": JUNK, "jobs": JUNK, "command": JUNK}),
+    "RunContext": (lambda **given: RunContext(**given), {"origin": JUNK, "command": JUNK}),
 }
 
 

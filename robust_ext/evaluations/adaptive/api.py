@@ -143,8 +143,6 @@ def _evaluate(
     cost = measure_cost(defense, some)
     runs = [replace(run, queried=(cost["forward"], cost["backward"])) for run in runs]
     outcomes = drive(run_all(runs, out=out, progress=progress, title="test time"), worker)
-    if outcomes is None:
-        return AdaptiveResult({})
     check_some_ran([one for one in outcomes.values() if one.run.step is not None])
     content = make_content(list(outcomes.values()), cost=cost, warnings=warnings, begun=begun)
     return AdaptiveResult(content).saved(out)

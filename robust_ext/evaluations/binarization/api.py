@@ -111,7 +111,7 @@ def binarization_test(
         checked = with_judge_seed(checked, out=out, worker=worker)
         runs = _prepare(model, attacks, inputs, checked, detector, detector_data, sample_ids=sample_ids, device=device)
         outcomes = drive(run_all(runs, out=out, progress=progress, title="binarization", unit="sample"), worker)
-        return tell(BinarizationResult({}) if outcomes is None else _result(outcomes, out, begun=begun))
+        return tell(_result(outcomes, out, begun=begun))
 
 
 def _result(

@@ -44,7 +44,6 @@ class BinarizationRun(Run):
     """One binarization test."""
 
     kind: ClassVar[str] = "binarization"
-    shared: ClassVar[bool] = True
     partial: ClassVar[bool] = True
 
     features: Counted
@@ -149,8 +148,7 @@ class BinarizationRun(Run):
         groups = (store.block(rows) for rows in takewhile(store.holds, self.blocks))
         records = [record for group in until_decided(list(self.attacks), groups, self.rules) for record in group]
         timings = {entry["block"]: entry for entry in store.timings() if entry["block"] < len(records)}
-        if current_context().shard[1] == 1:
-            store.finish(records)
+        store.finish(records)
         return records, list(timings.values())
 
     def complete_groups(self, records: Sequence[Record]) -> list[list[Record]]:

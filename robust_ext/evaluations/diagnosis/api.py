@@ -108,8 +108,6 @@ def diagnose(
     module = bounded_module(model, threat_model, device=device)
     inputs, labels = _check_samples(inputs, labels, threat_model, device=run_device(module, device))
     module = as_classifier(module, inputs[:PROBES])
-    if current_context().jobs > 1:
-        raise InvalidArgumentError("jobs", current_context().jobs, "1: a diagnosis is short, and runs in one process")
     workers = attack_worker(isolate=isolate, attack_timeout=attack_timeout, executor=executor, devices=devices)
     with workers as worker, listening(callbacks) as tell:
         named = as_attacks(attacks)

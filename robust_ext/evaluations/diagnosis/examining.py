@@ -146,7 +146,6 @@ class Examiner:
             raise
         except (AttackError, ModelError) as error:
             return replace(found, error=str(error))
-        assert outcomes is not None
         left = outcomes[run.key]
         self.work.outcomes.append(left)
         return replace(

@@ -141,8 +141,6 @@ def _evaluate(
     )
     runs = plan_runs(arms, clean)
     outcomes = drive(run_all([*runs, clean], out=out, progress=progress, title="mead"), worker)
-    if outcomes is None:
-        return MeadResult({})
     natural, left = outcomes[clean.key], [cast("Outcome[ArmRun]", outcomes[run.key]) for run in runs]
     check_some_ran(left)
     suite = ", ".join(suites) or "arms"

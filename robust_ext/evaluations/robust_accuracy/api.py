@@ -113,7 +113,5 @@ def _evaluate(
     )
     runs = plan_runs(arms, plan_clean(given, batch_size=settings.batch_size, seed=settings.seed))
     outcomes = drive(run_all(runs, out=out, progress=progress, title="robust accuracy"), worker)
-    if outcomes is None:
-        return RobustAccuracyResult({})
     content = make_content(list(outcomes.values()), list(attacks), budgets, begun=begun)
     return RobustAccuracyResult(content).saved(out)
