@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from robust_ext.core.settings import setting, settings_class
 from robust_ext.core.threat import NORMS, ThreatModel
 from robust_ext.datasets import Dataset, load_dataset
 from robust_ext.engine import repair
-from robust_ext.engine.context import RunContext, run_context
+from robust_ext.engine.context import current_context, run_context
 
 
 @settings_class
@@ -135,7 +135,7 @@ class RunOptions(WorkerOptions):
             **more,
         }
         known = {name: text for name, text in origin.items() if text is not None}
-        return run_context(RunContext(origin=known, repair=self.repair, dry_run=self.dry_run))
+        return run_context(replace(current_context(), origin=known, repair=self.repair, dry_run=self.dry_run))
 
     @property
     def keywords(self) -> dict[str, Any]:

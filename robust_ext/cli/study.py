@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from robust_ext.core.files import make_folder, replace_file
 from robust_ext.core.printable import printable
 from robust_ext.core.specification import did_you_mean
 from robust_ext.core.toml import read_toml, table_text
+from robust_ext.engine.context import current_context, run_context
 
 FILE = "study.toml"
 """What the study in a run folder is called."""
@@ -92,8 +93,10 @@ def study_arguments(study: Study, params: Sequence[Any]) -> list[str]:
 def printed_back(context: typer.Context) -> Iterator[None]:
     """Print the study that repeats a command when it has a result: into its run folder, or else to stderr."""
     study = Study(command=str(context.info_name), options=_given(context))
+    repeating = (study.command, *study_arguments(study, context.command.params))
     try:
-        yield
+        with run_context(replace(current_context(), command=repeating)):
+            yield
     except typer.Exit:
         # A result of which the exit status states what it found.
         _print_back(study, context.params)

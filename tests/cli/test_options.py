@@ -202,6 +202,9 @@ def test_model_and_data_options(command, invoke, files):
     assert call.context.origin["data"] == f"digits-{split}, order first"
     assert call.context.origin["model"].endswith("w.safetensors")
     assert (call.out, call.progress) == (files / "run", False)
+    # What results name as the next command.
+    assert call.context.command[0] == command
+    assert {f"--out={files / 'run'}", "--no-progress", "--order=first"} <= set(call.context.command)
     assert "report.html hold the details." in call.output
 
 

@@ -3,12 +3,15 @@
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections import deque
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -22,8 +25,17 @@ from robust_ext.engine.pool.pool import Job, Pool
 
 THREAT_MODEL = ThreatModel(norm="linf", epsilon=0.1)
 X = torch.rand(12, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+FEW = X[:6]
 Y = digits_network()(X).argmax(1)
-PLANTED = {"inner_points": 40, "random_inner": 10, "random_corners": 10, "canaries": 2, "judge_seed": 7}
+PLANTED = {
+    "inner_points": 30,
+    "random_inner": 5,
+    "random_corners": 5,
+    "canaries": 1,
+    "witness_steps": 2,
+    "witness_queries": 5,
+    "judge_seed": 7,
+}
 
 
 def noise(model, x, y, generator):
@@ -52,7 +64,7 @@ def accuracy(attacks=ATTACKS, **more):
 
 
 def planted(**more):
-    return binarization_test(digits_network(), ATTACKS, X, THREAT_MODEL, batch_size=2, **PLANTED, **more)
+    return binarization_test(digits_network(), ATTACKS, FEW, THREAT_MODEL, batch_size=1, **PLANTED, **more)
 
 
 EVALUATIONS = {
@@ -60,7 +72,7 @@ EVALUATIONS = {
     "binarization": planted,
     "sequential": partial(planted, sequential=True),
     "detector": lambda **more: binarization_test(
-        digits_network(), noise, X, THREAT_MODEL, batch_size=6, detector=brightness,
+        digits_network(), noise, X[:2], THREAT_MODEL, batch_size=1, detector=brightness,
         detector_data=X.repeat(3, 1, 1, 1), **PLANTED, **more,
     ),
     "mead": lambda **more: mead(
@@ -250,6 +262,7 @@ def attack(model, x, y):
 """
 
 
+@pytest.mark.exhaustive
 def test_code_of_an_attack_is_loaded_in_its_own_process_only(tmp_path):
     """Neither here nor in the workers, which judge."""
     (tmp_path / "mine.py").write_text(MINE)
@@ -316,3 +329,74 @@ def test_suspects_run_alone_until_it_is_known_who_it_was(times, lost):
     assert sorted(job.place for job in done) == list(range(40))
     assert [job.place for job in done if job.reply is None] == lost
     assert Breaking.made == 1 + times if times < 50 else Breaking.made < 10, "halves, not one by one"
+
+
+SCRIPT = """
+import os, sys, time
+import torch
+from torch import nn
+import robust_ext
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(16, 3, bias=False)
+        self.layer.weight.data = torch.linspace(-1, 1, 48).view(3, 16)
+    def forward(self, x):
+        return self.layer(x.flatten(1))
+
+step = 0.04
+def attack(model, x, y):
+    if torch.equal(x[0], inputs[9]):
+        print("working", os.getpid(), flush=True)
+        time.sleep(float(sys.argv[2]))
+    return (x + step).clamp(0, 1)
+
+inputs = torch.rand(12, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+network = Net().eval()
+labels = network(inputs).argmax(1)
+out = sys.argv[1]
+made = loky = None
+if sys.argv[3] == "loky":
+    import loky
+    made = lambda: loky.get_reusable_executor(max_workers=2)
+elif sys.argv[3] != "here":
+    made = sys.argv[3]
+threat_model = robust_ext.ThreatModel(norm="linf", epsilon=0.1)
+options = {"batch_size": 3, "out": out, "executor": made}
+robust_ext.robust_accuracy(network, {"mine": attack}, inputs, labels, threat_model, **options)
+"""
+
+
+def script(out, seconds, where):
+    """The script, which has no file, as in a notebook, and no guard against being run again in a worker."""
+    command = [sys.executable, "-c", SCRIPT, str(out), str(seconds), where]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("where", ["local:2", "loky"])
+def test_what_a_notebook_defines_and_ctrl_c(tmp_path, where):
+    """Workers end at once, also while they work, and the same call goes on."""
+    if where == "loky":
+        pytest.importorskip("loky")
+    with script(tmp_path / "there", 600, where) as process:
+        worker = int(process.stdout.readline().split()[1])
+        time.sleep(1)
+        begun = time.monotonic()
+        # As a terminal sends it, to all of them.
+        os.killpg(process.pid, signal.SIGINT)
+        process.wait(timeout=60)
+        assert time.monotonic() - begun < 10
+        assert "KeyboardInterrupt" in process.stderr.read()
+    assert not Path(f"/proc/{worker}").exists() or worker_state(worker) == "Z"
+    (kept,) = records(tmp_path / "there").values()
+    assert 0 < len(kept) < 12
+    for folder, place in (("there", where), ("here", "here")):
+        with script(tmp_path / folder, 0, place) as process:
+            assert process.wait(timeout=120) == 0, process.stderr.read()
+    assert records(tmp_path / "there") == records(tmp_path / "here")
+
+
+def worker_state(pid):
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
