@@ -17,7 +17,8 @@ from robust_ext.attacks._common.square_windows import L1Windows, L2Windows, Linf
 from robust_ext.attacks.base import AttackTraits, draw_seed
 from robust_ext.attacks.native import Batch, NativeAttack, Step
 from robust_ext.core.cost import Cost
-from robust_ext.core.random import stream
+from robust_ext.core.counted import CountedRows
+from robust_ext.core.random import derive_seed
 from robust_ext.core.settings import setting, settings_class
 from robust_ext.core.threat import ThreatModel
 
@@ -26,7 +27,7 @@ LOSSES = ("margin", "ce")
 # Of 10,000 queries, those after which the windows' share of the pixels is halved; other numbers are scaled to it.
 _HALVED_AFTER = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)
 _WINDOWS: dict[str, type[Windows]] = {"linf": LinfWindows, "l2": L2Windows, "l1": L1Windows}
-# Queries whose numbers are drawn together. It does not follow `queries`, or other numbers would draw other windows.
+# Queries whose numbers are drawn together.
 _BLOCK = 100
 
 
@@ -114,7 +115,7 @@ class Square(NativeAttack):
                 if turn == restart == 0 and given is not None:
                     tried = given[:, 0]
                 else:
-                    tried = self._try(windows, turn, draws, run.points, closed)
+                    tried = self._try(windows, turn, draws, run.points)
                 points = torch.where(closed[:, None, None, None], known.points, tried)
                 loss = run.update(points, query(batch.target, points), closed=closed if turn else None)
                 if batch.watch is not None:
@@ -123,33 +124,25 @@ class Square(NativeAttack):
             best.merge(run)
         return best.points
 
-    def _try(self, windows: Windows, turn: int, draws: _Draws, points: Tensor, closed: Tensor) -> Tensor:
+    def _try(self, windows: Windows, turn: int, draws: _Draws, points: Tensor) -> Tensor:
         if turn == 0:
-            return windows.first(draws.first(windows.first_numbers, closed))
+            return windows.first(draws.of(0, windows.first_numbers))
         side = windows.side(window_share(turn - 1, queries=self.queries, p=self.p))
-        return windows.change(points, side, draws.of(turn, windows.numbers, closed))
+        return windows.change(points, side, draws.of(turn, windows.numbers))
 
 
 class _Draws:
-    """Numbers uniform in [0, 1), from a stream for each row and run; closed rows draw none and get zeros."""
+    """Numbers uniform in [0, 1), counted by query, of keys for each row and run."""
 
     def __init__(self, seeds: list[int], restart: int) -> None:
-        self._seeds, self._restart = seeds, restart
+        self._keys = [derive_seed(seed, restart) for seed in seeds]
         self._block = torch.empty(0)
 
-    def first(self, numbers: int, closed: Tensor) -> Tensor:
-        """Numbers ``(N, numbers)`` of the first point."""
-        return self._draw("first", 0, (numbers,), closed)
-
-    def of(self, query: int, numbers: int, closed: Tensor) -> Tensor:
-        """Numbers ``(N, numbers)`` of a query, from 1 on in order."""
+    def of(self, query: int, numbers: int) -> Tensor:
+        """Numbers ``(N, numbers)`` of a query; that of the first point is 0, others follow in order."""
+        if query == 0:
+            return CountedRows(self._keys, 1).uniforms(numbers)[:, 0]
         place = (query - 1) % _BLOCK
         if place == 0:
-            self._block = self._draw("windows", query, (_BLOCK, numbers), closed)
+            self._block = CountedRows(self._keys, _BLOCK, start=query).uniforms(numbers)
         return self._block[:, place]
-
-    def _draw(self, purpose: str, query: int, shape: tuple[int, ...], closed: Tensor) -> Tensor:
-        drawn = torch.zeros(len(self._seeds), *shape, dtype=torch.float64)
-        for row in (~closed).nonzero().flatten().tolist():
-            drawn[row].uniform_(generator=stream(self._seeds[row], purpose, self._restart, query))
-        return drawn

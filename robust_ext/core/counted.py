@@ -63,6 +63,10 @@ class CountedRows:
         """Uniform whole numbers in [-2**23, 2**23), int32 ``(B, count, size)``, which float32 holds."""
         return self.words(size).bitwise_right_shift_(8)
 
+    def uniforms(self, size: int) -> Tensor:
+        """Uniform in [0, 1), in steps of 2**-24, float64 ``(B, count, size)``."""
+        return self.centred(size).double().mul_(2.0**-24).add_(0.5)
+
     def below(self, threshold: Tensor) -> Tensor:
         """True with probability ``threshold / 2**24``, bool ``(B, count, D)``, for int32 ``(B, 1, D)``."""
         return self.words(threshold.shape[-1]).bitwise_right_shift_(8).bitwise_and_(2**24 - 1) < threshold

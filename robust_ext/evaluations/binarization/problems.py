@@ -24,8 +24,8 @@ from robust_ext.models.readouts.majority import Majority
 
 # Float64 copies of the features that are solved together stay below this many bytes.
 _SOLVE_BYTES = 256 * 2**20
-# Inner points of a sample that are drawn at once.
-_BLOCK = 256
+# Inner points of a sample that are drawn at once: as many as are sent through the network at once, but no fewer.
+_BLOCK = 64
 
 
 @dataclass(frozen=True)
@@ -184,8 +184,9 @@ def _measured(
         return found.view(*rows.shape[:2], *found.shape[1:])
 
     # Block by block, so that large images and many points do not fill the memory; what is left joins the last.
-    starts, count = range(0, settings.inner_points, _BLOCK), settings.inner_points
-    blocks = (draw_inner(inputs, samples, settings, min(_BLOCK, count - start), start=start) for start in starts)
+    count, size = settings.inner_points, max(_BLOCK, forward.rows)
+    starts = range(0, count, size)
+    blocks = (draw_inner(inputs, samples, settings, min(size, count - start), start=start) for start in starts)
     rows = [features(next(blocks)) for _ in starts[1:]]
     rest = features(next(blocks), inputs[:, None], candidates, references)
     sizes = [rest.shape[1] - 1 - candidates.shape[1] - references.shape[1], 1, candidates.shape[1], references.shape[1]]
