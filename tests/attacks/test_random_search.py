@@ -30,7 +30,7 @@ def recorder(weight, threshold):
     "attack", [RandomSearch(points=30), Square(queries=20), Square(queries=20, restarts=3)], ids=repr
 )
 def test_keeps_what_a_loop_over_the_points_it_queried_would_keep(attack, norm, targeted):
-    epsilon = {"linf": 0.1, "l2": 0.4, "l1": 2.5}[norm] * (2 if isinstance(attack, RandomSearch) else 1)
+    epsilon = {"linf": 0.1, "l2": 0.6, "l1": 2.5}[norm] * (2 if isinstance(attack, RandomSearch) else 1)
     threat_model = ThreatModel(norm=norm, epsilon=epsilon, bounds=(-1.0, 1.0))
     x = images(12, (2, 5, 6), (-1.0, 1.0))
     y = Rowwise(60)(x).argsort(1)[:, 2 if targeted else 3]
