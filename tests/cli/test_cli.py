@@ -55,7 +55,7 @@ def test_binarization(tmp_path):
         (["--eps", "8/0"], "--eps: got '8/0'"),
         (["--norm", "l7"], "norm: got 'l7'"),
         (["--bounds", "1"], "--bounds"),
-        (["--samples", "9999"], "500"),
+        (["--samples", "9999", "--no-sequential"], "500"),
         (["--device", "tpu9"], "--device"),
         (["--batch-size", "big"], "--batch-size"),
         (["--data", "nowhere.npz"], "nowhere.npz"),

@@ -14,7 +14,14 @@ from robust_ext.testing.networks import small_batch, small_network
 pytest_plugins = ["pytester"]
 
 LINF = robust_ext.ThreatModel(norm="linf", epsilon=0.1)
-SHORT = {"inner_points": 20, "planted_candidates": 1, "depths": (1,), "random_inner": 20, "random_corners": 20}
+SHORT = {
+    "inner_points": 20,
+    "planted_candidates": 1,
+    "depths": (1,),
+    "random_inner": 20,
+    "random_corners": 20,
+    "seed": 1,
+}
 # What a test module of a user begins with.
 BEGINNING = f"""
 import pytest
