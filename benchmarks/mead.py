@@ -1,10 +1,11 @@
-"""Time of a whole MEAD run with five detectors, divided by its attacks' own time.
+"""Where the time of ``paper-mnist`` goes with five detectors, part by part, against bare passes of the network.
 
-    python benchmarks/mead.py --weights mead_mnist.safetensors --data-root FOLDER [--samples 100]
+    python benchmarks/mead.py --weights mead_mnist.safetensors --data-root FOLDER [--samples 100] [--all]
 
-The rest is verification, the detectors' scores of all candidates and of the clean images, files, and the metric with
-its intervals; fitting the detectors is left out. The weights are those of ``examples/train_mead.py``, FOLDER holds the
-idx files of MNIST.
+Run are one budget of each norm with all objectives and algorithms, and the quick ones of the other attacks (``--all``:
+every one, which takes three times as long); the minutes of the whole suite follow from its other budgets. Fitting the
+detectors is left out. The weights are those of
+``examples/train_mead.py``, FOLDER holds the idx files of MNIST.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from robust_ext.cli.models import load_model
 from robust_ext.core.threat import ThreatModel
@@ -22,15 +24,21 @@ from robust_ext.evaluations.mead import load_suite, mead
 from robust_ext.evaluations.mead.fitting import NAMED, SUPERVISED, fit_detector
 from robust_ext.evaluations.mead.training import training_adversarials
 
+# One budget of each norm, and how many times its steps all budgets of the suite have (BIM's depend on the budget).
+GROUPS = ("l1 15", "l2 1", "linf 0.125")
+OTHERS = {"PGD l1": 7.0, "PGD l2": 7.0, "PGD linf": 6.0, "BIM linf": 410 / 40, "FGSM linf": 6.0}
+QUICK = ("DeepFool", "Square", "Spatial")
 NETWORKS = Path(__file__).parents[1] / "examples" / "networks.py"
 
 
 def main() -> None:
-    """Print the ratio, and what the rest was spent on."""
+    """Fit the detectors, run the part, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--weights", required=True)
     parser.add_argument("--data-root", required=True)
     parser.add_argument("--samples", type=int, default=100)
+    parser.add_argument("--minutes-of", type=int, default=500, help="images of the whole suite")
+    parser.add_argument("--all", action="store_true", help="CW2, CW-inf and HopSkipJump too")
     arguments = parser.parse_args()
     network = load_model(f"{NETWORKS}:mead_mnist", weights=arguments.weights).model
     training = load_dataset("mnist", root=arguments.data_root, split="train")
@@ -43,26 +51,48 @@ def main() -> None:
         detectors[name] = fit_detector(name, network, clean, labels, **given)
     test = load_dataset("mnist", root=arguments.data_root)
     inputs, labels = test.take(range(arguments.samples))
-    # One budget of each norm, with all of the paper's objectives and algorithms.
-    groups = ("l1 15", "l2 1", "linf 0.125")
-    arms = [arm for arm in load_suite("paper-mnist") if arm.group in groups]
+    suite = load_suite("paper-mnist")
+    arms = [arm for arm in suite if arm.group in GROUPS or arm.short in QUICK or (arguments.all and not arm.algorithm)]
     with tempfile.TemporaryDirectory() as folder:
         begun = time.perf_counter()
         threat_model, out = ThreatModel(norm="linf", epsilon=0.125), Path(folder) / "run"
         result = mead(network, arms, inputs, labels, threat_model, detectors=detectors, detector_data=held_out, out=out)
         total = time.perf_counter() - begun
-    seconds = {"attack": 0.0, "verify": 0.0, "scores": 0.0}
-    for row in result.content["time"]["phases"]:
-        if row["phase"] in seconds:
-            seconds[row["phase"]] += row["seconds"]
-    attack = seconds["attack"]
+    show(result.content["time"]["phases"], total, len(suite) / len(arms), arguments)
+
+
+def show(rows: list[dict[str, Any]], total: float, runs: float, arguments: argparse.Namespace) -> None:
+    """Print a line a part, and what the whole suite would take.
+
+    Args:
+        rows: The result's table of phases.
+        total: Seconds of the whole call.
+        runs: How many times as many arms the suite has.
+        arguments: Those of the command line.
+    """
+    parts: dict[tuple[str, str], list[float]] = {}
+    for row in rows:
+        name = (row["of"] or "").split("-")[0] if (row["of"] or "").startswith(("PGD", "BIM", "FGSM")) else row["of"]
+        norm = f" {row['of'].split()[1]}" if name in ("PGD", "BIM", "FGSM") else ""
+        found = parts.setdefault((row["phase"], f"{name or ''}{norm}"), [0.0] * 4)
+        values = (row["seconds"], row["floor"] or 0.0, row["forward"], row["backward"])
+        found[:] = [kept + value for kept, value in zip(found, values, strict=True)]
+    scale, whole, floors = arguments.minutes_of / arguments.samples / 60, 0.0, 0.0
     sys.stdout.write(
-        f"{len(arms)} arms, {arguments.samples} samples: total / attacks {total / attack:.3f}; of the attacks' time: "
-        f"verification {seconds['verify'] / attack:.3f}, scores {seconds['scores'] / attack:.3f}, "
-        f"the rest {(total - attack - seconds['verify'] - seconds['scores']) / attack:.3f}\n"
+        f"{arguments.samples} samples; rows forward and back a sample, ratio to bare passes, and minutes of a core "
+        f"that the whole suite takes for {arguments.minutes_of} images\n"
     )
-    for entry in result.content["detectors"]:
-        sys.stdout.write(f"  {entry['name']:<8} scores {entry['seconds'] / attack:.3f}\n")
+    for (phase, name), (seconds, floor, forward, backward) in parts.items():
+        times = OTHERS.get(name, 1.0) if phase == "attack" else runs
+        # What is left is of the whole call: calibration, clean inputs, the metric, files.
+        minutes = seconds / 60 if phase == "rest" else seconds * scale * times
+        whole, floors = whole + minutes, floors + floor * scale * times * (phase == "attack")
+        ratio = f"{seconds / floor:6.2f}" if floor else "      "
+        rows_of = f"{forward / arguments.samples:8.0f} {backward / arguments.samples:8.0f}" if floor else 17 * " "
+        sys.stdout.write(f"  {phase:<14} {name:<14} {rows_of} {ratio} {minutes:7.1f}\n")
+    left_out = "" if arguments.all else " without CW2, CW-inf and HopSkipJump"
+    ratio = f"{whole / floors:.2f} of its bare passes"
+    sys.stdout.write(f"all: {total:.0f} s here; the suite{left_out} {whole:.1f} minutes, {ratio}\n")
 
 
 if __name__ == "__main__":
