@@ -7,9 +7,12 @@ processes of this machine, which has to have two cores to spare.
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from concurrent.futures import wait
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,6 +21,8 @@ from typing import Any
 import robust_ext
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
+from robust_ext.engine.executors import make_executor
+from robust_ext.engine.executors.slurm import SlurmExecutor
 from robust_ext.engine.inputs import blocks_of
 from robust_ext.engine.run import Block, Run
 from robust_ext.engine.running import run_all
@@ -73,11 +78,36 @@ def tests(samples: int, workers: int) -> None:
     print(f"ratio {seconds[1] / seconds[0]:.2f}, ideal {1 / workers:.2f}")
 
 
+def calls(name: str, workers: int) -> None:
+    """What an executor takes to start, for a call, and for ten megabytes."""
+    with tempfile.TemporaryDirectory() as folder:
+        # Slurm is played by submitit, on this machine.
+        jobs = partial(SlurmExecutor, Path(folder) / "jobs", workers=workers, cluster="local")
+        begun = time.perf_counter()
+        executor = jobs() if name == "slurm" else make_executor(name, workers=workers)()
+        executor.submit(exec, "import robust_ext.engine.workers").result()
+        start = time.perf_counter() - begun
+        wait([executor.submit(time.sleep, 0.5) for _ in range(2 * workers)])
+        begun = time.perf_counter()
+        wait([executor.submit(abs, -1) for _ in range(200)])
+        call = (time.perf_counter() - begun) / 200
+        begun, network = time.perf_counter(), os.urandom(10_000_000)
+        executor.submit(len, network).result()
+        large = time.perf_counter() - begun
+        executor.shutdown(wait=False, cancel_futures=True)
+    print(f"{name}: starts in {start:.1f} s, a call {1000 * call:.2f} ms, of 10 MB {1000 * large:.0f} ms", flush=True)
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--blocks", type=int, default=1000)
     parser.add_argument("--samples", type=int, default=256)
+    parser.add_argument("--executor", action="append", help="local, dask, ray, slurm: only what these take for a call")
     chosen = parser.parse_args()
+    for executor in chosen.executor or ():
+        calls(executor, chosen.workers)
+    if chosen.executor:
+        sys.exit()
     short_blocks(chosen.blocks, 0.01, chosen.workers)
     tests(chosen.samples, chosen.workers)
