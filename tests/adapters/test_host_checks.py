@@ -36,8 +36,16 @@ def problem(kind):
     return given.defended, given.inputs, given.labels, ways
 
 
-@pytest.mark.parametrize("kind", FOOLBOX, ids=lambda kind: kind.__name__)
-@pytest.mark.parametrize("targeted", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "targeted"),
+    [
+        # With and without an aim in turns, from one class of the list to the next.
+        pytest.param(kind, targeted, marks=() if number % 2 == targeted else pytest.mark.exhaustive)
+        for number, kind in enumerate(FOOLBOX)
+        for targeted in (False, True)
+    ],
+    ids=lambda part: getattr(part, "__name__", str(part)),
+)
 def test_foolboxes_checks(kind, targeted):
     network, x, y, ways = problem(kind)
     model = foolbox_model(network)

@@ -91,10 +91,10 @@ def test_a_few_flips_and_truncations(name, state, folders, tmp_path):
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("name", "state"), STATES)
-def test_hundreds_of_flips_and_truncations(name, state, folders, tmp_path):
-    """160 and 40 in all."""
-    assert check_damage(name, state, folders, tmp_path, damage=flipped, count=20, seed=2) > 5
-    check_damage(name, state, folders, tmp_path, damage=truncated, count=5, seed=3)
+def test_many_flips_and_truncations(name, state, folders, tmp_path):
+    """80 and 16 in all."""
+    assert check_damage(name, state, folders, tmp_path, damage=flipped, count=10, seed=2) > 2
+    check_damage(name, state, folders, tmp_path, damage=truncated, count=2, seed=3)
 
 
 @pytest.mark.parametrize("name", EVALUATIONS)
