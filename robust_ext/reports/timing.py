@@ -26,7 +26,7 @@ PHASES = {
 }
 """Phases in words, in the order of tables."""
 
-_HEADER = ("phase", "rows forward", "rows back", "seconds", "floor", "of the floor")
+_HEADER = ("phase", "rows forward", "rows back", "seconds", "floor", "times the floor")
 # Attacks that have a row each; more are one row.
 _ROWS = 12
 # Phases that a sentence names.
