@@ -211,9 +211,9 @@ def _error(future: Future[Any]) -> BaseException | None:
 def _end(executor: Executor) -> None:
     # Before they are forgotten: a pool of processes would wait for what they work on.
     processes = list((getattr(executor, "_processes", None) or {}).values())
-    executor.shutdown(wait=False, cancel_futures=True)
+    executor.shutdown(wait=False)
     for process in processes:
-        process.kill()
+        process.terminate()
 
 
 def _factory(executor: object, devices: Sequence[str]) -> Callable[[], Executor]:
