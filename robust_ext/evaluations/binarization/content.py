@@ -17,7 +17,8 @@ from robust_ext.engine.store import Record
 from robust_ext.evaluations.binarization.depth_findings import find_behind
 from robust_ext.evaluations.binarization.depth_scores import witness_curve
 from robust_ext.evaluations.binarization.protocol import BinarizationRun
-from robust_ext.evaluations.binarization.summary import decided_after, summarise_attack
+from robust_ext.evaluations.binarization.sequential import decided_after
+from robust_ext.evaluations.binarization.summary import summarise_attack
 from robust_ext.evaluations.binarization.verdict import overall, overall_reason, pair_verdict
 from robust_ext.evaluations.causes.attaching import (
     OF_LABELS,

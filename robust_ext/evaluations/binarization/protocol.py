@@ -34,8 +34,8 @@ from robust_ext.evaluations.binarization.forward import Forward, choose_forward
 from robust_ext.evaluations.binarization.posing import pose
 from robust_ext.evaluations.binarization.problems import Problems
 from robust_ext.evaluations.binarization.rules import Rules
+from robust_ext.evaluations.binarization.sequential import Plan, Sequential, until_decided
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
-from robust_ext.evaluations.binarization.summary import Plan, Sequential, until_decided
 from robust_ext.evaluations.binarization.witnesses import Witness, find_witnesses
 
 
