@@ -42,7 +42,7 @@ OWN = {("binarization", "sequential"): True}
 RUN = (
     *("model", "weights", "mean", "std", "bounds"),
     *("data", "data_root", "data_split", "input_size", "samples", "order"),
-    *("out", "device", "progress", "in_process", "attack_timeout", "executor", "jobs", "devices", "repair"),
+    *("out", "device", "progress", "in_process", "attack_timeout", "executor", "jobs", "devices", "repair", "dry_run"),
 )
 TRAINING = ("train_data", "train_samples", "adversarial_samples", "calibration_samples", "preset")
 ADAPTING = ("bpda", "eot")
