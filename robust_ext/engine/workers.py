@@ -8,7 +8,8 @@ from contextvars import ContextVar
 
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.engine.isolation.worker import CAN_ISOLATE, IsolatedWorker, isolating
-from robust_ext.engine.pool.pool import ExecutorLike, Pool, pooling
+from robust_ext.engine.pool.given import ExecutorLike
+from robust_ext.engine.pool.pool import Pool, pooling
 from robust_ext.engine.task import Worker, run_task
 
 _CURRENT: ContextVar[IsolatedWorker | None] = ContextVar("robust_ext_worker", default=None)

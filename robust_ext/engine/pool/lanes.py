@@ -1,25 +1,21 @@
-"""Runs side by side on a pool: which block is submitted next, and what is kept of those that come back."""
+"""Runs side by side on a pool, until all blocks are done that can be."""
 
 from __future__ import annotations
 
-import copy
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from typing import Any, Generic, TypeVar
-
-from torch import Tensor
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, TypeVar
 
 from robust_ext.core.cost import Spent
 from robust_ext.core.errors import OutOfTimeError, RobustExtError
 from robust_ext.engine.context import current_context
-from robust_ext.engine.isolation.messages import as_error
 from robust_ext.engine.phases import phases_of
-from robust_ext.engine.pool.packing import Packing, pack
+from robust_ext.engine.pool.lane import Lane
+from robust_ext.engine.pool.packing import Packing
 from robust_ext.engine.pool.pool import Job, Pool
-from robust_ext.engine.pool.remote import Call, run_block
 from robust_ext.engine.progress import Progress, phase
-from robust_ext.engine.run import Block, Outcome, Run, end, finish, keep, tell
+from robust_ext.engine.run import Outcome, Run
 from robust_ext.engine.store import Store
 from robust_ext.engine.task import Task, TaskResult, verified
 
@@ -31,136 +27,6 @@ _LISTED = 20
 R = TypeVar("R", bound=Run)
 
 
-class _Lane(Generic[R]):
-    """One run on its way.
-
-    Blocks before ``head`` are done with. Where blocks are ordered, one that came back is kept when all before it are
-    and did not change what it needed; otherwise it is run again, so that the records are those of a run here.
-    """
-
-    def __init__(self, run: R, store: Store) -> None:
-        self.run, self.store = run, store
-        self.outcome: Outcome[R] | None = None
-        self.closed = False
-        self.head = self._told = 0
-        self.lost: dict[int, str] = {}
-        self._next = 0  # The first block that was not submitted yet
-        self._again: list[int] = []
-        self._flying: set[int] = set()
-        self._used: dict[int, Mapping[str, Any]] = {}  # What ordered blocks were given
-        self._back: dict[int, Block] = {}
-        self._error: tuple[int, RobustExtError] | None = None
-        self._digests: tuple[str, ...] = ()
-        self._parts: Mapping[str, bytes] = {}
-
-    def pack(self, packing: Packing) -> None:
-        """Make the parts that workers are sent."""
-        samples = [packing.shorten(tensor) for tensor in self.run.samples()]
-        self._digests = (*samples, *(packing.add(one) for one in self.run.common()), packing.add(self.run))
-        self._parts = packing.parts
-
-    def next(self, *, ahead: int) -> int | None:
-        """The block to be submitted now; of ordered ones at most so many ahead of the first that is missing."""
-        blocks = self.run.blocks
-        end = len(blocks) if self._error is None else self._error[0]
-        if self._again:
-            return self._again.pop(0)
-        while self._next < end and self.store.holds(blocks[self._next]):
-            self._next += 1
-        if self._next >= end or (self.run.ordered and (self.lost or self._next >= self.head + ahead)):
-            return None
-        self._next += 1
-        return self._next - 1
-
-    def job(self, index: int, pool: Pool) -> Job:
-        """The call that runs a block."""
-        rows, deadline = self.run.blocks[index], current_context().deadline
-        needs = self.run.needs(rows, self.store)
-        if self.run.ordered:
-            self._used[index] = _plain(needs)
-        self._flying.add(index)
-        call = Call(
-            parts=self._digests,
-            rows=(rows.start, rows.stop),
-            needs=pack(needs),
-            isolate=pool.isolate,
-            attack_timeout=pool.attack_timeout,
-            seconds=None if deadline is None else deadline - time.monotonic(),
-            origin=self.run.place().type,
-        )
-        return Job(function=run_block, call=call, parts=self._parts, place=(self, index))
-
-    def take(self, index: int, job: Job) -> None:
-        """Have what became of a block."""
-        self._flying.discard(index)
-        if self.closed:
-            return
-        if job.reply is None:
-            self.lost[index] = str(job.lost)
-        elif "raised" in job.reply:
-            raise RobustExtError(f"{self.run.title or self.run.kind}: a worker raised\n{job.reply['raised']}")
-        elif "error" in job.reply:
-            self.fail(as_error(job.reply), index)
-        else:
-            block = Block(**{name: job.reply[name] for name in ("records", "timing", "arrays")})
-            if self.run.ordered:
-                self._back[index] = block
-            else:
-                keep(block, self.store)
-
-    def fail(self, error: RobustExtError, index: int = -1) -> None:
-        """Have an error of a block; that of the first one counts."""
-        if self._error is None or index < self._error[0]:
-            self._error = index, error
-
-    def settle(self) -> Iterator[range]:
-        """Keep what can be kept, and close where nothing more is to come; yields the blocks that are done with."""
-        blocks, ordered = self.run.blocks, self.run.ordered
-        while not self.closed and self.head < len(blocks):
-            rows = blocks[self.head]
-            if ordered and self.run.decided(self.store):
-                self._close(finish(self.run, self.store))
-            elif self.store.holds(rows) or (self._kept_next() if ordered else self.head in self.lost):
-                self.head += 1
-                yield rows
-            else:
-                break
-        if self.closed:
-            return
-        before = len(blocks) if self._error is None else self._error[0]
-        if any(index < before for index in (*self._flying, *self._again)):
-            return
-        if self.lost and (ordered or self.head == len(blocks)):
-            self._close(None)
-        elif self._error is not None:
-            self._close(end(self.run, self.store, self._error[1]))
-        elif self.head == len(blocks):
-            self._close(finish(self.run, self.store))
-
-    def tell(self) -> bool:
-        """Call back with the records of the blocks that are done with; whether no more are to come."""
-        for index in range(self._told, self.head):
-            if index not in self.lost:
-                tell(self.run, self.run.blocks[index], self.store)
-        self._told = self.head
-        return self.closed
-
-    def _kept_next(self) -> bool:
-        """Whether the first missing block came back and counts; it is run again where it needed something else."""
-        block = self._back.pop(self.head, None)
-        if block is None:
-            return False
-        if self._used[self.head] != _plain(self.run.needs(self.run.blocks[self.head], self.store)):
-            self._again.append(self.head)
-            return False
-        keep(block, self.store)
-        return True
-
-    def _close(self, outcome: Outcome[R] | None) -> None:
-        self.outcome, self.closed = outcome, True
-        self.store.close()
-
-
 def run_on(
     pool: Pool, runs: Sequence[R], opened: Callable[[R], Store], bar: Progress | None
 ) -> Generator[Task, TaskResult, dict[str, Outcome[R]]]:
@@ -169,8 +35,8 @@ def run_on(
     What comes before the blocks of a run is done here: its tasks are those of this generator. RobustExtError where
     blocks end their workers, once all others are kept.
     """
-    waiting, lanes, untold, packing = deque(runs), list[_Lane[R]](), deque[_Lane[R]](), Packing()
-    active: list[_Lane[R]] = []
+    waiting, lanes, untold, packing = deque(runs), list[Lane[R]](), deque[Lane[R]](), Packing()
+    active: list[Lane[R]] = []
     try:
         while waiting or active:
             while pool.room > 0:
@@ -203,10 +69,10 @@ def run_on(
     return {lane.run.key: lane.outcome for lane in lanes if lane.outcome is not None}
 
 
-def _begun(run: R, opened: Callable[[R], Store], packing: Packing) -> Generator[Task, TaskResult, _Lane[R]]:
+def _begun(run: R, opened: Callable[[R], Store], packing: Packing) -> Generator[Task, TaskResult, Lane[R]]:
     """A run whose store is open, and what comes before its blocks done."""
     phase(run.title)
-    lane = _Lane(run, opened(run))
+    lane = Lane(run, opened(run))
     try:
         with run.session():
             yield from verified(run.prepare(lane.store))
@@ -219,7 +85,7 @@ def _begun(run: R, opened: Callable[[R], Store], packing: Packing) -> Generator[
     return lane
 
 
-def _next_job(lane: _Lane[Any], pool: Pool) -> Job | None:
+def _next_job(lane: Lane[Any], pool: Pool) -> Job | None:
     index = None if lane.closed else lane.next(ahead=pool.workers + 1)
     return None if index is None else lane.job(index, pool)
 
@@ -231,7 +97,7 @@ def _patience(bar: Progress | None) -> float | None:
     return min([*seconds, *([] if bar is None else [_SHOWN])], default=None)
 
 
-def _settle(lanes: Sequence[_Lane[Any]], bar: Progress | None) -> None:
+def _settle(lanes: Sequence[Lane[Any]], bar: Progress | None) -> None:
     for lane in lanes:
         for rows in lane.settle():
             if bar is not None:
@@ -251,12 +117,7 @@ def _count(run: Run, index: int, job: Job, bar: Progress | None) -> None:
         bar.forecast.took(run.key, len(run.blocks[index]), timing["seconds"])
 
 
-def _plain(needs: Mapping[str, Any]) -> dict[str, Any]:
-    """What earlier blocks decided of what a block needs, as it is now."""
-    return {name: copy.deepcopy(value) for name, value in needs.items() if not isinstance(value, Tensor)}
-
-
-def _check_lost(lanes: Sequence[_Lane[Any]]) -> None:
+def _check_lost(lanes: Sequence[Lane[Any]]) -> None:
     """Raise RobustExtError where blocks could not be done."""
     lost = [(lane.run, lane.run.blocks[index], text) for lane in lanes for index, text in sorted(lane.lost.items())]
     if lost:

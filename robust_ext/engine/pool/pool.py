@@ -6,18 +6,15 @@ import queue
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor
+from concurrent.futures import BrokenExecutor, Executor, Future
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-
-from robust_ext.core.errors import InvalidArgumentError, RobustExtError
-from robust_ext.engine.executors import make_executor, workers_of
-
-ExecutorLike = Executor | Callable[[], Executor] | str | None
+from robust_ext.core.errors import RobustExtError
+from robust_ext.engine.executors import workers_of
+from robust_ext.engine.pool.given import ExecutorLike, check_devices, check_executor, end_executor, factory_of
 
 # Jobs a worker has at a time: the one it works on, and the next.
 _JOBS = 2
@@ -65,10 +62,10 @@ class Pool:
         attack_timeout: float | None = None,
     ) -> None:
         self.isolate, self.attack_timeout = isolate, attack_timeout
-        self._devices = _check_devices(devices)
+        self._devices = check_devices(devices)
         self._free = deque(self._devices if len(self._devices) > 1 else ())
-        self._make = None if isinstance(executor, Executor) else _factory(executor, self._devices)
-        self._executor = _check(executor) if isinstance(executor, Executor) else None
+        self._make = None if isinstance(executor, Executor) else factory_of(executor, self._devices)
+        self._executor = check_executor(executor) if isinstance(executor, Executor) else None
         self._counted = 0, -_PATIENCE  # Workers, and when they were counted
         self._flying: dict[Future[Any], Job] = {}
         self._done: queue.SimpleQueue[Future[Any]] = queue.SimpleQueue()
@@ -180,7 +177,7 @@ class Pool:
     def _started(self) -> Executor:
         if self._executor is None:
             assert self._make is not None
-            self._executor = _check(self._make())
+            self._executor = check_executor(self._make())
         return self._executor
 
     def _rebuild(self, error: BaseException) -> None:
@@ -190,7 +187,7 @@ class Pool:
                 "new executor goes on there; give a callable that makes one to have it made anew by itself"
             ) from error
         if self._executor is not None:
-            _end(self._executor)
+            end_executor(self._executor)
         self._executor = None
 
     def close(self) -> None:
@@ -198,7 +195,7 @@ class Pool:
         for future in self._flying:
             future.cancel()
         if self._make is not None and self._executor is not None:
-            _end(self._executor)
+            end_executor(self._executor)
             self._executor = None
 
 
@@ -206,45 +203,6 @@ def _error(future: Future[Any]) -> BaseException | None:
     if future.cancelled():
         return RuntimeError("it was cancelled by the executor")
     return future.exception()
-
-
-def _end(executor: Executor) -> None:
-    # Before they are forgotten: a pool of processes would wait for what they work on.
-    processes = list((getattr(executor, "_processes", None) or {}).values())
-    executor.shutdown(wait=False)
-    for process in processes:
-        process.terminate()
-
-
-def _factory(executor: object, devices: Sequence[str]) -> Callable[[], Executor]:
-    if isinstance(executor, str):
-        return make_executor(executor, devices=devices)
-    if not callable(executor):
-        expected = "a concurrent.futures.Executor, a callable that makes one, or a text such as 'local'"
-        raise InvalidArgumentError("executor", executor, expected)
-    return executor
-
-
-def _check(executor: object) -> Executor:
-    if not isinstance(executor, Executor):
-        expected = "a callable that returns a concurrent.futures.Executor"
-        raise InvalidArgumentError("executor", f"a callable that returns {type(executor).__name__}", expected)
-    if isinstance(executor, ThreadPoolExecutor):
-        expected = "one whose workers are processes, as hooks and global seeds are those of a whole process"
-        raise InvalidArgumentError("executor", type(executor).__name__, expected)
-    return executor
-
-
-def _check_devices(devices: Sequence[str] | None) -> tuple[str, ...]:
-    if devices is None:
-        return ()
-    if isinstance(devices, str) or not devices:
-        raise InvalidArgumentError("devices", devices, 'a list of devices, as ["cuda:0", "cuda:1"]')
-    try:
-        # They need not be of this machine.
-        return tuple(str(torch.device(one)) for one in devices)
-    except (RuntimeError, TypeError) as error:
-        raise InvalidArgumentError("devices", devices, f"devices as torch names them ({error})") from error
 
 
 _CURRENT: ContextVar[Pool | None] = ContextVar("robust_ext_pool", default=None)

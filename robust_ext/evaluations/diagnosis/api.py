@@ -27,7 +27,7 @@ from robust_ext.engine.estimate import Estimate, EstimatedError
 from robust_ext.engine.identity import check_ids
 from robust_ext.engine.inputs import PROBES, as_attacks, bounded_module, prepare_inputs
 from robust_ext.engine.judge import with_judge_seed
-from robust_ext.engine.pool.pool import ExecutorLike
+from robust_ext.engine.pool.given import ExecutorLike
 from robust_ext.engine.progress import Progress, phase, showing
 from robust_ext.engine.task import Worker
 from robust_ext.engine.workers import attack_worker

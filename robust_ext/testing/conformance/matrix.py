@@ -19,7 +19,8 @@ from robust_ext.core.random import stream
 from robust_ext.core.target import Counted, PassCounter, Target
 from robust_ext.core.threat import NORMS
 from robust_ext.core.validation import check_choice
-from robust_ext.engine.pool.pool import ExecutorLike, Job, Pool
+from robust_ext.engine.pool.given import ExecutorLike
+from robust_ext.engine.pool.pool import Job, Pool
 from robust_ext.engine.verify import verify
 from robust_ext.registry.base import AttackListing, adapters
 from robust_ext.testing.conformance.monitor import BatchMonitor
