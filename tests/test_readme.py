@@ -176,7 +176,7 @@ def test_documented_keys_are_those_of_a_result(inputs, tmp_path):
     ]
     documented = {name for cell in first_columns for name in re.findall(r"`(\w+)(?:\[\])?`", cell)}
     finding = Finding(code="unmoved", cause="").to_dict()
-    assert documented == set(content) | set(content["attacks"][0]) | set(finding)
+    assert documented == set(content) | set(content["attacks"][0]) | set(content["time"]) | set(finding)
 
 
 @pytest.mark.parametrize("broken", [False, True])
