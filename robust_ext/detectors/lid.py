@@ -140,15 +140,16 @@ def local_dimension(points: Tensor, references: Tensor, *, neighbours: int) -> T
 
 
 def _distances(points: Tensor, references: Tensor) -> Tensor:
-    """Euclidean distances ``(N, R)``, with gradients for the points.
+    """Euclidean distances ``(N, R)``, with gradients for the points; that of a distance of 0 is 0.
 
-    Without gradients those of float32 are products of matrices in float64, which take a tenth of the time and are as
-    exact down to distances that count as rounding; others are taken directly.
+    Those of float32 are products of matrices in float64, which take a tenth of the time and are as exact down to
+    distances that count as rounding; others are taken directly.
     """
-    if points.dtype != torch.float32 or (points.requires_grad and torch.is_grad_enabled()):
+    if points.dtype != torch.float32:
         return torch.cdist(points, references, compute_mode="donot_use_mm_for_euclid_dist")
     squares = points.new_zeros(len(points), len(references), dtype=torch.float64)
     for x, r in zip(torch.split(points, _CHUNK, 1), torch.split(references, _CHUNK, 1), strict=True):
         x, r = x.double(), r.double()
-        squares += x.square().sum(1, keepdim=True) + r.square().sum(1) - 2 * x @ r.mT
-    return squares.clamp_min_(0).sqrt().to(points.dtype)
+        squares = squares + x.square().sum(1, keepdim=True) + r.square().sum(1) - 2 * x @ r.mT
+    apart = squares > 0
+    return torch.where(apart, squares.where(apart, 1).sqrt(), 0).to(points.dtype)

@@ -177,11 +177,11 @@ def test_forty_kills_at_arms_length(files, tmp_path, command, victims):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("command", "statuses"), [("binarization", ([0, 0], [0, 2])), ("robust-accuracy", ([0, 0],))])
-def test_two_writers(files, tmp_path, command, statuses):
-    """The second is refused where blocks are shared, and waits where whole runs are."""
+@pytest.mark.parametrize("command", ["binarization", "robust-accuracy"])
+def test_two_writers(files, tmp_path, command):
+    """A second one is refused while the first one writes, and nothing is lost."""
     both = [start(files[0], command, tmp_path / "run", "--in-process") for _ in range(2)]
     for process in both:
         process.join(timeout=300)
-    assert sorted(process.exitcode for process in both) in statuses
+    assert sorted(process.exitcode for process in both) in ([0, 0], [0, 2])
     assert essence(tmp_path / "run") == files[1](command, "--in-process")
