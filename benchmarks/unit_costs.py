@@ -80,7 +80,7 @@ def record_seconds(folder: Path, *, count: int) -> dict[str, float]:
         return RunFolder(place, **given)
 
     store = opened()
-    timing = {"seconds": {"attack": 0.1}, "passes": {"forward": 1, "backward": 1}}
+    timing = {"seconds": 0.1, "passes": {"forward": 1, "backward": 1}}
     store.append([], {"block": -1, **timing})  # Waits for the disk; the next seconds do not
     begun = time.perf_counter()
     for start in range(0, count, 64):

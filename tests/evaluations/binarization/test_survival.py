@@ -114,7 +114,8 @@ def start(folder, *extra):
     with pytest.MonkeyPatch.context() as patched:
         # A child takes over the command line that there is when it starts.
         patched.setattr(sys, "argv", ["robust-ext", *COMMAND.split(), str(folder), *extra])
-        process = PROCESSES.Process(target=cli.main, daemon=True)
+        # A daemon may have no processes of its own.
+        process = PROCESSES.Process(target=cli.main, daemon="--jobs" not in extra)
         process.start()
     return process
 

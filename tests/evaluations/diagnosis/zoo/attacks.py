@@ -77,7 +77,7 @@ def swinging(model, x, y, *, epsilon, steps=40, keep="last"):
         best[fooled] = points.detach()[fooled]
         gradient = _gradient(nn.functional.cross_entropy(logits, y, reduction="sum"), points)
         ahead = _project(points.detach() + 0.1 * epsilon * gradient.sign(), x, epsilon)
-        back = x + 0.8 * (points.detach() - x)
+        back = x + 0.6 * (points.detach() - x)
         points = torch.where(fooled.view(-1, 1, 1, 1), back, ahead)
         if number == steps - 1:
             found = model(points).argmax(1) != y

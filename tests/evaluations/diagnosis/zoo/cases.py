@@ -274,7 +274,7 @@ _PUBLISHED = [
         name="steps too small, ResNet-20",
         code="short_path",
         model=resnet,
-        attack="foolbox:LinfPGD(steps=20, rel_stepsize=0.005, random_start=False)",
+        attack="foolbox:LinfPGD(steps=10, rel_stepsize=0.005, random_start=False)",
         twin=SHORTER,
         threat_model=CIFAR,
         remedy=SHORTER,
