@@ -20,6 +20,11 @@ def _one_thread():
     torch.set_num_threads(1)
 
 
+def pytest_xdist_auto_num_workers():
+    """One more than cores: many tests wait for processes of their own."""
+    return (os.cpu_count() or 1) + 1
+
+
 def pytest_collection_modifyitems(items):
     """Slow tests first, so that no process is left with one at the end."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
