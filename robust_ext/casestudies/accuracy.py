@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -23,8 +23,8 @@ from robust_ext.engine.inputs import EvaluationInputs
 from robust_ext.engine.run import Block, Outcome, Run
 from robust_ext.engine.store import Store
 from robust_ext.engine.task import Check, Task, Work
-from robust_ext.evaluations.arm_runs import draw_references
 from robust_ext.evaluations.binarization.defense import Defense
+from robust_ext.evaluations.references import draw_references, passed_inputs
 
 # Samples attacked at once.
 _BATCH = 32
@@ -68,9 +68,15 @@ class RecipeRun(Run):
         given, references = self.given, None
         inputs, labels = given.rows(rows)
         if self.defense is not None and self.attack.traits.references:
-            references = draw_references(given, rows, detector=self.defense.detector, seed=self.seed)
+            references = draw_references(given, rows, passed=self.passed, seed=self.seed)
         correct = given.correct[rows.start : rows.stop].tolist()
         return {"inputs": inputs, "labels": labels, "references": references, "correct": correct}
+
+    @cached_property
+    def passed(self) -> Tensor:
+        """Which clean inputs the detector lets pass."""
+        assert self.defense is not None
+        return passed_inputs(self.given, detector=self.defense.detector, seed=self.seed)
 
     def work(self, rows: range, needs: Mapping[str, Any]) -> Work[Block]:
         """One task: the attack on these rows."""

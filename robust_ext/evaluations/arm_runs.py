@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -16,110 +16,20 @@ from torch import Tensor
 from robust_ext.attacks.base import Attack
 from robust_ext.core.cost import Cost, Costs
 from robust_ext.core.errors import AttackRefusedError, RobustExtError
-from robust_ext.core.random import derive_seed, seeded_globals, stream
-from robust_ext.core.speed import Probe
 from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
-from robust_ext.detectors.base import Detector
 from robust_ext.engine.code_digest import attack_code
-from robust_ext.engine.differences import differences
 from robust_ext.engine.identity import describe
 from robust_ext.engine.inputs import EvaluationInputs
-from robust_ext.engine.run import RECORD, Block, Run, candidates_name
-from robust_ext.engine.store import Floats, Record, Store
+from robust_ext.engine.run import RECORD, Block, candidates_name
+from robust_ext.engine.store import Store
 from robust_ext.engine.task import Check, Task, Work
 from robust_ext.evaluations.arms import Arm
-from robust_ext.evaluations.detector_scores import Scores, pack_scores, score_points, scores_name, unpack_scores
+from robust_ext.evaluations.detector_scores import pack_scores, score_points, scores_name
 from robust_ext.evaluations.detectors import NamedDetector, has_threshold
+from robust_ext.evaluations.references import draw_references, passed_inputs
+from robust_ext.evaluations.scored_runs import ScoredRun
 from robust_ext.models.defended import Defended
-
-# Clean inputs of other classes that a detector lets pass, for attacks that imitate some.
-_REFERENCES = 4
-# Rows that a detector decides at once.
-_DECIDED = 250
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScoredRun(Run):
-    """Points of every sample, and every detector's scores of them; by itself, the clean inputs."""
-
-    given: EvaluationInputs
-    detectors: Sequence[NamedDetector]
-    batch_size: int  # Samples attacked at once
-    seed: int  # Of every draw
-    judge_seed: int  # Of those of random detectors while they score
-
-    def work(self, rows: range, needs: Mapping[str, Any]) -> Work[Block]:
-        """Nothing: it has no blocks."""
-        raise NotImplementedError
-
-    def place(self) -> torch.device:
-        """The inputs' device."""
-        return self.given.inputs.device
-
-    def common(self) -> Sequence[object]:
-        """The classifier and the detectors."""
-        return (self.given.module, *(one.detector for one in self.detectors))
-
-    def samples(self) -> Sequence[Tensor]:
-        """Those of the evaluation."""
-        return self.given.samples
-
-    def costs(self) -> Costs:
-        """Nothing is attacked."""
-        return {}
-
-    def kept(self) -> int:
-        """Nothing of each sample."""
-        return 0
-
-    def probe(self) -> Probe:
-        """The classifier, at the first inputs."""
-        return Probe(self.given.module, self.given.inputs, min(self.batch_size, len(self.given.ids)))
-
-    def points(self, rows: range, store: Store) -> Tensor:
-        """What is scored."""
-        return self.given.rows(rows)[0]
-
-    def finish(self, store: Store) -> tuple[Sequence[Record], Sequence[Record]]:
-        """Score what is not scored yet."""
-        self.scores(store)
-        return super().finish(store)
-
-    def scores(self, store: Store) -> Scores:
-        """Scores by each detector of all points, float64 ``(N,)``, and the seconds they took.
-
-        Those that are kept, and new ones.
-        """
-        points = store.digest()
-        found = {one.name: kept for one in self.detectors if (kept := self._kept(one, store, points)) is not None}
-        left = [one for one in self.detectors if one.name not in found]
-        blocks = [self._scored(left, rows, store) for rows in self.given.blocks(self.batch_size)] if left else []
-        for one in left:
-            parts = [block[one.name] for block in blocks]
-            found[one.name] = np.concatenate([scores for scores, _ in parts]), sum(seconds for _, seconds in parts)
-            about = {"described": np.array(json.dumps(one.described)), "points": np.array(points)}
-            scores, seconds = found[one.name]
-            store.save(_file_of(one), scores=scores, seconds=np.float64(seconds), **about)
-        return {one.name: found[one.name] for one in self.detectors}
-
-    def _kept(self, one: NamedDetector, store: Store, points: str) -> tuple[Floats, float] | None:
-        """The scores of all points that were put together before, of these points and by this detector."""
-        kept = store.load(_file_of(one))
-        if kept is None or str(kept["points"]) != points:
-            return None
-        if differences(json.loads(str(kept["described"])), one.described):
-            return None
-        return kept["scores"].astype(np.float64), float(kept["seconds"])
-
-    def _scored(self, detectors: Sequence[NamedDetector], rows: range, store: Store) -> Scores:
-        """The scores of a block: those that came with it, and new ones."""
-        found = unpack_scores(store.load(scores_name(rows[0])), detectors)
-        left = [one for one in detectors if one.name not in found]
-        if left:
-            points, sample = self.points(rows, store), self.given.ids[rows[0]]
-            found |= score_points(left, points, seed=self.judge_seed, sample=sample)
-        return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,8 +79,14 @@ class ArmRun(ScoredRun):
         inputs, labels = self.given.rows(rows)
         references = None
         if self.adaptive_to is not None and self.attack.traits.references:
-            references = draw_references(self.given, rows, detector=self.adaptive_to.detector, seed=self.seed)
+            references = draw_references(self.given, rows, passed=self.passed, seed=self.seed)
         return {"inputs": inputs, "labels": labels, "references": references}
+
+    @cached_property
+    def passed(self) -> Tensor:
+        """Which clean inputs the detector that is attacked lets pass."""
+        assert self.adaptive_to is not None
+        return passed_inputs(self.given, detector=self.adaptive_to.detector, seed=self.seed)
 
     def work(self, rows: range, needs: Mapping[str, Any]) -> Work[Block]:
         """One task: the attack on these rows."""
@@ -300,28 +216,3 @@ def _arm_run(arms: Sequence[Arm], model: ThreatModel, detector: NamedDetector | 
         arms=tuple(arms),
         adaptive_to=detector,
     )
-
-
-def _file_of(one: NamedDetector) -> str:
-    """The name under which scores of all points by a detector are kept."""
-    return f"scores-{re.sub(r'[^A-Za-z0-9.]+', '-', one.name)[:40]}-{one.digest[:12]}"
-
-
-def draw_references(
-    given: EvaluationInputs, rows: Sequence[int], *, detector: Detector, seed: int, count: int = _REFERENCES
-) -> Tensor | None:
-    """Draw points that attacks imitate: clean inputs of other classes that the detector lets pass, ``(n, count, ...)``.
-
-    A row's points depend on the seed and the row, not on the rows beside it. None where a row has too few.
-    """
-    inputs, predicted = given.inputs, given.logits.argmax(1)
-    with seeded_globals(derive_seed(seed, "arm references")):
-        passed = ~torch.cat([detector.decide(batch) for batch in torch.split(inputs, _DECIDED)])
-    drawn = []
-    for row in rows:
-        others = (passed & (predicted != predicted[row])).nonzero().squeeze(1)
-        if len(others) < count:
-            return None
-        order = torch.randperm(len(others), generator=stream(seed, row, "arm references"))[:count]
-        drawn.append(inputs[others[order.to(others.device)]])
-    return torch.stack(drawn)

@@ -20,7 +20,7 @@ from robust_ext.engine.inputs import EvaluationInputs
 from robust_ext.engine.outcomes import BROKEN, LOST
 from robust_ext.engine.run import Outcome
 from robust_ext.engine.store import Floats
-from robust_ext.evaluations.arm_runs import ArmRun, ScoredRun
+from robust_ext.evaluations.arm_runs import ArmRun
 from robust_ext.evaluations.arms import Arm
 from robust_ext.evaluations.caveats import attack_warnings
 from robust_ext.evaluations.detectors import NamedDetector, has_threshold
@@ -35,6 +35,7 @@ from robust_ext.evaluations.mead.summary import (
     score_detector,
 )
 from robust_ext.evaluations.result import framed
+from robust_ext.evaluations.scored_runs import ScoredRun
 from robust_ext.evaluations.timing import Part, time_table
 from robust_ext.reports import Example
 

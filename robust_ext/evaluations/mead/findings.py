@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from robust_ext.engine.run import Outcome
-from robust_ext.evaluations.arm_runs import ArmRun, ScoredRun
+from robust_ext.evaluations.arm_runs import ArmRun
 from robust_ext.evaluations.causes.attaching import OF_LABELS, find_causes, of_arm, prober
 from robust_ext.evaluations.causes.finding import Finding
+from robust_ext.evaluations.scored_runs import ScoredRun
 
 
 def find_faults(run: ScoredRun, left: Sequence[Outcome[ArmRun]]) -> list[Finding]:

@@ -16,7 +16,7 @@ from robust_ext.attacks.base import Attack, AttackTraits
 from robust_ext.core.errors import AttackRefusedError, InvalidArgumentError, ModelError, RunFolderError
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
-from robust_ext.evaluations import arm_runs
+from robust_ext.evaluations import arm_runs, scored_runs
 from robust_ext.evaluations.detector_scores import score_points
 from tests.evaluations.subjects import Unsure, spread
 
@@ -138,7 +138,8 @@ def scored(monkeypatch):
         sizes.append(len(points))
         return score_points(detectors, points, **keywords)
 
-    monkeypatch.setattr(arm_runs, "score_points", counted)
+    for module in (arm_runs, scored_runs):
+        monkeypatch.setattr(module, "score_points", counted)
     return sizes
 
 
