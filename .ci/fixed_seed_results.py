@@ -39,7 +39,7 @@ from tests.evaluations.subjects import Noisy, Pattern, Rounding, Unsure, rounded
 RESULTS = Path(__file__).with_name("fixed_seed_results.json")
 # Times, words, statistics of queries, and what depends on where the package is.
 LEFT_OUT = {"seconds", "versions", "settings", "description", "attack", "reason", "origin", "seed", "kind"}
-LEFT_OUT |= {"findings", "trace", "robust"}
+LEFT_OUT |= {"findings", "trace", "robust", "time"}
 EPSILON = {"linf": 0.15, "l2": 1.0, "l1": 4.0}
 # Searches and trainings in which rounding grows: the same on one machine and one thread, not on another machine.
 SENSITIVE = ("LinearRegion", "linear region")
