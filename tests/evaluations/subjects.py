@@ -1,9 +1,21 @@
-"""Detectors and a defense that several tests of evaluations are about."""
+"""A classifier, detectors and a defense that several tests of evaluations are about."""
 
 import torch
+from torch import nn
 
 from robust_ext.detectors import Detector
 from robust_ext.models.purifier import Purifier
+
+# Settings of a short binarization test.
+SMALL = {"inner_points": 60, "random_inner": 20, "random_corners": 20, "planted_candidates": 4}
+
+
+def random_classifier():
+    """A network with random weights, eight inputs, and the classes that it predicts."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Flatten(), nn.Linear(16, 60), nn.ReLU(), nn.Linear(60, 3)).eval()
+    inputs = torch.rand(8, 1, 4, 4)
+    return network, inputs, network(inputs).argmax(1)
 
 
 class Pattern(Detector):

@@ -14,18 +14,15 @@ from robust_ext.core.threat import ThreatModel
 from robust_ext.evaluations.binarization.cost import planting_cost
 from robust_ext.evaluations.binarization.preparation import PassCounter, counted_parts
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
+from tests.evaluations.subjects import SMALL, random_classifier
 
 THREAT_MODEL = ThreatModel(norm="linf", epsilon=0.1)
-SMALL = {"inner_points": 60, "random_inner": 20, "random_corners": 20, "planted_candidates": 4}
 APGD, PGD = "robust_ext:APGD(steps=10)", "foolbox:LinfPGD(steps=12)"
 
 
 @pytest.fixture(scope="module")
 def given():
-    torch.manual_seed(0)
-    network = nn.Sequential(nn.Flatten(), nn.Linear(16, 60), nn.ReLU(), nn.Linear(60, 3)).eval()
-    inputs = torch.rand(8, 1, 4, 4)
-    return network, inputs, network(inputs).argmax(1)
+    return random_classifier()
 
 
 def estimate(caplog, call):

@@ -1,7 +1,6 @@
 """Damage to run folders of every evaluation: an error that names the file, or the same result; never another one."""
 
 import itertools
-import re
 import shutil
 import time
 from dataclasses import replace
@@ -148,13 +147,12 @@ def test_seconds_add_up_after_a_resume(name, tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", EVALUATIONS)
 def test_pages_do_not_grow_with_the_samples(name, monkeypatch):
     pages = []
-    for count in (20, 300):
-        inputs = torch.rand(count, 1, 4, 4, generator=torch.Generator().manual_seed(count))
+    # The first samples are the same: how many trials a calibration takes depends on them.
+    many = torch.rand(300, 1, 4, 4, generator=torch.Generator().manual_seed(300))
+    for inputs in (many[:20], many):
         monkeypatch.setattr("tests.evaluations.small.INPUTS", inputs)
         monkeypatch.setattr("tests.evaluations.small.LABELS", NETWORK(inputs).argmax(1))
-        page = evaluate(name, None).to_html()
-        # How many trials a calibration takes depends on the samples.
-        pages.append(len(re.sub(r"<h2[^>]*>Calibration.*?(?=<h2)", "", page, flags=re.DOTALL)))
+        pages.append(len(evaluate(name, None).to_html()))
     assert 10_000 < pages[1] < 1.05 * pages[0]
 
 

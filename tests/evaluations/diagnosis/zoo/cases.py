@@ -114,9 +114,8 @@ _IN_MODEL = [
         "zero_gradient",
         "jpeg",
         layers.Compressed,
-        TORCHATTACKS,
-        # The identity only approximates it, so that a last step may lead back out.
-        remedy={"bpda": "net.jpeg", "keep_best": True},
+        # The identity only approximates it, and a last step may lead back out: this one returns its best point.
+        "adv_lib:apgd(n_iter=40)",
     ),
     of_layer("argmax and one-hot", "cut_gradient", "codebook", layers.Codebook, attacks.pgd),
     of_layer("detach", "cut_gradient", "contrast", layers.Detached, attacks.pgd),
