@@ -79,6 +79,15 @@ def best_of(single: float, attacks: int) -> float:
     return 1 - (1 - single) ** attacks
 
 
+def _after_group(alive: dict[int, float], step: list[float]) -> dict[int, float]:
+    """The probability of every number of hits after one more group, given that before it and that of its own hits."""
+    after: dict[int, float] = {}
+    for hits, weight in alive.items():
+        for more, chance in enumerate(step):
+            after[hits + more] = after.get(hits + more, 0.0) + weight * chance
+    return after
+
+
 @cache
 def sequential(rate: float, attacks: int = 1) -> tuple[float, float, float]:
     """Probabilities to pass and to fail, and the mean number of samples, where random search finds nothing.
@@ -90,11 +99,7 @@ def sequential(rate: float, attacks: int = 1) -> tuple[float, float, float]:
     passed = failed = spent = 0.0
     step = stats.binom.pmf(range(GROUP + 1), GROUP, rate).tolist()
     for samples in range(GROUP, MOST + 1, GROUP):
-        after: dict[int, float] = {}
-        for hits, weight in alive.items():
-            for more, chance in enumerate(step):
-                after[hits + more] = after.get(hits + more, 0.0) + weight * chance
-        alive = {}
+        after, alive = _after_group(alive, step), {}
         for hits, weight in after.items():
             if samples < MOST and not one.decided(_planted(hits, samples, 0, samples)):
                 # What is left out could change no figure that is shown.
@@ -116,11 +121,7 @@ def random_search(random_rate: float) -> tuple[float, float]:
     alive, low, spent = {0: 1.0}, 0.0, 0.0
     step = stats.binom.pmf(range(GROUP + 1), GROUP, random_rate).tolist()
     for samples in range(GROUP, MOST + 1, GROUP):
-        after: dict[int, float] = {}
-        for hits, weight in alive.items():
-            for more, chance in enumerate(step):
-                after[hits + more] = after.get(hits + more, 0.0) + weight * chance
-        alive = {}
+        after, alive = _after_group(alive, step), {}
         for hits, weight in after.items():
             at = _planted(0, samples, hits, samples)
             if samples < MOST and not one.random_settled(at):

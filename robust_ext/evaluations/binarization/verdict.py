@@ -34,6 +34,11 @@ from robust_ext.evaluations.binarization.settings import BinarizationSettings
 VERDICTS = ("passed", "failed", "inconclusive")
 REPAIRED = 2
 """So many canaries moved into the class of their label show an attack on predicted labels."""
+_PREDICTED_LABELS = (
+    "The attack moved {repaired} of {planted} misclassified canaries into the class of their label: it attacks the "
+    "model's predicted labels instead of the given ones, which repairs misclassified inputs and overstates robust "
+    "accuracy."
+)
 
 
 def judge(
@@ -66,12 +71,7 @@ def judge(
     random_interval = proportion_interval(random_found, searched, confidence=settings.confidence)
     rules, depth = Rules(settings, attacks), 1.0
     if repaired >= REPAIRED:
-        verdict = "failed"
-        reason = (
-            f"The attack moved {repaired} of {planted} misclassified canaries into the class of their label: it "
-            "attacks the model's predicted labels instead of the given ones, which repairs misclassified inputs and "
-            "overstates robust accuracy."
-        )
+        verdict, reason = "failed", _PREDICTED_LABELS.format(repaired=repaired, planted=planted)
     elif not samples:
         easier = easier_to_plant(settings, inseparable=inseparable, unplanted=unplanted)
         reason = f"No example could be planted, so nothing is known about the attack. To settle it: {easier}."

@@ -51,10 +51,7 @@ def find_detectors(
     identity = hashlib.blake2b(words.encode(), digest_size=5).hexdigest()
     for name in names:
         if name not in NAMED:
-            if ":" not in name:
-                expected = f"one of {', '.join(NAMED)}, package.module:object or file.py:object"
-                raise InvalidArgumentError("detector", name, expected + did_you_mean(name, NAMED))
-            found[name] = name
+            found[name] = _location(name)
             continue
         file = None if folder is None else folder / f"{name}-{identity}.safetensors"
         if file is not None and file.exists():
@@ -81,6 +78,14 @@ def find_detectors(
             fitted.save(file)
         found[name] = fitted
     return found
+
+
+def _location(name: str) -> str:
+    """A name that states where a detector is."""
+    if ":" not in name:
+        expected = f"one of {', '.join(NAMED)}, package.module:object or file.py:object"
+        raise InvalidArgumentError("detector", name, expected + did_you_mean(name, NAMED))
+    return name
 
 
 def _spread(inputs: Tensor) -> Tensor:
