@@ -92,6 +92,30 @@ class CarliniWagnerLinf(NativeEvasionAttack):
         verbose: bool = True,
     ) -> None: ...
 
+class BoundarySearch(NativeEvasionAttack):
+    """See :class:`robust_ext.attacks.linear_region.boundary.BoundarySearch`."""
+
+    def __init__(
+        self,
+        estimator: Any,
+        norm: float | str = 2,
+        targeted: bool = False,
+        batch_size: int = 32,
+        starts: int = 12,
+        start: str = "noise",
+        fab_steps: int = 30,
+        survivors: int = 4,
+        basin_hops: int = 24,
+        hop_length: float | None = None,
+        hop_steps: int | None = None,
+        passes: int | None = None,
+        seconds: float | None = None,
+        pool: Tensor | None = None,
+        seed: int | None = None,
+        summary_writer: Any = False,
+        verbose: bool = True,
+    ) -> None: ...
+
 class LinearRegion(NativeEvasionAttack):
     """See :class:`robust_ext.attacks.linear_region.attack.LinearRegion`."""
 
@@ -109,15 +133,15 @@ class LinearRegion(NativeEvasionAttack):
         basin_hops: int = 24,
         hop_length: float | None = None,
         hop_steps: int | None = None,
+        passes: int | None = None,
+        seconds: float | None = None,
+        pool: Tensor | None = None,
         halving: int = 3,
         q: float = 0.8,
         gamma: float = 6.0,
         classes: str = "runner-up",
         improvement: tuple[float, float] = (0.02, 0.001),
         iterations: int = 100,
-        passes: int | None = None,
-        seconds: float | None = None,
-        pool: Tensor | None = None,
         seed: int | None = None,
         summary_writer: Any = False,
         verbose: bool = True,

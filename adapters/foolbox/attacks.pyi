@@ -113,6 +113,35 @@ class BaseCarliniWagner(NativeMinimizationAttack):
 class LinfCarliniWagnerAttack(BaseCarliniWagner):
     """See :class:`robust_ext.attacks.carlini_linf.CarliniWagnerLinf`."""
 
+class BaseBoundarySearch(NativeMinimizationAttack):
+    """See :class:`robust_ext.attacks.linear_region.boundary.BoundarySearch`."""
+
+    def __init__(
+        self,
+        *,
+        starts: int = 12,
+        start: str = "noise",
+        fab_steps: int = 30,
+        survivors: int = 4,
+        basin_hops: int = 24,
+        hop_length: float | None = None,
+        hop_steps: int | None = None,
+        passes: int | None = None,
+        seconds: float | None = None,
+        batch: int = 128,
+        pool: Tensor | None = None,
+        seed: int | None = None,
+    ) -> None: ...
+
+class L2BoundarySearchAttack(BaseBoundarySearch):
+    """See :class:`robust_ext.attacks.linear_region.boundary.BoundarySearch`."""
+
+class LinfBoundarySearchAttack(BaseBoundarySearch):
+    """See :class:`robust_ext.attacks.linear_region.boundary.BoundarySearch`."""
+
+class L1BoundarySearchAttack(BaseBoundarySearch):
+    """See :class:`robust_ext.attacks.linear_region.boundary.BoundarySearch`."""
+
 class BaseLinearRegion(NativeMinimizationAttack):
     """See :class:`robust_ext.attacks.linear_region.attack.LinearRegion`."""
 
@@ -126,6 +155,10 @@ class BaseLinearRegion(NativeMinimizationAttack):
         basin_hops: int = 24,
         hop_length: float | None = None,
         hop_steps: int | None = None,
+        passes: int | None = None,
+        seconds: float | None = None,
+        batch: int = 128,
+        pool: Tensor | None = None,
         regions: int = 40,
         halving: int = 3,
         q: float = 0.8,
@@ -133,10 +166,6 @@ class BaseLinearRegion(NativeMinimizationAttack):
         classes: str = "runner-up",
         improvement: tuple[float, float] = (0.02, 0.001),
         iterations: int = 100,
-        passes: int | None = None,
-        seconds: float | None = None,
-        batch: int = 128,
-        pool: Tensor | None = None,
         seed: int | None = None,
     ) -> None: ...
 

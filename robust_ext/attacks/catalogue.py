@@ -7,6 +7,7 @@ from robust_ext.attacks.carlini_linf import CarliniWagnerLinf
 from robust_ext.attacks.feature_matching import FeatureMatching
 from robust_ext.attacks.joint_loss import JointLoss
 from robust_ext.attacks.linear_region.attack import LinearRegion
+from robust_ext.attacks.linear_region.boundary import BoundarySearch
 from robust_ext.attacks.logit_matching import LogitMatching
 from robust_ext.attacks.native import NativeAttack
 from robust_ext.attacks.objective_pgd import ObjectivePGD
@@ -21,6 +22,7 @@ ATTACKS: tuple[type[NativeAttack], ...] = (
     RandomSearch,
     ObjectivePGD,
     CarliniWagnerLinf,
+    BoundarySearch,
     LinearRegion,
     RayS,
     Square,

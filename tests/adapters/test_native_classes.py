@@ -156,7 +156,7 @@ def test_parameters_are_those_of_the_declaration(host, name):
 def test_names_are_the_hosts():
     base = foolbox.attacks.base
     for name, attack in CORE.items():
-        least = name in ("RayS", "CarliniWagnerLinf", "LinearRegion")
+        least = name in ("RayS", "CarliniWagnerLinf", "BoundarySearch", "LinearRegion")
         for norm in attack.traits.norms if name != "SpatialTransformation" else ():
             kind = class_of("foolbox", name, norm)
             assert issubclass(kind, base.MinimizationAttack if least else base.FixedEpsilonAttack)
@@ -171,7 +171,7 @@ def test_names_are_the_hosts():
     )
     own = inspect.signature(foolbox_attacks.LinfObjectivePGD).parameters
     assert inspect.signature(foolbox.attacks.LinfPGD).parameters.keys() < own.keys()
-    for name in ("CarliniWagnerLinf", "LinearRegion", "SpatialTransformation"):
+    for name in ("CarliniWagnerLinf", "BoundarySearch", "LinearRegion", "SpatialTransformation"):
         assert "eps" not in getattr(art_attacks, name).attack_params
 
 
