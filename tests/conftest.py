@@ -1,23 +1,78 @@
 """What all tests share."""
 
+import faulthandler
 import gc
 import os
+import signal
 import sys
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 # Processes that tests start have it from here, before they import torch: on cores that others use too, small networks
 # are up to ten times slower on several threads.
 os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
+# What is compiled is kept: each of many processes would compile all of the project and of its tests anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 import numpy as np
 import pytest
 import torch
+
+sys.dont_write_bytecode = False
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread():
     """Small networks are fastest on one thread, and several test processes share the cores."""
     torch.set_num_threads(1)
+
+
+def _too_long(item):
+    """Seconds after which a test is taken to hang."""
+    return 120 if item.get_closest_marker("exhaustive") is None else 240
+
+
+@contextmanager
+def _ended_in_time(item, phase):
+    """Waiting for what never comes fails: an alarm interrupts it, and no ``except Exception`` stops that."""
+
+    def fail(*_):
+        pytest.fail(f"{item.nodeid}: {phase} took more than {_too_long(item)} seconds")
+
+    if not hasattr(signal, "setitimer") or item.config.option.usepdb:
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, fail)
+    signal.setitimer(signal.ITIMER_REAL, _too_long(item))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item):
+    with _ended_in_time(item, "setup"):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    # What no alarm interrupts, as compiled code, ends the process; another takes its place and names the test.
+    if not item.config.option.usepdb:
+        faulthandler.dump_traceback_later(_too_long(item) + 30, exit=True)
+    try:
+        with _ended_in_time(item, "call"):
+            return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item):
+    with _ended_in_time(item, "teardown"):
+        return (yield)
 
 
 def pytest_xdist_auto_num_workers():

@@ -1,6 +1,4 @@
 import importlib
-import os
-import subprocess
 import sys
 from contextlib import nullcontext
 
@@ -281,14 +279,3 @@ def test_models_that_cannot_be_modules_are_refused():
         as_module(classifier(postprocessing_defences=rounding))
     with pytest.raises(InvalidArgumentError, match="PyTorchClassifier"):
         as_module(evasion.FastGradientMethod(classifier()))
-
-
-def test_nothing_is_written_to_the_home_folder(tmp_path):
-    code = (
-        "from robust_ext.adapters.art.library import art\n"
-        "import os, art.config\n"
-        "assert os.environ['HOME'] == art.config.ART_DATA_PATH.split('/.art')[0], art.config.ART_DATA_PATH\n"
-        "assert art.attacks.evasion.FastGradientMethod\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "HOME": str(tmp_path)})
-    assert not (tmp_path / ".art").exists()

@@ -1,6 +1,5 @@
 """A study is a command in a file: it goes there and back unchanged, and is refused as the command line refuses."""
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -8,6 +7,7 @@ import pytest
 import typer.main
 from typer.testing import CliRunner
 
+from robust_ext.__main__ import main
 from robust_ext.cli import app as cli
 from robust_ext.cli.study import printed_back, read_study, study_arguments
 from robust_ext.core.errors import DataError, InvalidArgumentError, RobustExtError
@@ -179,10 +179,12 @@ def test_a_study_runs_code_where_that_is_allowed(tmp_path, monkeypatch):
     assert (tmp_path / "harm").exists()
 
 
-def test_without_typer_there_is_one_line():
+def test_without_typer_there_is_one_line(monkeypatch, capsys):
     """With the base dependencies alone, the command line used to end in a traceback."""
-    code = "import sys; sys.modules['typer'] = None; sys.argv[0] = 'x'; import runpy; runpy.run_module('robust_ext')"
-    code = code.replace("run_module('robust_ext')", "run_module('robust_ext', run_name='__main__')")
-    done = subprocess.run([sys.executable, "-c", code, "--help"], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "error: the command line needs typer, which is not installed: pip install 'robust-ext[cli]'\n"
+    monkeypatch.setitem(sys.modules, "typer", None)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    printed = capsys.readouterr()
+    assert (ended.value.code, printed.out) == (2, "")
+    line = "error: the command line needs typer, which is not installed: pip install 'robust-ext[cli]'\n"
+    assert printed.err == line
