@@ -1,234 +1,196 @@
-"""The linear-region attack against Foolbox's Brendel-Bethge at equal CPU time, with other attacks beside them.
+"""The minimum-norm attacks of this project and their peers on several networks, at equal CPU time.
 
-    python benchmarks/linear_region.py --weights FILE --data-root FOLDER [--norm l2] [--samples 100] [--skip 2000]
-        [--seeds 0,1,2] [--others] [--polish]
+    python benchmarks/linear_region.py networks/*.safetensors resnet20=FILE wong_kolter_mnist=FILE --mnist FOLDER
+        --cifar10 FOLDER --out results.jsonl [--norms l2,l1,linf --images 16 --half odd --seeds 0,1,2]
 
-The network is that of Wong and Kolter for MNIST; the images are the first of the test set, after those to skip, that it
-classifies correctly. ``--set NAME=VALUE`` changes a setting of the attack. Brendel-Bethge runs again and again from
-new blended noise until it has had as much CPU time. ``--polish`` starts the linear-region attack from its points, and
-from nothing else. ``--others`` runs further attacks once, through ``robust_ext.robust_accuracy``. One thread; seconds
-are CPU seconds of this process, those of the other attacks wall-clock time.
+A network is named like its file, or before "=": those of ``benchmarks/linear_region_networks.py``, which trains them,
+and the two of ``examples/networks.py``. Images are the first of the test set that the network classifies correctly, of
+odd index (settings are chosen on those of even index, ``--half even``). The first ``--attack`` runs first; all others
+then run again and again, with another seed and, where it does not depend on one, with twice the steps, until it has
+had as much CPU time (one thread); the nearest of its points count. Each attack's results are a line of ``--out`` as
+soon as it is done, and are not measured again by a later call (``--again``: the attacks are, after a change of their
+code, and so are peers that had less time than they now take). Tables of all lines that fit the call end it.
 """
 
 from __future__ import annotations
 
 import argparse
-import ast
-import json
-import sys
+import math
 import time
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
+from linear_region_networks import HALVES, Sample, load, parser
+from linear_region_tables import Lines, show
 from torch import Tensor, nn
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
-from networks import wong_kolter_mnist
-
-from robust_ext import robust_accuracy
 from robust_ext.attacks.linear_region.attack import LinearRegion
 from robust_ext.attacks.linear_region.results import LinearRegionResult
+from robust_ext.attacks.running import run_attack
+from robust_ext.core.errors import AttackError
 from robust_ext.core.random import stream
-from robust_ext.core.target import Counted, PassCounter, Target, frozen
-from robust_ext.core.threat import ThreatModel
-from robust_ext.datasets import load_dataset
+from robust_ext.core.target import Counted, PassCounter, Target
+from robust_ext.core.threat import NORMS, ThreatModel
+from robust_ext.engine.progress import showing
+from robust_ext.registry import as_attack
 
-EPSILONS = {"linf": (0.1, 0.15, 0.2), "l2": (1.0, 1.5, 2.0), "l1": (2.5, 5.0, 10.0)}
-OTHERS: dict[str, dict[str, object]] = {
-    "l2": {
-        "DDN, 1,000 steps": "foolbox:DDNAttack(steps=1000)",
-        "FMN, 1,000 steps": "foolbox:L2FMNAttack(steps=1000)",
-        "DeepFool": "foolbox:L2DeepFoolAttack()",
-        "C&W, 9 x 1,000 steps": "foolbox:L2CarliniWagnerAttack(steps=1000)",
-        "APGD, 100 steps, 5 restarts": "robust_ext:APGD(steps=100, restarts=5)",
-    },
-    "linf": {
-        "FMN, 1,000 steps": "foolbox:LInfFMNAttack(steps=1000)",
-        "DeepFool": "foolbox:LinfDeepFoolAttack()",
-        "Basic iterative, 200 steps": "foolbox:LinfBasicIterativeAttack(steps=200)",
-        "PGD, 200 steps": "foolbox:LinfPGD(steps=200)",
-        "APGD, 100 steps, 5 restarts": "robust_ext:APGD(steps=100, restarts=5)",
-    },
-    "l1": {
-        "FMN, 1,000 steps": "foolbox:L1FMNAttack(steps=1000)",
-        "EAD, 9 x 1,000 steps": "foolbox:EADAttack(steps=1000, decision_rule='L1')",
-        "PGD, 200 steps": "foolbox:L1PGD(steps=200)",
-        "APGD, 100 steps, 5 restarts": "robust_ext:APGD(steps=100, restarts=5)",
-    },
+# Lowest epsilon that minimal APGD finds is a millionth of this.
+LARGEST = {"linf": 1.0, "l2": 20.0, "l1": 200.0}
+# Steps are doubled from run to run where nothing is drawn.
+DOUBLED = {
+    "FMN": ("adv_lib:fmn(steps={})", NORMS),
+    "PDPGD": ("adv_lib:pdpgd(num_steps={})", NORMS),
+    "ALMA": ("adv_lib:alma(num_steps={})", ("l2", "l1")),
+    "PDGD": ("adv_lib:pdgd(num_steps={})", ("l2",)),
+    "DDN": ("foolbox:DDNAttack(steps={})", ("l2",)),
+    "C&W": ("foolbox:L2CarliniWagnerAttack(steps={})", ("l2",)),
 }
 
 
 def main() -> None:
     """Measure and print."""
-    given = _parser().parse_args()
+    given = _options()
     torch.set_num_threads(1)
-    network = wong_kolter_mnist()
-    network.load_state_dict(load_file(given.weights))
-    network.eval()
-    inputs, labels = images(network, given.data_root, skip=given.skip, count=given.samples)
-    threat_model = ThreatModel(norm=given.norm, epsilon=1.0)
-    values: dict[str, Any] = {name: _value(text) for name, text in (one.split("=", 1) for one in given.set)}
-    attack = LinearRegion(**values)
-    rows: list[dict[str, Any]] = []
-
-    def note(name: str, distances: Tensor, seconds: float, **more: Any) -> None:
-        rows.append(summary(name, distances, seconds, threat_model.norm) | more)
-        show(rows[-1])
-
-    for seed in given.seeds:
-        found, spent, passes = attacked(network, inputs, labels, threat_model, seed, attack)
-        regions = float(found.regions.double().mean())
-        curve = [(float(m.passes.double().mean()), float(m.distances.mean())) for m in found.history]
-        note(f"LinearRegion, seed {seed}", found.distances, spent, regions=regions, passes=passes, curve=curve)
-        peer, points, starts, took = brendel_bethge(network, inputs, labels, threat_model, seed=seed, seconds=spent)
-        note(f"Brendel-Bethge x {starts}, seed {seed}", peer, took)
-        if given.polish:
-            polish = LinearRegion(**values | {"start": "given"})
-            better, spent, _ = attacked(network, inputs, labels, threat_model, seed, polish, points)
-            note(f"LinearRegion from these, seed {seed}", better.distances, spent)
-            if bool((better.distances > peer + 1e-6).any()):
-                raise SystemExit("a point ended farther than it began")
-    if given.others:
-        others = OTHERS[given.norm] | {"PGD, 40 steps, 100 restarts": repeated_pgd(given.norm)}
-        epsilons = EPSILONS[given.norm]
-        budget = ThreatModel(norm=given.norm, epsilon=epsilons[0])
-        result = robust_accuracy(network, others, inputs, labels, budget, epsilons=epsilons)
-        for one in result.content["attacks"]:
-            accuracies = {row["epsilon"]: row["robust_accuracy"] for row in one["robust_accuracy"]}
-            known = [d for d in one["distances"] or [] if d is not None]
-            complete = len(known) == len(labels)
-            rows.append(
-                {
-                    "name": one["name"],
-                    "mean": sum(known) / len(known) if complete else None,
-                    "accuracies": accuracies,
-                    "seconds": one["seconds"] / len(labels),
-                }
-            )
-            show(rows[-1])
-    if given.json:
-        given.json.write_text(json.dumps(rows, indent=1))
+    lines = Lines(given.out)
+    networks = dict(one.split("=", 1) if "=" in one else (Path(one).stem, one) for one in given.networks)
+    keys = [
+        {"network": name, "norm": norm, "seed": seed, "images": given.images, "half": given.half}
+        for name in networks
+        for norm in given.norms
+        for seed in given.seeds
+    ]
+    warnings.filterwarnings("ignore", module="foolbox|eagerpy")
+    others = {
+        norm: {name: run for name, run in peers(norm).items() if name in (given.peers or (name,))} for norm in NORMS
+    }
+    runs = sum(len(given.attack) + len(others[key["norm"]]) for key in keys)
+    with showing("minimum-norm attacks", shown=True, total=runs, unit="run") as progress:
+        assert progress is not None
+        for key in keys:
+            name, norm = key["network"], key["norm"]
+            sample = load(name, networks[name], given, half=given.half)
+            least = 0.0
+            for text in given.attack:
+                measured(toy(), norm, 0, lambda _, text=text: text, seconds=0)
+            for attack, run in (dict.fromkeys(given.attack) | others[norm]).items():
+                progress.phase(f"{name}, {norm}, seed {key['seed']}: {attack}")
+                one = key | {"attack": attack}
+                if (given.again and run is None) or not lines.hold(one, least=0 if run is None else least):
+                    found = measured(sample, norm, key["seed"], run or (lambda _, it=attack: it), seconds=least)
+                    lines.add(one | found | {"indices": sample.indices, "labels": sample.labels.tolist()})
+                least = least or float(lines.of(one)["seconds"])
+                progress.advance()
+    show(lines.fitting(keys), given.attack[0])
 
 
-def images(network: nn.Module, root: str, *, skip: int, count: int) -> tuple[Tensor, Tensor]:
-    """The first test images from ``skip`` on that the network classifies correctly."""
-    inputs, labels = load_dataset("mnist", root=root).take(list(range(skip, skip + 2 * count + 20)))
-    with torch.no_grad():
-        right = network(inputs).argmax(1) == labels
-    return inputs[right][:count], labels[right][:count]
+def peers(norm: str) -> dict[str, Callable[[int], object]]:
+    """Attacks of other libraries that minimise a norm: what is run for the first, second, ... time."""
+    import foolbox.attacks as host
+
+    noise = host.LinearSearchBlendedUniformNoiseAttack(directions=20)
+    made: dict[str, Callable[[int], object]] = {
+        "Brendel-Bethge": lambda _: brendel_bethge(norm)(init_attack=noise),
+        "Brendel-Bethge from DDN": lambda run: brendel_bethge(norm)(init_attack=host.DDNAttack(steps=1000 << run)),
+        "FAB x 5": lambda _: "adv_lib:fab(restarts=5)",
+        "minimal APGD": lambda _: f"adv_lib:minimal_apgd(max_eps={LARGEST[norm]})",
+    }
+    doubled = {name: text for name, (text, norms) in DOUBLED.items() if norm in norms}
+    return made | {name: partial(_doubled, text) for name, text in doubled.items()}
 
 
-def attacked(
-    network: nn.Module,
-    inputs: Tensor,
-    labels: Tensor,
-    threat_model: ThreatModel,
-    seed: int,
-    attack: LinearRegion,
-    points: Tensor | None = None,
-) -> tuple[LinearRegionResult, float, float]:
-    """The linear-region attack, its CPU seconds, and rows sent forward and backward an image."""
+def _doubled(text: str, run: int) -> str:
+    return text.format(1000 << run)
+
+
+@cache
+def brendel_bethge(norm: str) -> Any:
+    """Foolbox's class, after it ran once: what numba compiles is not counted."""
+    import foolbox
+
+    name = {"linf": "Linfinity", "l2": "L2", "l1": "L1"}[norm]
+    made = getattr(foolbox.attacks, f"{name}BrendelBethgeAttack")
+    measured(toy(), norm, 0, lambda _: made(steps=2), seconds=0)
+    return made
+
+
+def toy() -> Sample:
+    """A random network and input, on which attacks run before they are timed."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 10)).eval()
+    inputs = torch.rand(1, 1, 4, 4)
+    return Sample(network, inputs, network(inputs).argmax(1), [0])
+
+
+def measured(sample: Sample, norm: str, seed: int, runs: Callable[[int], object], *, seconds: float) -> dict[str, Any]:
+    """Distances (null where nothing was found), classes of the nearest points, CPU seconds and runs of an attack."""
+    network, inputs, labels = sample.network, sample.inputs, sample.labels
+    threat_model, target = ThreatModel(norm=norm, epsilon=LARGEST[norm]), target_of(network, inputs)
+    distances = torch.full((len(inputs),), math.inf, dtype=torch.float64)
+    classes, spent, number, failures = labels.clone(), 0.0, 0, list[str]()
+    while number == 0 or spent < seconds:
+        attack = as_attack(runs(number))
+        begin = time.process_time()
+        try:
+            generator = stream(seed, number)
+            points = run_attack(attack, target, inputs, labels, threat_model=threat_model, generator=generator)
+        except AttackError as error:
+            failures.append(str(error)[:200])
+            points = inputs
+        spent += time.process_time() - begin
+        number += 1
+        points = points.detach().float().clamp(0, 1)
+        with torch.no_grad():
+            predicted = network(points).argmax(1)
+        found = torch.where(predicted != labels, threat_model.distance(points, inputs).double(), math.inf)
+        nearer = found < distances
+        distances[nearer], classes[nearer] = found[nearer], predicted[nearer]
+        if len(failures) == 3:
+            break
+    known = [value if math.isfinite(value) else None for value in distances.tolist()]
+    return {"distances": known, "classes": classes.tolist(), "seconds": spent, "runs": number, "failures": failures}
+
+
+def target_of(network: nn.Module, inputs: Tensor) -> Target:
+    """What attacks may query, with its gradients to the inputs alone."""
     counter = PassCounter()
-    target = Target(
-        module=Counted(network, counter),
+    return Target(
+        module=Counted(network.requires_grad_(False), counter),
         bounds=(0.0, 1.0),
         classes=10,
         input_shape=tuple(inputs.shape[1:]),
         device=inputs.device,
         counter=counter,
-        starting_points=None if points is None else points.unsqueeze(1),
-    )
-    begin = time.process_time()
-    with frozen(network):
-        found = attack.run(target, inputs, labels, threat_model=threat_model, generator=stream(seed))
-    passes = float(found.history[-1].passes.double().mean())
-    return found, time.process_time() - begin, passes
-
-
-def brendel_bethge(
-    network: nn.Module, inputs: Tensor, labels: Tensor, threat_model: ThreatModel, *, seed: int, seconds: float
-) -> tuple[Tensor, Tensor, int, float]:
-    """Smallest distances and points of Foolbox's attack from noise again and again, the starts and the CPU seconds."""
-    import foolbox
-    from foolbox.attacks import (
-        L1BrendelBethgeAttack,
-        L2BrendelBethgeAttack,
-        LinearSearchBlendedUniformNoiseAttack,
-        LinfinityBrendelBethgeAttack,
     )
 
-    attacks = {"linf": LinfinityBrendelBethgeAttack, "l2": L2BrendelBethgeAttack, "l1": L1BrendelBethgeAttack}
-    model = foolbox.PyTorchModel(network, bounds=(0, 1))
-    noise = LinearSearchBlendedUniformNoiseAttack(distance=None, directions=20)
-    best, points = torch.full((len(inputs),), torch.inf, dtype=torch.float64), inputs.clone()
-    # What numba compiles is not counted.
-    attacks[threat_model.norm](steps=2).run(model, inputs[:1], foolbox.criteria.Misclassification(labels[:1]))
-    starts, begin = 0, time.process_time()
-    while time.process_time() - begin < seconds:
-        torch.manual_seed(1000 * seed + starts)
-        drawn = noise.run(model, inputs, foolbox.criteria.Misclassification(labels))
-        _, found, wrong = attacks[threat_model.norm]()(model, inputs, labels, starting_points=drawn, epsilons=None)
-        distance = torch.where(wrong, threat_model.distance(found, inputs), torch.inf)
-        nearer = distance < best
-        best, points[nearer] = distance.minimum(best), found[nearer]
-        starts += 1
-    return best, points, starts, time.process_time() - begin
+
+def searched(attack: LinearRegion, sample: Sample, norm: str) -> tuple[LinearRegionResult, float]:
+    """All that the linear-region attack returns, and its CPU seconds."""
+    threat_model, begin = ThreatModel(norm=norm, epsilon=1.0), time.process_time()
+    target = target_of(sample.network, sample.inputs)
+    found = attack.run(target, sample.inputs, sample.labels, threat_model=threat_model, generator=stream(0))
+    return found, time.process_time() - begin
 
 
-def repeated_pgd(norm: str) -> object:
-    """Foolbox's PGD, run 100 times from random points of the ball."""
-    import foolbox
-
-    attacks = {"linf": foolbox.attacks.LinfPGD, "l2": foolbox.attacks.L2PGD, "l1": foolbox.attacks.L1PGD}
-    return attacks[norm](steps=40).repeat(100)
-
-
-def summary(name: str, distances: Tensor, seconds: float, norm: str) -> dict[str, Any]:
-    """What is shown of an attack."""
-    return {
-        "name": name,
-        "mean": float(distances.mean()),
-        "median": float(distances.median()),
-        "accuracies": {eps: float((distances > eps).double().mean()) for eps in EPSILONS[norm]},
-        "seconds": seconds / len(distances),
-    }
+def _options() -> argparse.Namespace:
+    made = parser(__doc__, networks="+")
+    made.add_argument("--norms", type=_words, default=NORMS, help="with commas between")
+    made.add_argument("--seeds", type=lambda text: [int(word) for word in _words(text)], default=[0])
+    made.add_argument("--half", choices=tuple(HALVES), default="odd")
+    made.add_argument("--attack", action="append", metavar="ATTACK", help="robust_ext:LinearRegion() when left out")
+    made.add_argument("--peers", type=_words, help="names of those to run; all when left out")
+    made.add_argument("--out", type=Path, required=True, help="results, a JSON line for each attack")
+    made.add_argument("--again", action="store_true", help="measure the attacks again")
+    given = made.parse_args()
+    given.attack = given.attack or ["robust_ext:LinearRegion()"]
+    return given
 
 
-def show(row: dict[str, Any]) -> None:
-    """One line of results."""
-    mean = "" if row["mean"] is None else f"mean {row['mean']:.4f}, "
-    accuracies = ", ".join(f"{value:.2f} at {eps}" for eps, value in row["accuracies"].items())
-    more = f", {row['regions']:.0f} regions and {row['passes']:.0f} passes an image" if "regions" in row else ""
-    print(f"{row['name']}: {mean}robust accuracy {accuracies}, {row['seconds']:.2f} s an image{more}", flush=True)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--weights", required=True, help="state dict (.safetensors)")
-    parser.add_argument("--data-root", required=True, help="folder with MNIST")
-    parser.add_argument("--samples", type=int, default=20)
-    parser.add_argument("--skip", type=int, default=0, help="test images to leave out")
-    parser.add_argument("--norm", default="l2", choices=list(EPSILONS))
-    parser.add_argument("--seeds", type=_numbers, default=(0,))
-    parser.add_argument("--others", action="store_true")
-    parser.add_argument("--polish", action="store_true")
-    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
-    parser.add_argument("--json", type=Path, help="also write the numbers here")
-    return parser
-
-
-def _numbers(text: str) -> Sequence[int]:
-    return [int(part) for part in text.split(",")]
-
-
-def _value(text: str) -> object:
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text
+def _words(text: str) -> list[str]:
+    return text.split(",")
 
 
 if __name__ == "__main__":

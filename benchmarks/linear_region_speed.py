@@ -1,43 +1,46 @@
-"""CPU time of the linear-region attack for an image, a region and a solver iteration, over that of the bare passes.
+"""CPU time of the linear-region attack for an image, a region and a solver iteration, over bare passes; its memory.
 
-    python benchmarks/linear_region_speed.py --weights FILE --data-root FOLDER [--samples 20 --norm l2]
+    python benchmarks/linear_region_speed.py wong_kolter_mnist=FILE --mnist FOLDER [--images 20 --norm l2]
+    python benchmarks/linear_region_speed.py resnet20=FILE --cifar10 FOLDER [--images 20 --batch 16]
 
-On the network of Wong and Kolter for MNIST, with one thread. An iteration of a region needs one forward and one
-backward pass of one row; those of the bare network are timed in the same run, in batches as large as the solver's are
-on average. What the solver is given counts as a row until it is solved.
+One thread. An iteration of a region needs one forward and one backward pass of one row; those of the bare network are
+timed in the same run, in batches as large as the solver's are on average. What the solver is given counts as a row
+until it is solved. Peak memory is what the attack adds to the resident size of the process, as a multiple of what the
+network's operations return for the regions that are in flight at once (``--batch``).
 """
 
 from __future__ import annotations
 
-import argparse
+import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
-from linear_region import attacked, images, wong_kolter_mnist
-from safetensors.torch import load_file
+from linear_region import searched, toy
+from linear_region_networks import load, parser
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from robust_ext.attacks.linear_region import search
 from robust_ext.attacks.linear_region.attack import LinearRegion
 from robust_ext.attacks.linear_region.solver.solve import Solution
-from robust_ext.core.threat import NORMS, ThreatModel
+from robust_ext.core.threat import NORMS
+
+T = TypeVar("T")
 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--weights", required=True, help="state dict (.safetensors)")
-    parser.add_argument("--data-root", required=True, help="folder with MNIST")
-    parser.add_argument("--samples", type=int, default=20)
-    parser.add_argument("--norm", default="l2", choices=NORMS)
-    given = parser.parse_args()
+    options = parser(__doc__, networks=1)
+    options.add_argument("--norm", default="l2", choices=NORMS)
+    options.add_argument("--batch", type=int, default=16, help="most regions solved at once")
+    given = options.parse_args()
     torch.set_num_threads(1)
-    network = wong_kolter_mnist()
-    network.load_state_dict(load_file(given.weights))
-    network.eval()
-    inputs, labels = images(network, given.data_root, skip=0, count=given.samples)
+    sample = load(*given.networks[0].split("=", 1), given)
+    network, inputs, attack = sample.network, sample.inputs, LinearRegion(batch=given.batch)
+    searched(attack, toy(), given.norm)
     solutions: list[Solution] = []
     solving, rounds = Timed(search.solve), Timed(search.RegionSearch.round)
 
@@ -49,8 +52,7 @@ def main() -> None:
     # The attack's own functions, so that nothing is timed that it does not do.
     search.solve = solve
     search.RegionSearch.round = lambda *given, **ways: rounds(*given, **ways)  # type: ignore[method-assign]
-    threat_model = ThreatModel(norm=given.norm, epsilon=1.0)
-    found, whole, _ = attacked(network, inputs, labels, threat_model, 0, LinearRegion())
+    (found, whole), added = peak(lambda: searched(attack, sample, given.norm))
     regions = int(found.regions.sum())
     iterations = torch.cat([one.iterations for one in solutions])
     steps = sum(int(one.iterations.max()) for one in solutions)
@@ -64,6 +66,11 @@ def main() -> None:
     print(
         f"an iteration: {1e3 * step:.3f} ms a row, a bare forward and backward pass {1e3 * bare:.3f} ms in batches of "
         f"{rows}, ratio {step / bare:.2f}"
+    )
+    activations = activation_bytes(network, inputs[:1])
+    print(
+        f"memory: {added / 2**20:.0f} MiB more, {added / given.batch / activations:.1f} times what operations return "
+        f"for {given.batch} images ({activations / 2**20:.2f} MiB an image)"
     )
 
 
@@ -91,6 +98,53 @@ def passes(network: nn.Module, x: Tensor) -> float:
         leaf = x.clone().requires_grad_(True)
         torch.autograd.grad(network(leaf).sum(), leaf)
     return (time.process_time() - begin) / times / len(x)
+
+
+class Outputs(TorchFunctionMode):
+    """Counts the bytes that operations return."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Carry out a call."""
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, Tensor):
+            self.bytes += out.numel() * out.element_size()
+        return out
+
+
+def activation_bytes(network: nn.Module, x: Tensor) -> int:
+    """Bytes of what the network's operations return for one input."""
+    with torch.no_grad(), Outputs() as outputs:
+        network(x)
+    return outputs.bytes
+
+
+def peak(work: Callable[[], T]) -> tuple[T, int]:
+    """What it returns, and by how much the resident size grew at most, sampled every 10 ms."""
+    before, most, done = resident(), 0, threading.Event()
+
+    def look() -> None:
+        nonlocal most
+        while not done.is_set():
+            most = max(most, resident())
+            time.sleep(0.01)
+
+    watcher = threading.Thread(target=look)
+    watcher.start()
+    try:
+        return work(), max(0, most - before)
+    finally:
+        done.set()
+        watcher.join()
+
+
+def resident() -> int:
+    """Bytes of this process in memory (Linux)."""
+    with Path("/proc/self/status").open() as status:
+        return next(1024 * int(line.split()[1]) for line in status if line.startswith("VmRSS"))
 
 
 if __name__ == "__main__":

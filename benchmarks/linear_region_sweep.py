@@ -1,24 +1,22 @@
 """The sampling of linear regions swept: q, the side of the input, and gamma, how close to the best point.
 
-    python benchmarks/linear_region_sweep.py --weights FILE --data-root FOLDER --out sweep.svg [--samples 20]
+    python benchmarks/linear_region_sweep.py wong_kolter_mnist=FILE --mnist FOLDER --out sweep.svg [--images 20]
 
 As section 5.5 of Croce, Rauber and Hein (2019): regions alone, without the steps and hops that come first by default,
-from blended noise, on the first test images of MNIST that the network of Wong and Kolter classifies correctly. Prints
-median, maximum and mean of the l2 norms at several numbers of regions, and draws them.
+from blended noise, on the first test images that the network classifies correctly. Prints median, maximum and mean of
+the l2 norms at several numbers of regions, and draws them.
 """
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 import torch
-from linear_region import attacked, images, wong_kolter_mnist
-from safetensors.torch import load_file
+from linear_region import searched
+from linear_region_networks import load, parser
 from torch import Tensor
 
 from robust_ext.attacks.linear_region.attack import LinearRegion
-from robust_ext.core.threat import ThreatModel
 
 QS, GAMMAS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0), (1.0, 3.0, 6.0, 9.0)
 STATISTICS = {"median": torch.Tensor.median, "maximum": torch.Tensor.max, "mean": torch.Tensor.mean}
@@ -27,23 +25,16 @@ Curve = list[tuple[float, Tensor]]
 
 def main() -> None:
     """Measure, print and draw."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--weights", required=True, help="state dict (.safetensors)")
-    parser.add_argument("--data-root", required=True, help="folder with MNIST")
-    parser.add_argument("--out", type=Path, required=True, help="an image file, .svg or .png")
-    parser.add_argument("--samples", type=int, default=20)
-    parser.add_argument("--regions", type=int, default=160)
-    given = parser.parse_args()
+    options = parser(__doc__, networks=1)
+    options.add_argument("--out", type=Path, required=True, help="an image file, .svg or .png")
+    options.add_argument("--regions", type=int, default=160)
+    given = options.parse_args()
     torch.set_num_threads(1)
-    network = wong_kolter_mnist()
-    network.load_state_dict(load_file(given.weights))
-    network.eval()
-    inputs, labels = images(network, given.data_root, skip=0, count=given.samples)
+    sample = load(*given.networks[0].split("=", 1), given)
     curves: dict[tuple[float, float], Curve] = {}
     for q, gamma in dict.fromkeys([(q, 6.0) for q in QS] + [(0.8, gamma) for gamma in GAMMAS]):
         attack = LinearRegion(fab_steps=0, basin_hops=0, starts=4, regions=given.regions, q=q, gamma=gamma)
-        threat_model = ThreatModel(norm="l2", epsilon=1.0)
-        found, seconds, _ = attacked(network, inputs, labels, threat_model, 0, attack)
+        found, seconds = searched(attack, sample, "l2")
         curve = [(float(m.regions.double().mean()), m.distances) for m in found.history]
         curves[q, gamma] = curve
         shown = ", ".join(
