@@ -21,6 +21,11 @@ import torch
 sys.dont_write_bytecode = False
 
 
+def pytest_configure():
+    """Ctrl-C reaches processes that tests start, also where a shell in the background has it ignored."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread():
     """Small networks are fastest on one thread, and several test processes share the cores."""
