@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from linear_region_networks import HALVES, Sample, load, parser
+from linear_region_networks import HALVES, Sample, load, name_of, parser
 from linear_region_tables import Lines, show
 from torch import Tensor, nn
 
@@ -56,7 +56,7 @@ def main() -> None:
     given = _options()
     torch.set_num_threads(1)
     lines = Lines(given.out)
-    networks = dict(one.split("=", 1) if "=" in one else (Path(one).stem, one) for one in given.networks)
+    networks = {name_of(text): text for text in given.networks}
     keys = [
         {"network": name, "norm": norm, "seed": seed, "images": given.images, "half": given.half}
         for name in networks
@@ -72,7 +72,7 @@ def main() -> None:
         assert progress is not None
         for key in keys:
             name, norm = key["network"], key["norm"]
-            sample = load(name, networks[name], given, half=given.half)
+            sample = load(networks[name], given, half=given.half)
             least = 0.0
             for text in given.attack:
                 measured(toy(), norm, 0, lambda _, text=text: text, seconds=0)

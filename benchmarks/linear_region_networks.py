@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -73,11 +74,6 @@ def cifar10_residual() -> nn.Module:
     return nn.Sequential(*_step(3, 16, 3, norm=True), *blocks, nn.AvgPool2d(8), nn.Flatten(), nn.Linear(64, 10)).eval()
 
 
-def digits() -> nn.Module:
-    """ReLU and max pooling, for scikit-learn's digits."""
-    return pooled(side=8, kernel=2)
-
-
 @dataclass(frozen=True)
 class Recipe:
     """How a network is trained, and on what."""
@@ -99,7 +95,7 @@ RECIPES = {
     "cifar10_linf": Recipe(cifar10_linf, "cifar10", norm="linf", eps=8 / 255),
     "cifar10_l2": Recipe(cifar10_l2, "cifar10", norm="l2", eps=0.5, epochs=5),
     "cifar10_residual": Recipe(cifar10_residual, "cifar10", epochs=12, learning_rate=0.01, tested=("linf", 1 / 255)),
-    "digits": Recipe(digits, "digits", norm="linf", eps=0.1, epochs=40, learning_rate=0.01),
+    "digits": Recipe(partial(pooled, side=8, kernel=2), "digits", norm="linf", eps=0.1, epochs=40, learning_rate=0.01),
 }
 PUBLISHED = {"resnet20": (resnet20, "cifar10"), "wong_kolter_mnist": (wong_kolter_mnist, "mnist")}
 NETWORKS = PUBLISHED | {name: (one.make, one.data) for name, one in RECIPES.items()}
@@ -117,8 +113,16 @@ class Sample:
     indices: list[int]
 
 
-def load(name: str, weights: str, given: argparse.Namespace, *, half: str = "all") -> Sample:
-    """A network and the first images of half of its test set, with the options of :func:`parser`."""
+def name_of(text: str) -> str:
+    """Of a network that is given as FILE or NAME=FILE."""
+    return text.split("=", 1)[0] if "=" in text else Path(text).stem
+
+
+def load(text: str, given: argparse.Namespace, *, half: str = "all") -> Sample:
+    """A network (FILE or NAME=FILE) and the first images of half of its test set, with the options of a parser."""
+    name, weights = name_of(text), text.split("=", 1)[-1]
+    if name not in NETWORKS:
+        raise SystemExit(f"{text}: no network of this name; give NAME=FILE with one of: {', '.join(NETWORKS)}")
     make, data = NETWORKS[name]
     network = make()
     network.load_state_dict(load_file(weights))

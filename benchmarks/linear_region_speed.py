@@ -38,7 +38,7 @@ def main() -> None:
     options.add_argument("--batch", type=int, default=16, help="most regions solved at once")
     given = options.parse_args()
     torch.set_num_threads(1)
-    sample = load(*given.networks[0].split("=", 1), given)
+    sample = load(given.networks[0], given)
     network, inputs, attack = sample.network, sample.inputs, LinearRegion(batch=given.batch)
     searched(attack, toy(), given.norm)
     solutions: list[Solution] = []

@@ -30,7 +30,7 @@ def main() -> None:
     options.add_argument("--regions", type=int, default=160)
     given = options.parse_args()
     torch.set_num_threads(1)
-    sample = load(*given.networks[0].split("=", 1), given)
+    sample = load(given.networks[0], given)
     curves: dict[tuple[float, float], Curve] = {}
     for q, gamma in dict.fromkeys([(q, 6.0) for q in QS] + [(0.8, gamma) for gamma in GAMMAS]):
         attack = LinearRegion(fab_steps=0, basin_hops=0, starts=4, regions=given.regions, q=q, gamma=gamma)
