@@ -89,6 +89,7 @@ class TestInArt(ArtAttackInvariants):
 
 
 @pytest.mark.skipif(any(find_spec(name) is None for name in ("foolbox", "art", "typer")), reason="hosts are missing")
+@pytest.mark.exhaustive
 def test_one_file_and_one_line_add_an_attack_a_detector_and_a_defense(tmp_path):
     files = dict(zip(("sign_noise", "unsure", "shrinking"), blocks("CONTRIBUTING.md"), strict=False))
     for name, code in (files | {"use": ADDED, "test_invariants": INVARIANTS}).items():

@@ -26,6 +26,8 @@ EXAMPLES = {
     "train_robust.py": ("batch 100", "after PGD at linf 0.1"),
     "train_defense.py": ("aid: trained on", "defended"),
 }
+# One of each library, and what is the only one of its kind; the others are mirrored where the docs are.
+QUICK = ("foolbox_user.py", "art_binarized.py", "restarts.py", "purifier.py")
 
 SHARED = ROOT.parent / "shared"
 
@@ -47,7 +49,9 @@ def need(*parts):
 
 
 @pytest.mark.filterwarnings("ignore:Please import `gaussian_filter`:DeprecationWarning")
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.exhaustive) for name in EXAMPLES]
+)
 def test_example(name, tmp_path, monkeypatch, capsys):
     """In this process, where the libraries are imported already; ``by_hand.py`` in one of its own."""
     beginning, held = EXAMPLES[name]

@@ -28,7 +28,7 @@ def test_some_bad_inputs():
 
 @pytest.mark.exhaustive
 def test_a_thousand_bad_inputs():
-    check(1_200, 0, {*CATEGORIES, "weights", "API mead"}, processes=10)
+    check(1_200, 0, {*CATEGORIES, "weights", "API mead"}, processes=6)
 
 
 def refuses():

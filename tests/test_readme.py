@@ -3,7 +3,6 @@
 import json
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,9 +13,11 @@ from typer.testing import CliRunner
 
 import robust_ext
 from robust_ext.cli import app as cli
+from robust_ext.core.errors import RobustExtError
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
 from robust_ext.evaluations.causes.finding import Finding
+from robust_ext.registry.base import adapters
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -130,6 +131,7 @@ def test_the_five_lines_run(inputs, capsys):
     assert PGD in capsys.readouterr().out
 
 
+@pytest.mark.exhaustive
 def test_the_first_screen_is_the_demonstration(tmp_path):
     """The table of the README agrees with the command in everything but the seconds; one recipe passes, three fail."""
     (shown,) = re.findall(r"```text\n(verdict.*?)```", README, re.DOTALL)
@@ -180,7 +182,7 @@ def test_documented_keys_are_those_of_a_result(inputs, tmp_path):
 
 
 @pytest.mark.parametrize("broken", [False, True])
-def test_a_third_party_adapter_is_found(broken, tmp_path):
+def test_a_third_party_adapter_is_found(broken, tmp_path, monkeypatch):
     """A package with an entry point, as a stranger would install it."""
     code = blocks("CONTRIBUTING.md")[3]
     (tmp_path / "stranger.py").write_text(code.replace("ADAPTER = MyAdapter()", "ADAPTER = 3") if broken else code)
@@ -188,14 +190,19 @@ def test_a_third_party_adapter_is_found(broken, tmp_path):
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: stranger\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[robust_ext.adapters]\nmylibrary = stranger:ADAPTER\n")
-    code = (
-        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
-        "import robust_ext; print(robust_ext.as_attack('mylibrary:Nothing(a=1)'))\n"
-        "print(robust_ext.as_module('mylibrary:linear(classes=3)').module[1])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    if broken:
-        assert "entry point 'mylibrary'" in done.stderr
-    else:
-        linear = "Linear(in_features=64, out_features=3, bias=True)"
-        assert done.stdout.split("\n") == ["CallableAttack(mylibrary:Nothing(a=1))", linear, ""], done.stderr
+    found = adapters()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "stranger", raising=False)
+    adapters.cache_clear()
+    try:
+        if broken:
+            with pytest.raises(RobustExtError, match="entry point 'mylibrary'"):
+                robust_ext.as_attack("mylibrary:Nothing(a=1)")
+        else:
+            assert repr(robust_ext.as_attack("mylibrary:Nothing(a=1)")) == "CallableAttack(mylibrary:Nothing(a=1))"
+            linear = robust_ext.as_module("mylibrary:linear(classes=3)").module[1]
+            assert (linear.in_features, linear.out_features) == (64, 3)
+            assert adapters().keys() == {*found, "mylibrary"}
+    finally:
+        sys.modules.pop("stranger", None)
+        adapters.cache_clear()

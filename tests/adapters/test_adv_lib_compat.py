@@ -102,6 +102,7 @@ def small_problem():
         return module, x, module(x).argmax(1)
 
 
+@pytest.mark.exhaustive
 def test_rows_of_str_attack_meet_in_its_second_phase():
     module, x, y = small_problem()
     settings = {"binary_search_steps": 1, "max_iterations": 30, "initial_const": 200.0}

@@ -57,7 +57,11 @@ def test_far_rows_in_order_have_their_own_readout(norm):
 
 
 @pytest.mark.parametrize(
-    "name", ["InversionAttack", "BinarySearchContrastReductionAttack", "LinearSearchContrastReductionAttack"]
+    "name",
+    [
+        *("InversionAttack", "BinarySearchContrastReductionAttack"),
+        pytest.param("LinearSearchContrastReductionAttack", marks=pytest.mark.exhaustive),
+    ],
 )
 def test_attacks_that_go_far_find_the_same_in_a_batch_and_row_by_row(ten, name):
     model = BinarizedPyTorchModel(ten)

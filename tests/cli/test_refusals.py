@@ -75,6 +75,7 @@ def test_code_that_ends_the_process_is_no_result(arguments, main, tmp_path, monk
     assert "result" not in out
 
 
+@pytest.mark.exhaustive
 def test_a_real_process_that_is_ended_by_the_model(tmp_path):
     (tmp_path / "foreign.py").write_text(FOREIGN)
     command = [sys.executable, "-m", "robust_ext", *ACCURACY, "--model", "foreign.py:quits", *DATA]
@@ -165,17 +166,18 @@ def test_attacks_where_torchvision_is_broken(tmp_path):
     package = tmp_path / "torchvision"
     package.mkdir()
     (package / "__init__.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
-    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from robust_ext.cli.app import main; main()"
-
-    def run(*arguments):
-        command = [sys.executable, "-c", code, *arguments]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-
-    listed = run("attacks")
-    assert listed.returncode == 0, listed.stderr
-    assert all(name in listed.stdout for name in ("adv_lib:ddn", "art:AdversarialPatch", "robust_ext:APGD"))
-    refused = run("robust-accuracy", *MODEL, "--eps", "0.1", "--attack", "art:AdversarialPatch")
-    assert refused.returncode == 2
-    assert "torchvision, which is installed but cannot be imported" in refused.stderr
-    assert "pip install --force-reinstall torchvision" in refused.stderr
-    assert "settings it accepts" not in refused.stderr
+    refusing = ["robust-accuracy", *MODEL, "--eps", "0.1", "--attack", "art:AdversarialPatch"]
+    code = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from robust_ext.cli.app import main\n"
+        f"for words in (['attacks'], {refusing}):\n"
+        "    sys.argv[1:] = words\n"
+        "    try: main()\n"
+        "    except SystemExit as ended: print('status', ended.code or 0)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    listed, _, rest = done.stdout.partition("status 0\n")
+    assert all(name in listed for name in ("adv_lib:ddn", "art:AdversarialPatch", "robust_ext:APGD")), done.stderr
+    assert rest == "status 2\n"
+    assert "torchvision, which is installed but cannot be imported" in done.stderr
+    assert "pip install --force-reinstall torchvision" in done.stderr
+    assert "settings it accepts" not in done.stderr

@@ -61,7 +61,7 @@ def gradient_attacks(library):
 ATTACKS = gradient_attacks("foolbox") + gradient_attacks("art")
 # Without their compilers the four are one; a search for starting points takes most of their time.
 ONCE = tuple(f"{norm}BrendelBethgeAttack" for norm in ("L0", "L1", "Linfinity"))
-QUICK = ("LinfPGD", "DDNAttack", "ProjectedGradientDescent", "CarliniL2Method")
+QUICK = ("LinfPGD", "DDNAttack", "ProjectedGradientDescent")
 
 
 def case(library, listing, *more):

@@ -186,7 +186,7 @@ def test_activations_of_zero_have_a_score_and_a_gradient():
     assert bool(torch.isfinite(gradient).all())
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_trapdoors_of_digits_catch_attacks():
     train, test = load_dataset("digits", split="train"), load_dataset("digits")
     x, y = train.take(range(1000))

@@ -70,7 +70,10 @@ def plain(value):
     return [plain(one) for one in value] if isinstance(value, (list, tuple)) else value
 
 
-@pytest.mark.parametrize("name", EVALUATIONS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.exhaustive if name == "detector" else ()) for name in EVALUATIONS],
+)
 def test_results_are_those_of_this_process(name):
     evaluate = EVALUATIONS[name]
     expected = evaluate(**({} if name in ("binarization", "detector", "robust accuracy") else {"judge_seed": 0}))
@@ -340,6 +343,7 @@ def test_code_that_exits_gives_no_status_0(tmp_path, code, words, monkeypatch, c
     assert words in capsys.readouterr().err
 
 
+@pytest.mark.exhaustive
 def test_processes_end_with_the_judge(tmp_path):
     script = f"""
 import os, signal, sys, torch
@@ -392,6 +396,7 @@ def test_the_judges_memory_is_closed_to_others_meanwhile():
     assert dumpable() == before
 
 
+@pytest.mark.exhaustive
 def test_a_new_process_takes_the_place_of_a_lost_one_and_of_what_it_was_forked_from():
     from robust_ext.engine.isolation.forking import zygote
 
@@ -452,11 +457,14 @@ def test_an_attack_that_is_code_is_adapted_in_its_own_process(tmp_path):
     file.write_text(ROUNDED)
     text = f"{file}:attack"
     data = ["--model", f"{file}:make", "--data", "digits", "--samples", "12", "--eps", "0.3", "--no-progress"]
-    run = [sys.executable, "-m", "robust_ext", "robust-accuracy", *data]
     adapted = f"both=robust_ext:AdaptedAttack(attack='{text}', bpda='0', eot=2)"
     more = ["--jobs", "2", "--out", str(out / "a")]
-    subprocess.run([*run, "--attack", f"plain={text}", "--attack", adapted, *more], check=True)
-    subprocess.run([*run, "--attack", f"mine={text}", "--bpda", "0", "--out", str(out / "b")], check=True)
+    for given in (
+        ["--attack", f"plain={text}", "--attack", adapted, *more],
+        ["--attack", f"mine={text}", "--bpda", "0", "--out", str(out / "b")],
+    ):
+        done = CliRunner().invoke(cli.app, ["robust-accuracy", *data, *given])
+        assert done.exit_code == 0, done.output
     found = {}
     for folder in ("a", "b"):
         for attack in json.loads((out / folder / "result.json").read_text())["attacks"]:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import deque
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -368,15 +369,31 @@ robust_ext.robust_accuracy(network, {"mine": attack}, inputs, labels, threat_mod
 """
 
 
+@contextmanager
 def script(out, seconds, where):
     """The script, which has no file, as in a notebook, and no guard against being run again in a worker."""
     command = [sys.executable, "-c", SCRIPT, str(out), str(seconds), where]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, start_new_session=True, **pipes) as process:
+        try:
+            yield process
+        finally:
+            # The block would wait for one that is still there.
+            process.kill()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """Records of the script where it runs in its own process."""
+    folder = tmp_path_factory.mktemp("here")
+    with script(folder, 0, "here") as process:
+        assert process.wait(timeout=120) == 0, process.stderr.read()
+    return records(folder)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("where", ["local:2", "loky"])
-def test_what_a_notebook_defines_and_ctrl_c(tmp_path, where):
+def test_what_a_notebook_defines_and_ctrl_c(tmp_path, where, undisturbed):
     """Workers end at once, also while they work, and the same call goes on."""
     if where == "loky":
         pytest.importorskip("loky")
@@ -392,10 +409,9 @@ def test_what_a_notebook_defines_and_ctrl_c(tmp_path, where):
     assert not Path(f"/proc/{worker}").exists() or worker_state(worker) == "Z"
     (kept,) = records(tmp_path / "there").values()
     assert 0 < len(kept) < 12
-    for folder, place in (("there", where), ("here", "here")):
-        with script(tmp_path / folder, 0, place) as process:
-            assert process.wait(timeout=120) == 0, process.stderr.read()
-    assert records(tmp_path / "there") == records(tmp_path / "here")
+    with script(tmp_path / "there", 0, where) as process:
+        assert process.wait(timeout=120) == 0, process.stderr.read()
+    assert records(tmp_path / "there") == undisturbed
 
 
 def worker_state(pid):

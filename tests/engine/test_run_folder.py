@@ -1,6 +1,5 @@
 import logging
-import subprocess
-import sys
+import multiprocessing
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -137,25 +136,25 @@ def test_folders_that_are_no_run_of_this_kind_are_refused(tmp_path):
     assert (tmp_path / "file").read_text() == "mine"
 
 
-HOLD = """
-import sys
-from robust_ext.engine.run_folder import RunFolder
-settings = {"epsilon": 0.1, "bounds": [0, 1]}
-with RunFolder(sys.argv[1], kind="test", settings=settings, versions={"torch": "1"}) as folder:
-    folder.append([{"index": 7}], {"block": 7})
-    print("held", flush=True)
-    sys.stdin.read()
-"""
+def hold(path, pipe):
+    with opened(path) as folder:
+        folder.append([{"index": 7}], {"block": 7})
+        pipe.send("held")
+        pipe.recv()
 
 
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_two_processes_do_not_write_the_same_folder(tmp_path):
     pytest.importorskip("fcntl", reason="folders are guarded by POSIX locks only")
-    command = [sys.executable, "-c", HOLD, str(tmp_path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout.readline() == "held\n"
-        with pytest.raises(RunFolderError, match="another process is writing this run"):
-            opened(tmp_path)
-        process.kill()
+    processes = multiprocessing.get_context("fork")
+    ours, theirs = processes.Pipe()
+    process = processes.Process(target=hold, args=(tmp_path, theirs))
+    process.start()
+    assert ours.recv() == "held"
+    with pytest.raises(RunFolderError, match="another process is writing this run"):
+        opened(tmp_path)
+    process.kill()
+    process.join()
     with opened(tmp_path) as folder:
         assert folder.records() == [{"index": 7}]
 

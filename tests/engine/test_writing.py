@@ -1,10 +1,9 @@
 """What the operating system refuses to write is an error with its words, and the folder can be gone on with."""
 
 import errno
+import multiprocessing
 import os
 import shutil
-import subprocess
-import sys
 import time
 from contextlib import contextmanager
 from itertools import count
@@ -12,6 +11,7 @@ from itertools import count
 import numpy as np
 import pytest
 
+from robust_ext.core import files
 from robust_ext.core.errors import DataError, RunFolderError
 from robust_ext.core.files import remove_drafts
 from robust_ext.engine.chain import ChainedFile
@@ -119,23 +119,23 @@ def test_reports_name_what_cannot_be_written(tmp_path):
             save(make_robust_accuracy("pgd"), tmp_path / place)
 
 
-WRITE = """
-import sys
-from pathlib import Path
-from robust_ext.core import files
-files.os.fsync = lambda _: (print(Path(sys.argv[1]).name, flush=True), sys.stdin.read())
-files.replace_file(Path(sys.argv[1]), "x" * 100)
-"""
+def write(path, pipe):
+    files.os.fsync = lambda _: (pipe.send("written"), pipe.recv())
+    files.replace_file(path, "x" * 100)
 
 
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_drafts_of_a_killed_process_are_removed_and_those_of_a_running_one_stay(tmp_path):
-    command = [sys.executable, "-c", WRITE, str(tmp_path / "result.json")]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        process.stdout.readline()
-        (draft,) = tmp_path.glob(".*.tmp")
-        remove_drafts(tmp_path)
-        assert draft.exists()
-        process.kill()
+    processes = multiprocessing.get_context("fork")
+    ours, theirs = processes.Pipe()
+    process = processes.Process(target=write, args=(tmp_path / "result.json", theirs))
+    process.start()
+    assert ours.recv() == "written"
+    (draft,) = tmp_path.glob(".*.tmp")
+    remove_drafts(tmp_path)
+    assert draft.exists()
+    process.kill()
+    process.join()
     assert draft.exists()
     opened(tmp_path).close()
     assert not draft.exists()

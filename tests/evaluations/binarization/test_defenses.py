@@ -51,7 +51,7 @@ def test_zero_gradients_fail_and_the_wrapper_passes():
     assert identity["passes"]["backward"] > 0
 
 
-@pytest.mark.parametrize("kind", [HedgeDefense, AntiAdversary])
+@pytest.mark.parametrize("kind", [pytest.param(HedgeDefense, marks=pytest.mark.exhaustive), AntiAdversary])
 def test_defenses_that_query_the_classifier_are_tested_reproducibly(kind):
     attack = by_bpda(gradient_mode="trajectory")
     first, again = (run(kind(digits_network(), steps=1, step_size=0.02), attack) for _ in range(2))

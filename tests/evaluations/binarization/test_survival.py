@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import sys
+import warnings
 from unittest.mock import Mock
 
 import pytest
@@ -38,15 +39,15 @@ def test_an_interrupted_run_goes_on(tmp_path, tested, digits, pgd):
         calls()
         return pgd(steps=3)(model, x, y, threat_model)
 
-    tested(fragile, digits[:20], out=tmp_path / "whole", **FEW)
+    tested(fragile, digits[:12], out=tmp_path / "whole", **FEW)
     total = calls.call_count
     for fail_at in sorted({1, 2, total // 2, total}):
         calls.side_effect = [*[None] * (fail_at - 1), KeyboardInterrupt, *[None] * total]
         folder = tmp_path / f"broken{fail_at}"
         with pytest.raises(KeyboardInterrupt):
-            tested(fragile, digits[:20], out=folder, **FEW)
+            tested(fragile, digits[:12], out=folder, **FEW)
         assert not (folder / "result.json").exists()
-        tested(fragile, digits[:20], out=folder, **FEW)
+        tested(fragile, digits[:12], out=folder, **FEW)
         assert records_of(folder) == records_of(tmp_path / "whole")
 
 
@@ -103,11 +104,8 @@ COMMAND = (
 )
 
 
-# Each process is forked from one that has imported what they need: the imports take longer than the runs.
-PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(
-    ["robust_ext.cli.app", "robust_ext.adapters.foolbox.catalogue", "sklearn.datasets", "matplotlib.figure"]
-)
+# Each process is forked from this one, which has imported what they need: the imports take longer than the runs.
+PROCESSES = multiprocessing.get_context("fork")
 
 
 def start(folder, *extra):
@@ -115,9 +113,14 @@ def start(folder, *extra):
         # A child takes over the command line that there is when it starts.
         patched.setattr(sys, "argv", ["robust-ext", *COMMAND.split(), str(folder), *extra])
         # A daemon may have no processes of its own.
-        process = PROCESSES.Process(target=cli.main, daemon="--jobs" not in extra)
+        process = PROCESSES.Process(target=main, daemon="--jobs" not in extra)
         process.start()
     return process
+
+
+def main():
+    warnings.simplefilter("ignore")
+    cli.main()
 
 
 def finish(process):
