@@ -29,10 +29,10 @@ def on_digits(name):
     )
 
 
-def measured(name):
+def measured(name, samples=200):
     """The measurement of the mechanism on the digits."""
     case = on_digits(name)
-    return case.study.measure(case.module, case.inputs, case.labels, case.threat_model, seed=0)
+    return case.study.measure(case.module, case.inputs[:samples], case.labels[:samples], case.threat_model, seed=0)
 
 
 def judged(name, kind, samples=32, **options):

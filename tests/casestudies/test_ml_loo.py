@@ -10,8 +10,8 @@ pytestmark = pytest.mark.exhaustive
 
 
 def test_an_attack_that_ignores_the_detector_fails_and_one_that_knows_it_passes():
-    assert measured("ml_loo").present
-    weak, right = judged("ml_loo", "weak", 16), judged("ml_loo", "right", 48)
+    assert measured("ml_loo", 100).present
+    weak, right = judged("ml_loo", "weak", 12), judged("ml_loo", "right", 48)
     assert weak["verdict"] == "failed"
     assert right["verdict"] == "passed"
     assert all(part["random_score"] <= 0.2 for part in right["tests"].values())

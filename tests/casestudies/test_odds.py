@@ -10,9 +10,9 @@ pytestmark = pytest.mark.exhaustive
 
 
 def test_an_attack_that_ignores_the_detector_fails_and_one_that_knows_it_passes():
-    assert measured("odds").present
-    weak, right = judged("odds", "weak", 16), judged("odds", "right")
+    assert measured("odds", 100).present
+    weak, right = judged("odds", "weak", 8), judged("odds", "right", 12)
     assert weak["verdict"] == "failed"
-    # In the inverted test about half of the samples can be planted in: too few of 32 for a verdict.
+    # In the inverted test about half of the samples can be planted in: too few for a verdict, also of 32.
     assert right["verdict"] != "failed"
     assert right["score"] >= 0.95

@@ -39,24 +39,21 @@ def judged(attack, **options):
     return binarization_test(Rounded().eval(), attack, x, THREAT_MODEL, **options)
 
 
-@pytest.mark.parametrize("cheat", cheats.ALL, ids=lambda cheat: cheat.__name__)
-def test_no_cheat_passes_at_arms_length(cheat):
-    result = judged(cheat, isolate=True)
-    (attack,) = result.content["attacks"]
-    assert (result.verdict, attack["samples"], attack["score"]) == ("failed", 12, 0)
-
-
-@pytest.mark.parametrize("cheat", cheats.READING, ids=lambda cheat: cheat.__name__)
-def test_the_same_cheats_work_where_nothing_keeps_them_away(cheat):
-    """So the test above fails where an attack's process has what it should not have."""
-    assert judged(cheat).content["attacks"][0]["score"] == 1
-
-
-def test_an_attack_after_a_cheat_is_judged_as_it_is_alone():
+def test_no_cheat_passes_at_arms_length_and_an_attack_after_them_is_judged_as_it_is_alone():
     alone = judged("robust_ext:Square(queries=200)", isolate=True, judge_seed=3)
-    after = judged([*cheats.TAMPERING, "robust_ext:Square(queries=200)"], isolate=True, judge_seed=3)
+    after = judged([*cheats.ALL, "robust_ext:Square(queries=200)"], isolate=True, judge_seed=3)
     name = "robust_ext:Square(queries=200)"
     assert [r["attacks"][name] for r in after.records] == [r["attacks"][name] for r in alone.records]
+    *cheating, _ = after.content["attacks"]
+    assert [one["name"] for one in cheating] == [cheat.__name__ for cheat in cheats.ALL]
+    for one in cheating:
+        assert (one["verdict"], one["samples"], one["score"]) == ("failed", 12, 0), one["name"]
+
+
+def test_the_same_cheats_work_where_nothing_keeps_them_away():
+    """So the test above fails where an attack's process has what it should not have."""
+    for one in judged(cheats.READING).content["attacks"]:
+        assert one["score"] == 1, one["name"]
 
 
 @cache
