@@ -5,8 +5,10 @@ import gc
 import os
 import signal
 import sys
+from collections import defaultdict
 from contextlib import contextmanager
 from types import SimpleNamespace
+from zlib import crc32
 
 # Processes that tests start have it from here, before they import torch: on cores that others use too, small networks
 # are up to ten times slower on several threads.
@@ -19,6 +21,7 @@ import pytest
 import torch
 
 sys.dont_write_bytecode = False
+FEW = 4
 
 
 def pytest_configure():
@@ -85,8 +88,21 @@ def pytest_xdist_auto_num_workers():
     return (os.cpu_count() or 1) + 1
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Slow tests first, so that no process is left with one at the end."""
+    """Of a test with many cases, in one class or several, a quarter is quick; slow tests come first.
+
+    The others are exhaustive. Which those are follows from their names, so that all processes agree, and every run.
+    Tests come in this order so that no process is left with a slow one at the end.
+    """
+    cases = defaultdict(list)
+    for item in items:
+        if isinstance(item, pytest.Function) and item.get_closest_marker("exhaustive") is None:
+            cases[item.path, item.originalname].append(item)
+    for several in cases.values():
+        several.sort(key=lambda item: crc32(item.nodeid.encode(errors="replace")))
+        for item in several[max(FEW, len(several) // 4) :]:
+            item.add_marker(pytest.mark.exhaustive)
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
