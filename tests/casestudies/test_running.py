@@ -74,6 +74,7 @@ def records(file):
     return [{**json.loads(line), "checksum": None} for line in file.read_text().splitlines()]
 
 
+@pytest.mark.exhaustive
 def test_weak_recipe_flagged_and_right_one_passed(quantised, tmp_path):
     result = api.run_case_studies(["rounded"], samples=30, images=600, out=tmp_path)
     study = result.studies["rounded"]

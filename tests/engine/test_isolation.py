@@ -211,9 +211,9 @@ def test_settings_of_an_attacks_process_stay_there():
 
     before = state()
     attacks = {"leaks": leaks, "ours": ATTACKS["ours"]}
-    result = binarization_test(network, attacks, X, THREAT_MODEL, isolate=True, batch_size=3, **PLANTED)
+    result = binarization_test(network, attacks, X[:4], THREAT_MODEL, isolate=True, batch_size=2, **PLANTED)
     assert state() == before
-    alone = binarization_test(network, {"ours": ATTACKS["ours"]}, X, THREAT_MODEL, batch_size=3, **PLANTED)
+    alone = binarization_test(network, {"ours": ATTACKS["ours"]}, X[:4], THREAT_MODEL, batch_size=2, **PLANTED)
     assert [one["attacks"]["ours"] for one in result.records] == [one["attacks"]["ours"] for one in alone.records]
 
 
@@ -284,7 +284,7 @@ def test_nothing_that_is_sent_tells_what_is_planted(tmp_path, monkeypatch):
 def test_the_judges_seed_is_new_kept_and_can_be_given(tmp_path):
     def run(**options):
         chosen = {**PLANTED, "judge_seed": None, **options}
-        return binarization_test(digits_network(), ATTACKS["ours"], X, THREAT_MODEL, **chosen)
+        return binarization_test(digits_network(), ATTACKS["ours"], X[:4], THREAT_MODEL, **chosen)
 
     def reach(result):
         return [record["random_reach"] for record in result.records]

@@ -21,7 +21,7 @@ def planted(inputs, **given):
     return robust_ext.binarization_test(NETWORK, lambda model, x, y: x, inputs, LINF, sequential=False, **FEW, **given)
 
 
-@pytest.mark.parametrize("evaluation", [accuracy, planted])
+@pytest.mark.parametrize("evaluation", [accuracy, pytest.param(planted, marks=pytest.mark.exhaustive)])
 def test_calls_grow_with_the_samples(evaluation, tmp_path):
     listener, calls = Mock(spec=["on_record", "on_result"]), []
     for blocks in (2, 4, 8, 16):

@@ -29,7 +29,7 @@ def test_strong_passes_and_weak_fail(network, digits, linf, pgd):
 
 def test_gradients_that_vanish_fail(network, digits, judged, pgd):
     for model in (Saturated(network), Rounded(network)):
-        attack = judged(pgd(), digits[:32], model=model)
+        attack = judged(pgd(), digits[:16], model=model)
         assert attack["score"] <= 0.1
         assert attack["verdict"] == "failed"
 
@@ -115,10 +115,10 @@ def test_what_is_settled_is_not_searched_for_again(network, digits, linf, pgd, t
 def test_hardness_curve_is_that_of_other_kappas(digits, judged):
     """The R-ASR that one run reports for easier kappas is what runs at those kappas find."""
     nothing = lambda model, x, y: x  # noqa: E731
-    curve = judged(nothing, digits[:24], inner_points=100)["hardness"]
+    curve = judged(nothing, digits[:12], inner_points=100)["hardness"]
     assert [row["kappa"] for row in curve] == [0.0, 0.5, 0.9, 0.99, 0.999]
     for row in curve:
-        rerun = judged(nothing, digits[:24], inner_points=100, kappa=row["kappa"])
+        rerun = judged(nothing, digits[:12], inner_points=100, kappa=row["kappa"])
         assert rerun["random_score"] == row["random_score"]
 
 
