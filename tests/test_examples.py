@@ -86,7 +86,7 @@ def test_recipes_on_a_resnet(tmp_path):
     # Into the standard layout.
     run_script(need("data", "unpack_cifar10.py"), tmp_path, "--train", "5", folder=tmp_path)
     script = ROOT / "examples" / "resnet20_recipes.py"
-    printed = run_script(script, "--weights", weights, "--data-root", tmp_path, "--samples", "4", folder=tmp_path)
+    printed = run_script(script, "--weights", weights, "--data-root", tmp_path, "--samples", "8", folder=tmp_path)
     scores = {line[:42].strip(): float(line.split("score ")[1].split()[0]) for line in printed.splitlines()}
     assert len(scores) == 5
     for name, score in scores.items():
@@ -135,14 +135,14 @@ def test_the_plain_network_is_trained(tmp_path):
 def test_the_network_of_mead_is_trained_and_its_detectors_are_judged(tmp_path):
     """The script and the command of docs/mead.md on few images: what fools the network more is seen more."""
     weights = tmp_path / "mead.safetensors"
-    size = ("--images", "4000", "--epochs", "2", "--batch-size", "32")
+    size = ("--images", "6000", "--epochs", "2", "--batch-size", "32")
     script = ROOT / "examples" / "train_mead.py"
     printed = run_script(script, "--data-root", need("data"), "--out", weights, *size, folder=tmp_path)
     assert float(printed.split()[-1]) > 0.85
     out = tmp_path / "run"
     model = ("--model", f"{ROOT / 'examples' / 'networks.py'}:mead_mnist", "--weights", weights)
     data = ("--data", "mnist", "--data-root", need("data"), "--samples", "30")
-    sizes = ("--train-samples", "300", "--adversarial-samples", "100", "--calibration-samples", "60")
+    sizes = ("--train-samples", "600", "--adversarial-samples", "150", "--calibration-samples", "100")
     arms = ("--arm", "linf:0.125,0.3125=robust_ext:ObjectivePGD(steps=20, step_size=0.02)")
     detectors = ("--detector", "nss", "--detector", "fs", "--detector", "lid")
     command = ("-m", "robust_ext", "mead", *model, *data, *sizes, *arms, *detectors, "--out", out, "--no-progress")

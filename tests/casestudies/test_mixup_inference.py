@@ -75,7 +75,7 @@ def test_without_mixing_is_the_attack_on_the_network(parts):
 def trained():
     train, test = load_dataset("digits", split="train"), load_dataset("digits")
     study = MixupInference()
-    return study, study.trained(*train.take(range(len(train)))), test.take(test.choose(32, seed=0))
+    return study, study.trained(*train.take(range(len(train)))), test.take(test.choose(64, seed=0))
 
 
 @pytest.mark.exhaustive
@@ -85,7 +85,7 @@ def test_mechanism_and_recipes(trained):
     assert found.present, found.values
     # A failure shows on fewer samples.
     for recipe, some, verdict in ((study.weak(LINF), inputs[:8], "failed"), (study.right(LINF), inputs, "passed")):
-        # At seed 0 the right recipe misses five of 64, at 1 and 2 one; these are half of them.
+        # At seed 0 the right recipe misses five of 64, at 1 and 2 one.
         settings = {**study.settings, "depths": (1,), "seed": 1}
         result = binarization_test(study.parts(module), recipe.attack, some, LINF, **settings)
         assert result.verdict == verdict, str(result)

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.exhaustive
 
 def test_an_attack_that_ignores_the_detector_fails_and_one_that_knows_it_passes():
     assert measured("trapdoor").present
-    weak, right = judged("trapdoor", "weak", 16), judged("trapdoor", "right", 48)
+    weak, right = judged("trapdoor", "weak", 48), judged("trapdoor", "right", 48)
     assert weak["verdict"] == "failed"
     assert right["verdict"] == "passed"
     assert all(part["random_score"] <= 0.2 for part in right["tests"].values())

@@ -202,9 +202,9 @@ def resnet():
     network = load_model(f"{ROOT / 'examples' / 'networks.py'}:resnet20", weights=str(weights)).model
     held = np.load(images)
     jpeg, offsets = held["jpeg"], held["offsets"]
-    files = (io.BytesIO(jpeg[offsets[row] : offsets[row + 1]].tobytes()) for row in range(6))
+    files = (io.BytesIO(jpeg[offsets[row] : offsets[row + 1]].tobytes()) for row in range(12))
     x = torch.stack([torch.from_numpy(np.array(Image.open(file))).permute(2, 0, 1) / 255 for file in files])
-    return network, x, torch.from_numpy(held["labels"][:6]).long()
+    return network, x, torch.from_numpy(held["labels"][:12]).long()
 
 
 @pytest.mark.exhaustive

@@ -3,7 +3,6 @@
 import json
 import multiprocessing
 import sys
-import warnings
 from unittest.mock import Mock
 
 import pytest
@@ -104,8 +103,11 @@ COMMAND = (
 )
 
 
-# Each process is forked from this one, which has imported what they need: the imports take longer than the runs.
-PROCESSES = multiprocessing.get_context("fork")
+# Each process is forked from one that has imported what they need: the imports take longer than the runs.
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(
+    ["robust_ext.cli.app", "robust_ext.adapters.foolbox.catalogue", "sklearn.datasets", "matplotlib.figure"]
+)
 
 
 def start(folder, *extra):
@@ -113,14 +115,9 @@ def start(folder, *extra):
         # A child takes over the command line that there is when it starts.
         patched.setattr(sys, "argv", ["robust-ext", *COMMAND.split(), str(folder), *extra])
         # A daemon may have no processes of its own.
-        process = PROCESSES.Process(target=main, daemon="--jobs" not in extra)
+        process = PROCESSES.Process(target=cli.main, daemon="--jobs" not in extra)
         process.start()
     return process
-
-
-def main():
-    warnings.simplefilter("ignore")
-    cli.main()
 
 
 def finish(process):

@@ -5,7 +5,6 @@ What a fault does is measured without the diagnosis first: a fault that does no 
 
 import pytest
 
-from tests.evaluations.diagnosis.zoo import running
 from tests.evaluations.diagnosis.zoo.cases import FAULTS
 from tests.evaluations.diagnosis.zoo.published import available
 from tests.evaluations.diagnosis.zoo.running import best_trial, diagnosed, first_cause, truth
@@ -47,12 +46,11 @@ def check_proposal(fault, ill):
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.exhaustive) for name in BY_NAME]
 )
-def test_a_fault_does_harm_is_named_first_and_can_be_mended(name, monkeypatch):
+def test_a_fault_does_harm_is_named_first_and_can_be_mended(name):
     """And its twin is healthy; by what is proposed, and by what was found by hand without the diagnosis."""
     fault = BY_NAME[name]
     if fault.published and not available():
         pytest.skip("no ResNet-20 or no CIFAR-10 on this machine")
-    monkeypatch.setattr(running, "PUBLISHED", 4)
     check_harm(fault)
     ill = check_names(fault, try_remedies=name not in QUICK)
     if name in (*QUICK, *NOT_MENDED) or fault.harm != "score":

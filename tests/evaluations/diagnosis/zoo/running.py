@@ -10,13 +10,12 @@ from robust_ext.core.random import seeded_globals
 from tests.evaluations.diagnosis.zoo.networks import digits
 from tests.evaluations.diagnosis.zoo.published import cifar
 
-PUBLISHED = 8
 SETTINGS = {"inner_points": 199, "random_inner": 20, "random_corners": 20}
 
 
 def samples(fault):
     """Inputs and labels."""
-    return cifar(PUBLISHED) if fault.published else tuple(part[:12] for part in digits())
+    return cifar(8) if fault.published else tuple(part[:12] for part in digits())
 
 
 def score(model, attack, fault):
