@@ -251,7 +251,7 @@ def mixed(library, listing, seed, kept):
 @every(when=lambda library, listing: not listing.traits.batch_dependent)
 def test_samples_influence_one_another_only_where_stated(library, listing):
     # Later samples get other draws where an earlier one is done sooner.
-    for row in range(4) if listing.traits.seeds == "none" else (0,):
+    for row in (0, 3) if listing.traits.seeds == "none" else (0,):
         kept = torch.arange(4) == row
         first, second = (mixed(library, listing, seed, kept)[row] for seed in (0, 5))
         torch.testing.assert_close(first, second, atol=1e-4, rtol=0)

@@ -1,14 +1,10 @@
 """Runs survive: interrupted anywhere and started again, they end with the records of an undisturbed run."""
 
-import json
-import multiprocessing
-import sys
 from unittest.mock import Mock
 
 import pytest
 
 import robust_ext
-from robust_ext.cli import app as cli
 from robust_ext.core.errors import RunFolderError
 
 SETTINGS = {"inner_points": 100, "batch_size": 4, "random_inner": 20, "random_corners": 20}
@@ -95,51 +91,3 @@ def test_same_problems_for_every_attack_batch_size_and_order(tested, digits, pgd
     expected = of(pgd(), 4, ids)
     assert of(pgd(steps=1), 12, ids) == expected
     assert of(lambda model, x, y: x, 5, ids[::-1]) == expected
-
-
-COMMAND = (
-    "binarization --model digits --attack foolbox:LinfPGD(steps=10) --attack foolbox:LinfFastGradientAttack "
-    "--data digits --eps 0.1 --samples 48 --batch-size 4 --no-progress --judge-seed 0 --out"
-)
-
-
-# Each process is forked from one that has imported what they need: the imports take longer than the runs.
-PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(
-    ["robust_ext.cli.app", "robust_ext.adapters.foolbox.catalogue", "sklearn.datasets", "matplotlib.figure"]
-)
-
-
-def start(folder, *extra):
-    with pytest.MonkeyPatch.context() as patched:
-        # A child takes over the command line that there is when it starts.
-        patched.setattr(sys, "argv", ["robust-ext", *COMMAND.split(), str(folder), *extra])
-        # A daemon may have no processes of its own.
-        process = PROCESSES.Process(target=cli.main, daemon="--jobs" not in extra)
-        process.start()
-    return process
-
-
-def finish(process):
-    process.join(timeout=300)
-    assert process.exitcode == 0
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("undisturbed")
-    finish(start(folder))
-    return folder
-
-
-@pytest.mark.exhaustive
-def test_jobs_give_the_same_records(tmp_path, undisturbed):
-    finish(start(tmp_path, "--jobs", "2"))
-
-    def essence(folder):
-        lines = (folder / "records.jsonl").read_text().splitlines()
-        found = [json.loads(line) for line in lines]
-        return [(r["index"], r["sample"], {n: a["outcome"] for n, a in r["attacks"].items()}) for r in found]
-
-    assert essence(undisturbed) == essence(tmp_path)
-    assert not list(tmp_path.glob("records-*.jsonl"))

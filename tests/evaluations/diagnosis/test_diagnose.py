@@ -176,8 +176,13 @@ SLOW = {
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("isolate", [False, True])
-@pytest.mark.parametrize("attack", SLOW.values(), ids=SLOW)
+@pytest.mark.parametrize(
+    ("attack", "isolate"),
+    [
+        *(pytest.param(attack, False, id=name) for name, attack in SLOW.items()),
+        *(pytest.param(SLOW[name], True, id=f"{name}, at arm's length") for name in ("foolbox", "function")),
+    ],
+)
 def test_attacks_of_every_library(attack, isolate):
     result = diagnose(attacks=attack, isolate=isolate, try_remedies=True)
     assert result.likely.code == "short_path"
