@@ -21,7 +21,7 @@ import pytest
 import torch
 
 sys.dont_write_bytecode = False
-FEW = 4
+FEW = 3
 
 
 def pytest_configure():

@@ -186,6 +186,7 @@ def test_settings_are_part_of_a_run(net, images, tmp_path):
         evaluate_defense("hd(steps=2)", None, x, y, threat_model, classifier=net, out=tmp_path, **small)
 
 
+@pytest.mark.exhaustive
 def test_command_line(files, tmp_path):
     command = ["test-time", "--model", "digits", "--data", "digits", "--eps", "0.15", "--samples", "4"]
     small = ["--steps", "1", "--queries", "2", "--draws", "1", "--repeats", "1", "--no-progress"]
