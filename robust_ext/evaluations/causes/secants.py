@@ -168,7 +168,7 @@ class _Probe:
     def _differentiated(self, pulled: _Tensors, cotangents: _Tensors, directions: _Tensors) -> _Tensors:
         pairs = [(one, way) for one, way in zip(pulled, directions, strict=True) if one.requires_grad]
         values, ways = zip(*pairs, strict=True)
-        found = torch.autograd.grad(values, cotangents, ways, allow_unused=True, retain_graph=True)
+        found = torch.autograd.grad(_weighted(values, ways), cotangents, allow_unused=True, retain_graph=True)
         return [
             torch.zeros_like(like, dtype=torch.float64) if one is None else one.double().nan_to_num(0, 0, 0)
             for one, like in zip(found, cotangents, strict=True)
@@ -180,8 +180,9 @@ class _Probe:
         if not pairs:
             return [torch.zeros_like(leaf) for leaf in self._leaves]
         outputs, cotangents = zip(*pairs, strict=True)
+        value = _weighted(outputs, cotangents)
         found = torch.autograd.grad(
-            outputs, self._leaves, cotangents, allow_unused=True, retain_graph=True, create_graph=create_graph
+            value, self._leaves, allow_unused=True, retain_graph=True, create_graph=create_graph
         )
         return [
             torch.zeros_like(leaf) if one is None else one.nan_to_num(0, 0, 0)
@@ -196,6 +197,13 @@ class _Probe:
                 for size in (-step, step)
             )
             return [(b.double() - a.double()).nan_to_num(0, 0, 0) for a, b in zip(behind, ahead, strict=True)]
+
+
+def _weighted(values: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
+    """A number with these weights as its gradient; for ``grad_outputs`` torch imports a second's worth of sympy."""
+    return torch.stack(
+        [(value * weight.conj()).real.sum() for value, weight in zip(values, weights, strict=True)]
+    ).sum()
 
 
 def _inner(some: Sequence[Tensor], others: Sequence[Tensor]) -> float:
