@@ -322,7 +322,7 @@ class JointLoss(NativeEvasionAttack):
         eps_step: float | None = None,
         max_iter: int = 100,
         targeted: bool = False,
-        num_random_init: int = 10,
+        num_random_init: int = 2,
         batch_size: int = 32,
         rel_step_size: float = 0.2,
         start: str = "random",

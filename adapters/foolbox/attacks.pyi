@@ -355,7 +355,7 @@ class BaseJointLoss(NativeFixedEpsilonAttack):
         steps: int = 100,
         rel_stepsize: float = 0.2,
         abs_stepsize: float | None = None,
-        restarts: int = 10,
+        restarts: int = 2,
         random_start: bool = True,
         samples: int = 1,
         step: str = "l2",
