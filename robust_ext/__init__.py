@@ -48,6 +48,7 @@ from robust_ext.evaluations.robust_accuracy import robust_accuracy as robust_acc
 from robust_ext.models.adaptive import AdaptiveDefense as AdaptiveDefense
 from robust_ext.models.bpda import BPDA as BPDA
 from robust_ext.models.eot import EoT as EoT
+from robust_ext.models.function_purifier import purifier as purifier
 from robust_ext.models.purifier import Purifier as Purifier
 from robust_ext.registry.attack import as_attack as as_attack
 from robust_ext.registry.defense import as_defense as as_defense

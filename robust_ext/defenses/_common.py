@@ -47,6 +47,14 @@ class SignPurifier(Purifier):
         return keep_in(moved, x=x, radius=self.radius, bounds=self.bounds if self.clip else None)
 
 
+def layer_names(names: Any) -> tuple[str, ...]:
+    """Names of layers, from a list of them or a text with commas between them; InvalidArgumentError for others."""
+    found = [name.strip() for name in names.split(",")] if isinstance(names, str) else names
+    if not isinstance(found, (list, tuple)) or not found or not all(isinstance(name, str) for name in found):
+        raise InvalidArgumentError("layers", names, "names of layers, in a list or with commas between them")
+    return tuple(found)
+
+
 def keep_in(point: Tensor, *, x: Tensor, radius: float | None, bounds: Sequence[float] | None) -> Tensor:
     """The nearest point ``(N, ...)`` in an linf ball around ``x`` ``(N, ...)`` and in the bounds; None for neither.
 

@@ -13,9 +13,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from robust_ext.core.errors import InvalidArgumentError
-from robust_ext.core.modules import given, module_class, positional
+from robust_ext.core.modules import module_class, positional
 from robust_ext.core.settings import setting
-from robust_ext.defenses._common import SignPurifier, one_a_row
+from robust_ext.defenses._common import SignPurifier, layer_names, one_a_row
 from robust_ext.defenses.training.discriminator import Discriminator, DiscriminatorTraining
 from robust_ext.detectors.observation import observe
 from robust_ext.models.row_rng import RowRNG
@@ -40,9 +40,11 @@ class AIDPurifier(SignPurifier):
         ":class:`~robust_ext.defenses.training.discriminator.DiscriminatorTraining`.",
         kw_only=False,
     )
-    layers: Any = given(
-        "Their names, as in ``classifier.named_modules()``; the discriminator's attribute ``layers`` when left out.",
+    layers: Any = setting(
         default=None,
+        help="Their names, as in ``classifier.named_modules()``, also with commas between them; the discriminator's "
+        "attribute ``layers`` when left out.",
+        check=lambda names: None if names is None else layer_names(names),
     )
     steps: int = setting(default=10, help="At least 0.", minimum=0)
     radius: float = setting(default=0.031)
@@ -61,7 +63,7 @@ class AIDPurifier(SignPurifier):
             self.step_size = self.radius / 4
         names = getattr(self.discriminator, "layers", ()) if self.layers is None else self.layers
         known = dict(self.classifier.named_modules())
-        if isinstance(names, str) or not names or any(name not in known for name in names):
+        if not names or any(name not in known for name in names):
             expected = f"names of layers of the classifier (the last ones: {', '.join(list(known)[-8:]) or 'none'})"
             raise InvalidArgumentError("layers", names, expected)
         self.layers = tuple(names)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from robust_ext.core.errors import ModelError
 from robust_ext.core.modules import given, module_class, positional
 from robust_ext.core.settings import setting
+from robust_ext.defenses._common import layer_names
 from robust_ext.defenses.training.projections import INPUT, Projections, ProjectionsTraining, edited_inputs
 from robust_ext.models.adaptive import AdaptiveDefense
 from robust_ext.models.adaptive_solution import Solution
@@ -62,6 +63,12 @@ class ClosedLoopControl(AdaptiveDefense):
     projections: Projections = positional(
         "See :class:`~robust_ext.defenses.training.projections.ProjectionsTraining`.", kw_only=False
     )
+    layers: Any = setting(
+        default=None,
+        help='Which of the projections\' layers are controlled, ``""`` for the input, also with commas between them; '
+        "all of them when left out.",
+        check=lambda names: None if names is None else layer_names(names),
+    )
     steps: int = setting(default=5, help="At least 0; with 0 there is no defense.", minimum=0)
     learning_rate: float = setting(
         default=5e-3, help="Of Adam, above 0; for the input's offset it follows the width of the bounds.", above=0
@@ -83,6 +90,11 @@ class ClosedLoopControl(AdaptiveDefense):
     group_size: int = setting(default=16, help="At least 1.", minimum=1)
     pad: bool = setting(default=False, help="See :class:`~robust_ext.models.adaptive.AdaptiveDefense`.")
     bounds: tuple[float, float] = given("Of the inputs.", default=(0.0, 1.0))
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.layers is not None:
+            self.projections = self.projections.of(self.layers)
 
     @classmethod
     def part_arguments(cls, part: Any, classifier: nn.Module, inputs: Tensor) -> dict[str, Any]:

@@ -89,6 +89,11 @@ class SODEF(AdaptiveDefense):
             raise InvalidArgumentError("weights", f"a head of {found} classes", f"one of {classes}")
         return {"features": features, "head": part}
 
+    @property
+    def has_trajectory(self) -> bool:
+        """No: the input is not changed."""
+        return False
+
     def solve(self, x: Tensor, rng: RowRNG, *, record: bool) -> Solution:
         """The input as it is; with ``record`` also where the equation starts and ends."""
         if not record:

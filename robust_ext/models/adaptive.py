@@ -21,6 +21,7 @@ from robust_ext.core.bounds import check_bounds
 from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.core.modules import SettingsModule, module_class, positional
 from robust_ext.core.random import stream
+from robust_ext.core.reached import reached_modules
 from robust_ext.core.settings import declared
 from robust_ext.core.validation import check_choice, check_integer
 from robust_ext.models.adaptive_solution import Solution, Trace, whole_groups
@@ -110,6 +111,15 @@ class AdaptiveDefense(SettingsModule, ABC):
             wide = {name: value * (high - low) for name, value in settings.items() if value is not None}
             vars(self).update(wide, bounds=bounds)
         self.draw, self.fixed, self.training = 0, False, False
+
+    @property
+    def has_trajectory(self) -> bool:
+        """Whether its steps come by points between the input and the final one, at which gradients can be taken."""
+        return self.steps > 1
+
+    def networks(self) -> dict[str, nn.Module]:
+        """All networks that it holds, by name: those whose passes are what it costs."""
+        return reached_modules(self)
 
     @classmethod
     def part_arguments(cls, part: Any, classifier: nn.Module, inputs: Tensor) -> dict[str, Any]:

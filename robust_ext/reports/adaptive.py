@@ -92,8 +92,16 @@ def _cost(result: Mapping[str, Any]) -> str:
     cost = result["cost"]
     return (
         f"A prediction of the defense takes {cost['seconds_ratio']:.1f} times as long as one of the static model, and "
-        f"{cost['forward']:.4g} forward and {cost['backward']:.4g} backward passes through it."
+        f"{cost['forward']:.4g} forward and {cost['backward']:.4g} backward passes through {plain(_held(cost))}."
     )
+
+
+def _held(cost: Mapping[str, Any]) -> str:
+    """The networks that passes go through, in words."""
+    used = [one for one in cost.get("networks", ()) if one["forward"]]
+    if len(used) < 2:
+        return "it" if not used or used[0]["name"] == "classifier" else used[0]["name"]
+    return ", ".join(f"{one['name']} ({one['forward']:.4g} and {one['backward']:.4g})" for one in used)
 
 
 def _bars(result: Mapping[str, Any]) -> Drawing:

@@ -75,6 +75,77 @@ def test_settings(net, images, files):
     assert as_defense("median(size=5)", net, x).transform.size == 5
 
 
+PARTS = """
+from torch import nn
+
+def view(x):
+    return 0.5 * x
+
+def judge():
+    return nn.Linear(10, 1)
+"""
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory, files):
+    file = tmp_path_factory.mktemp("code") / "parts.py"
+    file.write_text(PARTS)
+    return {name: path.as_posix() for name, path in {**files, "file": file}.items()}
+
+
+def filled(text, parts):
+    for name, path in parts.items():
+        text = text.replace(f"{{{name}}}", path)
+    return text
+
+
+@pytest.mark.parametrize(
+    ("text", "holds"),
+    [
+        ("soap(view='{file}:view')", lambda made, x: torch.equal(made.view(x), 0.5 * x)),
+        ("imf(discriminator='{file}:judge()')", lambda made, x: made.discriminator.in_features == 10),
+        ("imf(discriminator='{file}:judge()', weights='{imf}')", lambda made, x: made.discriminator.in_features == 10),
+        ("clc(layers='5', weights='{clc}')", lambda made, x: made.projections.layers == ("5",)),
+        ("clc(layers=['5', ''], weights='{clc}')", lambda made, x: made.projections.layers == ("", "5")),
+        ("aid(layers='2, 5', weights='{aid}')", lambda made, x: made.layers == ("2", "5")),
+        (
+            "reverse(augment={'jitter': 0.125}, weights='{reverse}')",
+            lambda made, x: (made.augment.jitter, made.augment.area) == (0.125, 0.5),
+        ),
+    ],
+)
+def test_parts_in_the_text(text, holds, net, images, parts):
+    assert holds(named_defense(filled(text, parts), net, images[0]), images[0])
+
+
+def test_some_layers_are_those_that_were_fitted_alone(net, images, files):
+    x = images[0]
+    whole = NAMED["clc"].part_class.load(files["clc"])
+    alone = type(whole)(["5"], [whole.basis(1)], [whole.mean_1])
+    made = named_defense("clc(layers='5', group_size=2)", net, x, weights=files["clc"])
+    assert torch.equal(made(x), NAMED["clc"](net, alone, group_size=2)(x))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("clc(layers='9', weights='{clc}')", "layers: got .*'9'.*one or more of '', '5'"),
+        ("clc(layers=3, weights='{clc}')", "layers: got 3, expected names of layers"),
+        ("soap(view='{file}:viiew')", "did you mean view"),
+        ("soap(view=3)", "view: got 3, expected a function or module"),
+        ("imf(discriminator='{file}:view')", "discriminator: got .*expected a Module"),
+        ("clc(projections='{file}:judge()')", "projections: got .*expected a Projections"),
+        ("reverse(augment={'jiter': 1}, weights='{reverse}')", "augment: got 'jiter'.*did you mean jitter"),
+        ("imf(discriminator={'width': 3})", "discriminator: got .*file.py:object"),
+        ("hd(view='{file}:view')", "one of: steps"),
+        ("sodef(head='{file}:judge()')", "sodef --out FILE"),
+    ],
+)
+def test_parts_that_are_refused(text, words, net, images, parts):
+    with pytest.raises(InvalidArgumentError, match=words):
+        named_defense(filled(text, parts), net, images[0])
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

@@ -179,7 +179,7 @@ def test_layers_of_aid_are_those_of_the_discriminator_where_left_out():
     defense, x = AIDPurifier(net, judge), torch.rand(2, 1, 4, 4)
     assert defense.layers == ("1", "2")
     torch.testing.assert_close(defense.cleanness(x), judge(net[:2](x), net[:3](x)).sigmoid())
-    for layers in (None, [], "1", ["1", "fc"]):
+    for layers in (None, [], 1, "1, fc", ["1", "fc"]):
         with pytest.raises(InvalidArgumentError, match="layers: got"):
             AIDPurifier(net, Discriminator([2]), layers=layers)
     with pytest.raises(ModelError, match="discriminator: got activations"):

@@ -52,6 +52,15 @@ class Projections(TrainedPart):
         found: Tensor = getattr(self, f"basis_{number}")
         return found
 
+    def of(self, layers: Sequence[str]) -> Projections:
+        """Those of some of the layers, in the order in which they run; InvalidArgumentError where one is missing."""
+        missing = [name for name in layers if name not in self.layers]
+        if missing or not layers:
+            raise InvalidArgumentError("layers", list(layers), f"one or more of {', '.join(map(repr, self.layers))}")
+        chosen = [number for number, name in enumerate(self.layers) if name in layers]
+        means = [getattr(self, f"mean_{number}") for number in chosen]
+        return Projections([self.layers[number] for number in chosen], [self.basis(n) for n in chosen], means)
+
     def off_plane(self, number: int, activations: Tensor, *, own_mean: bool) -> Tensor:
         """What the projection of one layer's inputs ``(N, ...)`` leaves out, ``(N, D)``.
 

@@ -150,5 +150,7 @@ def _exposures(defense: AdaptiveDefense) -> dict[str, str]:
         # Holding the change of the input has the identity's gradient, where a defense does not define another.
         if type(defense).frozen is not AdaptiveDefense.frozen:
             found["frozen"] = "BPDA frozen"
-        found["trajectory"] = "BPDA trajectory"
+        # Without points in between it is the identity again.
+        if defense.has_trajectory:
+            found["trajectory"] = "BPDA trajectory"
     return found

@@ -10,26 +10,43 @@ import torch
 from torch import Tensor, nn
 
 from robust_ext.core.random import seeded_globals
-from robust_ext.core.target import PassCounter, count_calls
+from robust_ext.core.reached import Note, outermost_calls
 from robust_ext.models.adaptive import AdaptiveDefense
 
 
 def measure_cost(defense: AdaptiveDefense, inputs: Tensor) -> dict[str, Any]:
     """Cost of a prediction, measured on a batch ``(n, ...)`` that the defense takes, the fastest of some rounds.
 
-    ``seconds_ratio`` is that of the defense over the static model; ``forward`` and ``backward`` are rows through the
-    classifier for each input.
+    ``seconds_ratio`` is that of the defense over the static model; ``networks`` has the passes for each input through
+    every network that the defense holds, and ``forward`` and ``backward`` are their sums. A part that is called by
+    itself counts as its share of the network's parameters; a backward pass where a gradient arrives at the input.
     """
-    counter = PassCounter()
+    found = {name: {"forward": 0.0, "backward": 0.0} for name in defense.networks()}
+
+    def noted(name: str) -> Note:
+        def add(way: str, amount: float) -> None:
+            found[name][way] += amount / len(inputs)
+
+        def note(share: float, x: Tensor) -> Tensor:
+            amount = share * len(x)
+            add("forward", amount)
+            if x.requires_grad:
+                x = x.view_as(x)
+                x.register_hook(lambda _: add("backward", amount))  # type: ignore[no-untyped-call]
+            return x
+
+        return note
+
     with torch.no_grad(), seeded_globals(0):
-        with count_calls(defense.classifier, counter):
+        with outermost_calls(defense.networks(), {name: noted(name) for name in found}):
             defense(inputs)
         defended = _fastest(lambda: defense(inputs))
         static = _fastest(lambda: defense.classifier(inputs))
+    passes = {name: {way: round(count, 6) for way, count in ways.items()} for name, ways in found.items()}
     return {
         "seconds_ratio": defended / static,
-        "forward": counter.forward / len(inputs),
-        "backward": counter.backward / len(inputs),
+        **{way: sum(ways[way] for ways in passes.values()) for way in ("forward", "backward")},
+        "networks": [{"name": name, **ways} for name, ways in passes.items()],
     }
 
 

@@ -20,7 +20,8 @@ from robust_ext.evaluations.adaptive import Step
 from robust_ext.evaluations.adaptive.content import _warnings, _worst_case
 from robust_ext.models.adaptive import AdaptiveDefense
 from robust_ext.models.adaptive_solution import Solution
-from robust_ext.registry.defense import FunctionPurifier, WholeDefense, as_defense
+from robust_ext.models.function_purifier import FunctionPurifier, WholeDefense
+from robust_ext.registry.defense import as_defense
 from tests.evaluations.subjects import rounded
 
 THREAT = ThreatModel(norm="linf", epsilon=0.15)

@@ -1,0 +1,157 @@
+"""The networks that a function or an object holds, and their calls."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+from torch import Tensor, nn
+
+from robust_ext.core.source_files import is_installed
+
+# Objects that are looked at before the rest is left alone.
+_MOST = 10_000
+_LIBRARIES = {"torch", "numpy", __name__.split(".")[0]}
+
+Note = Callable[[float, Tensor], Tensor]
+"""From the share of a network that is called and its input ``(N, ...)`` to that input, or another in its place."""
+
+
+def reached_modules(root: object) -> dict[str, nn.Module]:
+    """The networks that a function or an object holds, by where they were found.
+
+    They are what attributes, closures, defaults, bound objects, containers and the globals that its code names hold,
+    and the functions among these in turn. A module that is the root itself stands for its children, unless it is one
+    of torch's; no other is looked into. What libraries hold is not looked for.
+
+    Example:
+        >>> network = nn.Linear(2, 2)
+        >>> list(reached_modules(lambda x: x - network(x)))
+        ['network']
+    """
+    found: dict[str, nn.Module] = {}
+    seen, kept = set[int](), list[object]()
+    waiting = deque([("", root)])
+    while waiting and len(kept) < _MOST:
+        name, value = waiting.popleft()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        kept.append(value)  # So that no other object gets the id of one that was seen
+        if isinstance(value, nn.Module) and (value is not root or type(value).__module__.startswith("torch.nn")):
+            found[name or type(value).__name__] = value
+        else:
+            waiting.extend((f"{name}.{key}".strip("."), one) for key, one in _held(value))
+    return found
+
+
+@contextmanager
+def outermost_calls(networks: Mapping[str, nn.Module], note: Mapping[str, Note]) -> Iterator[None]:
+    """Notes each call of the networks and of their parts inside, where no other call of them is in progress.
+
+    The note of a network gets 1 where the whole is called, and for a part its share of the network's parameters.
+    """
+    depth = 0
+
+    def enter(module: nn.Module, args: tuple[Any, ...], *, called: Note, share: float) -> tuple[Any, ...]:
+        nonlocal depth
+        depth += 1
+        tensor = bool(args) and isinstance(args[0], Tensor)
+        return (called(share, args[0]), *args[1:]) if depth == 1 and tensor else args
+
+    def leave(*_: object) -> None:
+        nonlocal depth
+        depth -= 1
+
+    with ExitStack() as stack:
+        hooked = set[int]()
+        for name, network in networks.items():
+            total = sum(p.numel() for p in network.parameters())
+            for part in network.modules():
+                if id(part) in hooked:
+                    continue
+                hooked.add(id(part))
+                own = sum(p.numel() for p in part.parameters())
+                share = 1.0 if part is network else own / max(total, 1)
+                before = part.register_forward_pre_hook(functools.partial(enter, called=note[name], share=share))
+                after = part.register_forward_hook(leave, always_call=True)
+                stack.callback(before.remove)
+                stack.callback(after.remove)
+        yield
+
+
+def _held(value: object) -> Iterator[tuple[str, object]]:
+    """What a value holds, by name."""
+    match value:
+        case FunctionType():
+            yield from _of_function(value)
+        case MethodType():
+            yield from (("", value.__self__), ("", value.__func__))
+        case functools.partial():
+            yield from (("", one) for one in (value.func, *value.args))
+            yield from value.keywords.items()
+        case dict():
+            yield from ((str(key), one) for key, one in value.items())
+        case list() | tuple() | set():
+            yield from ((str(number), one) for number, one in enumerate(value))
+        case nn.Module():
+            yield from value.named_children()
+            yield from _of_object(value)
+        case Tensor() | type() | ModuleType():
+            return
+        case _:
+            yield from _of_object(value)
+
+
+def _of_function(function: FunctionType) -> Iterator[tuple[str, object]]:
+    if _is_library(function):
+        return
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:  # Not filled yet
+            continue
+    names = _names(function.__code__)
+    for name in sorted(names & function.__globals__.keys()):
+        held = function.__globals__[name]
+        if isinstance(held, ModuleType):
+            # Of a module only what the code names.
+            yield from ((f"{name}.{key}", one) for key, one in vars(held).items() if key in names and _is_code(one))
+        else:
+            yield name, held
+    yield from (("", one) for one in function.__defaults__ or ())
+    yield from (function.__kwdefaults__ or {}).items()
+    yield from vars(function).items()
+
+
+def _of_object(value: object) -> Iterator[tuple[str, object]]:
+    if _is_library(type(value)):
+        return
+    registers = vars(nn.Module()) if isinstance(value, nn.Module) else {}
+    yield from ((name, one) for name, one in getattr(value, "__dict__", {}).items() if name not in registers)
+    for kind in type(value).__mro__:
+        if not _is_library(kind):
+            yield from (("", one) for one in vars(kind).values() if isinstance(one, FunctionType))
+
+
+def _names(code: CodeType) -> set[str]:
+    inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))
+    return set(code.co_names).union(*map(_names, inner))
+
+
+def _is_code(value: object) -> bool:
+    return isinstance(value, (nn.Module, FunctionType))
+
+
+def _is_library(value: Any) -> bool:
+    """Whether a function or class was written by somebody else."""
+    top = str(value.__module__).split(".")[0]
+    if top in _LIBRARIES or top in sys.stdlib_module_names - {"__main__"}:
+        return True
+    file = getattr(sys.modules.get(top), "__file__", None)
+    return file is not None and is_installed(file)

@@ -1,0 +1,308 @@
+"""Purifiers as their authors write them: gradients inside, groups, trajectories, and what they hold."""
+
+import gc
+
+import pytest
+import torch
+from torch import nn
+
+import robust_ext
+from robust_ext import BPDA, InvalidArgumentError, ModelError, as_defense
+from robust_ext.core.reached import reached_modules
+from robust_ext.evaluations.adaptive.probes import measure_cost
+
+GENERATOR = torch.Generator().manual_seed(0)
+X = torch.rand(6, 1, 4, 4, generator=GENERATOR)
+
+
+def network(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 3)).eval()
+
+
+def soap(net, steps=4, views=True):
+    """As authors write it: an offset moved by torch.optim along a loss of its own, by backward()."""
+
+    def purify(x):
+        delta = torch.zeros_like(x, requires_grad=True)
+        optimizer = torch.optim.SGD([delta], lr=0.5)
+        for _ in range(steps):
+            optimizer.zero_grad()
+            point = x + delta
+            view = net(point.flip(3)) if views else 0.0
+            loss = (net(point) - view).square().sum()
+            loss.backward()
+            optimizer.step()
+        return (x + delta).detach()
+
+    return purify
+
+
+def by_hand(net, x, steps=4):
+    """The same, with all its points."""
+    points = [x]
+    for _ in range(steps):
+        leaf = points[-1].clone().requires_grad_()
+        loss = (net(leaf) - net(leaf.flip(3))).square().sum()
+        points.append(points[-1] - 0.5 * torch.autograd.grad(loss, leaf)[0])
+    return points
+
+
+def gradient(module, x):
+    leaf = x.clone().requires_grad_()
+    return torch.autograd.grad(module(leaf).square().sum(), leaf)[0]
+
+
+def test_a_purifier_that_calls_backward():
+    net, hidden = network(), network(1)
+    made = as_defense(soap(hidden), net, X[:2])
+    final = by_hand(hidden, X)[-1]
+    for mode in (torch.no_grad, torch.enable_grad, torch.inference_mode):
+        with mode():
+            torch.testing.assert_close(made(X).clone(), net(final).detach())
+    assert all(parameter.grad is None for parameter in (*net.parameters(), *hidden.parameters()))
+    kept = torch.ones_like(hidden[1].weight)
+    hidden[1].weight.grad = kept
+    made(X)
+    assert hidden[1].weight.grad is kept
+    assert bool((kept == 1).all())
+    # The identity's gradient is the network's at the final point.
+    torch.testing.assert_close(gradient(BPDA(made), X), gradient(net, final))
+
+
+def test_inner_gradients_stay_inside():
+    """Neither the caller's tensor, nor the graph it comes from, gets any of those that are taken inside."""
+    net, hidden = network(), network(1)
+
+    def purify(x):
+        if x.requires_grad:
+            hidden(x).square().sum().backward()
+        return x * 2
+
+    made = as_defense(purify, net, X[:2])
+    source = X.clone().requires_grad_()
+    passed_on = source * 1
+    made(passed_on).sum().backward()
+    leaf = X.clone().requires_grad_()
+    torch.testing.assert_close(source.grad, torch.autograd.grad(net(2 * leaf).sum(), leaf)[0])
+
+
+def test_memory_does_not_grow():
+    net = network()
+    made = as_defense(soap(network(1)), net, X[:2])
+
+    def held():
+        gc.collect()
+        return sum(isinstance(one, torch.Tensor) for one in gc.get_objects())
+
+    made(X)
+    before = held()
+    for _ in range(5):
+        made(X)
+    assert held() == before
+
+
+class Adapting(nn.Module):
+    """Classifier and defense in one."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+        self.eval()
+
+    def forward(self, x):
+        return self.net(soap(self.net)(x))
+
+
+def test_a_module_that_calls_backward():
+    net = network()
+    made, final = as_defense(Adapting(net), net, X[:2]), by_hand(net, X)[-1]
+    with torch.no_grad():
+        torch.testing.assert_close(made(X), net(final))
+
+
+def test_what_cannot_run_is_one_clear_error():
+    def broken(x):
+        raise ValueError("no such thing")
+
+    with pytest.raises(
+        ModelError, match=r"defense broken: on inputs of shape \(2, 1, 4, 4\), raised ValueError: no such"
+    ):
+        as_defense(broken, network(), X[:2])
+
+
+@robust_ext.purifier(group_size=3)
+def centred(x):
+    assert len(x) == 3
+    return x - 0.1 * x.mean(0, keepdim=True)
+
+
+class Centring:
+    group_size = 3
+
+    def __init__(self, classifier):
+        pass
+
+    def __call__(self, x):
+        return centred(x)
+
+
+@robust_ext.purifier(group_size=3)
+def make(classifier):
+    return lambda x: centred(x)
+
+
+@pytest.mark.parametrize("given", [centred, Centring, make])
+def test_a_function_states_its_groups(given):
+    net = network()
+    made = as_defense(given, net, X[:2])
+    assert (made.group_size, made.batch_level, made.random) == (3, True, False)
+    torch.testing.assert_close(made(X), torch.cat([net(centred(X[:3])), net(centred(X[3:]))]))
+    with pytest.raises(ModelError, match="whole number of groups of 3"):
+        made(X[:4])
+    with pytest.raises(InvalidArgumentError, match="group_size of"):
+        as_defense(robust_ext.purifier(group_size=0)(lambda x: x), net, X[:2])
+
+
+def test_a_whole_defense_states_its_groups():
+    net = network()
+    whole = nn.Sequential(Centred(), net).eval()
+    whole.group_size = 3
+    made = as_defense(whole, net, X[:2])
+    torch.testing.assert_close(made(X), torch.cat([whole(X[:3]), whole(X[3:])]))
+
+
+class Centred(nn.Module):
+    def forward(self, x):
+        return centred(x)
+
+
+def test_a_random_function():
+    made = as_defense(robust_ext.purifier(random=True)(lambda x: x + 0.1 * torch.randn_like(x)), network(), X[:2])
+    with made.seeded(1):
+        first, second = made(X), made(X)
+    assert made.random
+    assert not torch.equal(first, second)
+
+
+def mean_gradient(net, points):
+    return torch.stack([gradient_of(net, point, points[-1]) for point in points]).mean(0)
+
+
+def gradient_of(net, point, final):
+    """At a point, of the loss by the final point's logits."""
+    leaf = point.clone().requires_grad_()
+    return torch.autograd.grad((net(leaf) * 2 * net(final).detach()).sum(), leaf)[0]
+
+
+@pytest.mark.parametrize("views", [True, False])
+def test_the_trajectory_is_seen_in_what_a_hidden_network_gets(views):
+    """Other views of the points, which the network gets too, are left out."""
+    net, hidden = network(), network(1)
+    function = soap(hidden, views=views)
+    made = as_defense(function, net, X[:2])
+    assert made.has_trajectory
+    trace = made.trace(X)
+    if views:
+        for found, point in zip(trace.iterates, by_hand(hidden, X), strict=True):
+            torch.testing.assert_close(found.detach(), point)
+        found = gradient(BPDA(made, backward="trajectory"), X)
+        torch.testing.assert_close(found, mean_gradient(net, by_hand(hidden, X)[1:]))
+    assert len(trace.iterates) == 5
+
+
+def test_the_trajectory_that_is_stated():
+    net = network()
+
+    def path(x):
+        yield from (x, 0.9 * x, 0.8 * x)
+
+    class Leaving:
+        trajectory = ()
+
+        def __call__(self, x):
+            self.trajectory = list(path(x))
+            return self.trajectory[-1]
+
+    for given in (robust_ext.purifier(trajectory=path)(lambda x: 0.8 * x), Leaving()):
+        made = as_defense(given, net, X[:2])
+        assert made.has_trajectory
+        found = gradient(BPDA(made, backward="trajectory"), X)
+        torch.testing.assert_close(found, mean_gradient(net, [0.9 * X, 0.8 * X]))
+
+
+def test_no_trajectory_is_no_row():
+    for function in (lambda x: 0.5 * x, network_once(network(1))):
+        assert not as_defense(function, network(), X[:2]).has_trajectory
+
+
+def network_once(net):
+    return lambda x: x + 0.01 * net(x).sum(1).view(-1, 1, 1, 1)
+
+
+def test_groups_have_trajectories_of_one_length():
+    """However many steps each takes."""
+    hidden = network(1)
+
+    @robust_ext.purifier(group_size=2)
+    def purify(x):
+        return soap(hidden, steps=2 + int(100 * float(x.sum())) % 4)(x)
+
+    made = as_defense(purify, network(), X[:2])
+    assert len({len(made.solve(X[at : at + 2], None, record=True).iterates) for at in (0, 2, 4)}) == 1
+    assert made.trace(X).logits.shape == (6, 3)
+
+
+HELD = network(5)
+
+
+def of_a_global(x):
+    return x + 0 * HELD(x).sum()
+
+
+class Holder:
+    def __init__(self, net):
+        self.parts = {"nets": [net]}
+
+    def method(self, x):
+        return x + 0 * self.parts["nets"][0](x).sum()
+
+
+def test_networks_are_found_wherever_they_are_held():
+    net = network()
+    cases = {
+        "closure": lambda x: net(x),
+        "default": lambda x, net=net: net(x),
+        "method": Holder(net).method,
+        "nested": lambda x: (lambda y: net(y))(x),
+        "through a function": soap(net),
+        "attribute": Adapting(net),
+    }
+    for name, function in cases.items():
+        assert list(reached_modules(function).values()) == [net], name
+    assert list(reached_modules(of_a_global).values()) == [HELD]
+    assert reached_modules(lambda x: x.round()) == {}
+
+
+def test_cost_counts_what_is_held():
+    """The published count: eleven radii, five steps, two views each, and the losses that choose: 133 and 110."""
+    net, hidden = network(), network(1)
+    cost = measure_cost(robust_ext.as_defense("soap(crop=1)", net, X[:2]), X)
+    assert (cost["forward"], cost["backward"]) == (133, 110)
+    cost = measure_cost(as_defense(soap(hidden), net, X[:2]), X)
+    assert (cost["forward"], cost["backward"]) == (1 + 2 * 4, 2 * 4)
+    assert cost["networks"] == [
+        {"name": "classifier", "forward": 1, "backward": 0},
+        {"name": "net", "forward": 8, "backward": 8},
+    ]
+
+
+def test_parts_of_a_network_count_as_their_share():
+    class Coder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.encode, self.decode = nn.Linear(16, 4, bias=False), nn.Linear(4, 16, bias=False)
+
+    coder = Coder()
+    cost = measure_cost(as_defense(lambda x: coder.decode(coder.encode(x.flatten(1))).view_as(x), network(), X[:2]), X)
+    assert cost["networks"][1] == {"name": "coder", "forward": 1, "backward": 0}
