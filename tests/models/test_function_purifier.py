@@ -306,3 +306,17 @@ def test_parts_of_a_network_count_as_their_share():
     coder = Coder()
     cost = measure_cost(as_defense(lambda x: coder.decode(coder.encode(x.flatten(1))).view_as(x), network(), X[:2]), X)
     assert cost["networks"][1] == {"name": "coder", "forward": 1, "backward": 0}
+
+
+def test_the_evaluation_of_an_authors_purifier():
+    """In groups, with a network that it hides: no error, its own row, and what it costs."""
+    net, hidden = network(), network(1)
+    purify = robust_ext.purifier(group_size=3)(soap(hidden))
+    threat_model, labels = robust_ext.ThreatModel(norm="linf", epsilon=0.1), net(X).argmax(1)
+    given = {"classifier": net, "steps": 1, "queries": 2}
+    found = robust_ext.evaluate_defense(purify, None, X, labels, threat_model, **given).content
+    assert found["batch_level"]
+    assert (found["cost"]["forward"], found["cost"]["backward"]) == (9, 8)
+    assert "APGD-ce, BPDA trajectory" in {one["name"] for one in found["defended"]["attacks"]}
+    found = robust_ext.evaluate_defense(lambda x: 0.5 * x, None, X, labels, threat_model, **given).content
+    assert not any("trajectory" in one["name"] for one in found["defended"]["attacks"])
