@@ -35,7 +35,7 @@ from robust_ext.core.errors import AttackError
 from robust_ext.core.random import stream
 from robust_ext.core.target import Counted, PassCounter, Target
 from robust_ext.core.threat import NORMS, ThreatModel
-from robust_ext.engine.progress import showing
+from robust_ext.engine.progress import showing, watching
 from robust_ext.registry import as_attack
 
 # Lowest epsilon that minimal APGD finds is a millionth of this.
@@ -136,7 +136,8 @@ def measured(sample: Sample, norm: str, seed: int, runs: Callable[[int], object]
         begin = time.process_time()
         try:
             generator = stream(seed, number)
-            points = run_attack(attack, target, inputs, labels, threat_model=threat_model, generator=generator)
+            with watching(target.counter):
+                points = run_attack(attack, target, inputs, labels, threat_model=threat_model, generator=generator)
         except AttackError as error:
             failures.append(str(error)[:200])
             points = inputs
