@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from robust_ext.cli.models import load_model
 from robust_ext.datasets import load_dataset
 from robust_ext.defenses import SOAP
+from robust_ext.defenses._common import layer_names
 from robust_ext.defenses.catalogue import NAMED, TRAINED
 from robust_ext.defenses.training.loop import NetworkTraining
 from robust_ext.defenses.training.views import RandomViews
@@ -46,6 +47,7 @@ def train(
     epochs: int = 20,
     seed: int = 0,
     plain_views: bool = True,
+    layers: str | None = None,
 ) -> nn.Module:
     """The trained part of a defense.
 
@@ -57,19 +59,21 @@ def train(
         epsilon: Of the linf attack that discriminators learn from.
         epochs: Passes over the images.
         seed: Of everything that is drawn.
+        layers: Names of those that ``aid`` sees or ``clc`` controls, with commas between them; else all but the last.
         plain_views: Whether views are crops and brightness alone, or those of the authors, with flips and colours.
     """
     if name == "soap":
         return ConsistencyTraining(epochs=epochs, seed=seed).fit(classifier, inputs, labels, flip=not plain_views)
-    layers = [key for key, part in classifier.named_modules() if isinstance(part, (nn.Conv2d, nn.Linear))]
+    chosen = None if layers is None else layer_names(layers)
+    found = [key for key, part in classifier.named_modules() if isinstance(part, (nn.Conv2d, nn.Linear))]
     learned = {"epochs": epochs, "seed": seed}
     attacked = {"epsilon": epsilon, "attack_step_size": epsilon / 4, **learned}
     settings: dict[str, dict[str, Any]] = {
-        "aid": {"layers": layers[:-1], **attacked},
+        "aid": {"layers": chosen or found[:-1], **attacked},
         "imf": attacked,
         "sodef": {"classes": classifier(inputs[:1]).shape[1], **learned},
         # The input and what enters each layer but the last; in the paper, what enters the blocks of a ResNet.
-        "clc": {"layers": ["", *layers[1:-1]]},
+        "clc": {"layers": chosen or ["", *found[1:-1]]},
         "reverse": {"views": VIEWS if plain_views else RandomViews(), **learned},
         "adp": {"width": 16, **learned},
     }
@@ -113,6 +117,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=1000, help="training images")
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--eps", type=float, default=0.1, help="of the attack that aid and imf learn from")
+    parser.add_argument("--layers", help="aid, clc: names with commas between them; an empty one is the input")
     parser.add_argument("--colour", action="store_true", help="views with flips and colours, as for CIFAR-10")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="nothing is written without it")
@@ -131,6 +136,7 @@ def main() -> None:
         epochs=arguments.epochs,
         seed=arguments.seed,
         plain_views=not arguments.colour,
+        layers=arguments.layers,
     )
     print(f"{name}: trained on {len(inputs)} images of {data.name}")
     test = load_dataset(arguments.data, root=arguments.data_root)

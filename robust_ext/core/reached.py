@@ -30,9 +30,9 @@ def reached_modules(root: object) -> dict[str, nn.Module]:
     of torch's; no other is looked into. What libraries hold is not looked for.
 
     Example:
-        >>> network = nn.Linear(2, 2)
-        >>> list(reached_modules(lambda x: x - network(x)))
-        ['network']
+        >>> held = functools.partial(max, other={"score": nn.Linear(2, 2)})
+        >>> reached_modules(held)
+        {'other.score': Linear(in_features=2, out_features=2, bias=True)}
     """
     found: dict[str, nn.Module] = {}
     seen, kept = set[int](), list[object]()
