@@ -23,6 +23,7 @@ from robust_ext.cli.diagnose import diagnose_command
 from robust_ext.cli.mead import mead_command
 from robust_ext.cli.robust_accuracy import robust_accuracy_command
 from robust_ext.cli.run import run_study
+from robust_ext.cli.show import show_command
 from robust_ext.core.errors import RobustExtError
 from robust_ext.core.printable import printable
 
@@ -63,6 +64,7 @@ app.command("test-time")(adaptive_command)
 app.command("run")(run_study)
 app.command("casestudies")(casestudies)
 app.command("compare")(compare_command)
+app.command("show")(show_command)
 app.command("demo")(demo)
 app.command("attacks")(attacks)
 

@@ -17,6 +17,7 @@ from robust_ext.core.files import replace_file
 from robust_ext.engine.archive import read_arrays, read_value
 from robust_ext.engine.chain import ChainedFile, chained, checksum, damaged, parted, unseal
 from robust_ext.engine.outcomes import LOST
+from robust_ext.engine.plan_file import PLAN
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +70,7 @@ def repair_files(folder: Path, run: Mapping[str, Any]) -> None:
     for arrays in folder.glob("*.npz"):
         _set_aside(arrays, lambda path: read_arrays(path, start))
     for value in folder.glob("*.json"):
-        if value.name not in ("run.json", "result.json", "judge.json"):
+        if value.name not in ("run.json", "result.json", "judge.json", PLAN):
             _set_aside(value, lambda path: read_value(path, start))
 
 

@@ -39,12 +39,14 @@ R_co = TypeVar("R_co", bound="Run", covariant=True)
 class Block:
     """What is kept of a block of samples."""
 
-    records: Sequence[Record]  # One a sample, each with its index
+    records: Sequence[Record]  # One a sample, each with its index; none of those that the timing states as left_out
     timing: Record  # What they took; plain values
     arrays: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # What is kept beside them, by name
 
     @staticmethod
-    def of(rows: range, ids: Sequence[int], attempt: Attempt, candidates: Tensor, **columns: Sequence[Any]) -> Block:
+    def of(
+        rows: Sequence[int], ids: Sequence[int], attempt: Attempt, candidates: Tensor, **columns: Sequence[Any]
+    ) -> Block:
         """The block of one attempt on these rows: id, outcome and these columns of each; its candidates are kept."""
         more = {} if attempt.error is None else {"error": attempt.error}
         traces = [None] * len(rows) if attempt.trace is None else attempt.trace.rows()

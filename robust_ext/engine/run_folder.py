@@ -156,14 +156,16 @@ class RunFolder(Store):
 
 
 def finished(path: Path, *, kind: str, settings: Mapping[str, Any]) -> set[int]:
-    """Indices of the samples that a run folder holds records of; it is only read, and none where it is not there.
+    """Indices of the samples that a run folder is done with; it is only read, and none where it is not there.
 
     RunFolderError where it is that of another run, or damaged.
     """
     if not (path / "run.json").exists():
         return set()
     start = _compared(path / "run.json", {"kind": kind, "settings": _plain(settings)})[1]
-    return {entry["index"] for entry in ChainedFile(path / "records.jsonl", start).read()}
+    records, timings = (ChainedFile(path / f"{part}.jsonl", start).read() for part in _KEYS)
+    left_out = {index for timing in timings for index in timing.get("left_out", ())}
+    return {entry["index"] for entry in records} | left_out
 
 
 def _compared(file: Path, run: Mapping[str, Any]) -> tuple[Any, str]:

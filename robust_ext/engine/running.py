@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Generator, Sequence
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TypeVar
 
 from torch import nn
 
-from robust_ext.core.errors import RobustExtError
+from robust_ext.core.errors import OutOfTimeError, RobustExtError
 from robust_ext.engine.context import current_context
 from robust_ext.engine.estimate import EstimatedError, estimate_runs
 from robust_ext.engine.forecast import Forecast, make_forecast
 from robust_ext.engine.identity import versions
 from robust_ext.engine.phases import Speedometer
+from robust_ext.engine.plan_file import write_plan
 from robust_ext.engine.pool.lanes import run_on
 from robust_ext.engine.pool.pool import current_pool
 from robust_ext.engine.progress import Progress, is_shown, phase, showing
@@ -31,15 +33,25 @@ logger = logging.getLogger(__name__)
 _LONG = 300.0
 
 R = TypeVar("R", bound=Run)
+Choice = Callable[[Sequence[R], Mapping[str, Outcome[R]]], R | None]
+"""Of the runs that are left and the outcomes so far: which is next, and as what; None for none of them."""
 
 
 def run_all(
-    runs: Sequence[R], *, out: str | os.PathLike[str] | None, progress: bool, title: str, unit: str = "candidate"
+    runs: Sequence[R],
+    *,
+    out: str | os.PathLike[str] | None,
+    progress: bool,
+    title: str,
+    unit: str = "candidate",
+    choose: Choice[R] | None = None,
 ) -> Generator[Task, TaskResult, dict[str, Outcome[R]]]:
     """The tasks of all runs that are not there yet, for :func:`robust_ext.engine.task.drive`.
 
     Inside :func:`robust_ext.engine.pool.pool.pooling`, workers of the pool have those of blocks, and only what comes
-    before these is left. ``unit`` is what progress counts. Returns outcomes by key, in the order of the runs.
+    before these is left. ``unit`` is what progress counts. With ``choose`` runs follow one another, each chosen when
+    the one before it is done; else workers share all of them. Returns outcomes by key, in the order of the runs, or
+    that in which they were chosen.
     """
     context, folder, pool = current_context(), None if out is None else Path(out), current_pool()
     workers = 1 if pool is None else pool.workers
@@ -54,20 +66,46 @@ def run_all(
                 _open(run, folder, repair=True).close()
     outcomes: dict[str, Outcome[R]] = {}
     speeds: dict[nn.Module | None, Speedometer] = {}
-    ordered = sorted(runs, key=lambda run: not run.long)
+
+    def opened(run: R) -> Store:
+        store = _open(run, folder)
+        # Not before a folder has turned out to be that of this evaluation.
+        if folder is not None and not outcomes:
+            write_plan(folder, runs, evaluation=title)
+        return store
+
     with showing(title, shown=progress, total=total, unit=unit, forecast=forecast) as bar:
         _announce(forecast, title, bar)
-        if pool is not None:
-            outcomes = yield from run_on(pool, ordered, lambda run: _open(run, folder), bar)
-        for run in ordered if pool is None else ():
-            with closing(_open(run, folder)) as store:
-                # Before the session: what counts the rows of a network is no part of its copy.
-                probe = run.probe()
-                network = None if probe is None else probe.network
-                if network not in speeds:
-                    speeds[network] = Speedometer(probe)
-                outcomes[run.key] = yield from _run(run, store, speeds[network], bar)
-    return {run.key: outcomes[run.key] for run in runs}
+        left = list(runs)
+        while group := _next_group(left, outcomes, choose):
+            left = [run for run in left if all(run.key != one.key for one in group)]
+            if pool is not None:
+                outcomes |= yield from run_on(pool, group, opened, bar)
+            for run in group if pool is None else ():
+                with closing(opened(run)) as store:
+                    # Before the session: what counts the rows of a network is no part of its copy.
+                    probe = run.probe()
+                    network = None if probe is None else probe.network
+                    if network not in speeds:
+                        speeds[network] = Speedometer(probe)
+                    outcomes[run.key] = yield from _run(run, store, speeds[network], bar)
+        for run in left:
+            forecast.drop(run.key)
+    return outcomes if choose is not None else {run.key: outcomes[run.key] for run in runs}
+
+
+def _next_group(left: Sequence[R], outcomes: Mapping[str, Outcome[R]], choose: Choice[R] | None) -> list[R]:
+    """The runs that are worked on next, in order."""
+    if choose is None:
+        return sorted(left, key=lambda run: not run.long)
+    chosen = choose(left, outcomes) if left else None
+    return [] if chosen is None else [chosen]
+
+
+def is_over() -> bool:
+    """Whether the time that was given is over."""
+    deadline = current_context().deadline
+    return deadline is not None and time.monotonic() >= deadline
 
 
 def _announce(forecast: Forecast, title: str, bar: Progress | None) -> None:
@@ -93,6 +131,8 @@ def _run(run: R, store: Store, speed: Speedometer, bar: Progress | None) -> Gene
                 if run.decided(store):
                     break
                 if not store.holds(rows):
+                    if run.partial and is_over():
+                        raise OutOfTimeError("the time that was given is over")
                     forecast.begin(run.key, len(rows))
                     keep((yield from timed(run.work(rows, run.needs(rows, store)), speed)), store)
                 tell(run, rows, store)

@@ -48,14 +48,17 @@ class Store:
 
     def block(self, rows: range) -> list[Record]:
         """The records of a block that :meth:`holds` is true of."""
-        return [json.loads(self._records[index]) for index in rows]
+        return [json.loads(self._records[index]) for index in rows if index in self._records]
 
     def holds(self, rows: range) -> bool:
-        """Whether all that a finished block leaves is there: its records, its timing and its arrays."""
+        """Whether all that a finished block leaves is there: its records, its timing and its arrays.
+
+        Samples that its timing states as ``left_out`` have no records.
+        """
         timing = self._timings.get(rows[0])
         return (
             timing is not None
-            and all(index in self._records for index in rows)
+            and all(index in self._records for index in rows if index not in timing.get("left_out", ()))
             and all(self._has(name) for name in timing.get("arrays", ()))
         )
 

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from typing_extensions import Self
@@ -15,6 +16,7 @@ from robust_ext.core.errors import DataError
 from robust_ext.engine.context import current_context
 from robust_ext.engine.identity import versions
 from robust_ext.engine.inputs import EvaluationInputs
+from robust_ext.engine.plan_file import remove_plan
 from robust_ext.engine.run import Outcome, isolated
 from robust_ext.evaluations.causes.finding import Finding
 from robust_ext.evaluations.tabular import Tabular
@@ -112,6 +114,7 @@ class EvaluationResult(Tabular):
         """This result, saved where there is a folder."""
         if folder is not None:
             self.save(folder)
+            remove_plan(Path(folder))
         return self
 
     @classmethod

@@ -17,26 +17,25 @@ _TITLES = {"static": "Worst case of the static model", "defended": "Worst case o
 
 def text(result: Mapping[str, Any]) -> str:
     """A row an attack, the worst cases, the gain, and warnings."""
-    rows: list[Line] = [("attack", "category", "static", "defended", "deviation", "seconds")]
-    rows.append(("none", "clean", *(percent(result[one]["clean_accuracy"]) for one in _SIDES), "", ""))
+    rows: list[Line] = [("attack", "category", "samples", "static", "defended", "left", "deviation", "seconds")]
+    clean = [percent(result[one]["clean_accuracy"]) for one in _SIDES]
+    rows.append(("none", "clean", str(result["samples"]), *clean, clean[1], "", ""))
     for pair in zip(*(result[one]["attacks"] for one in _SIDES), strict=True):
         defended = pair[1]
         accuracies = map(accuracy, pair)
         deviation = percent(defended["deviation"]) if result["random"] else ""
+        left, count = percent(defended.get("left")), str(_samples(defended, result))
         words = (plain(defended["name"]), plain(defended["category"]))
-        rows.append((*words, *accuracies, deviation, seconds(defended["seconds"])))
+        rows.append((*words, count, *accuracies, left, deviation, seconds(defended["seconds"])))
     worst = [accuracy(result[one]["worst_case"]) for one in _SIDES]
-    rows.append(("worst case", "all", *worst, "", ""))
+    rows.append(("worst case", "all", "", *worst, worst[1], "", ""))
     sentences = [
         _verdict(result),
         *_rests_on(result),
         _cost(result),
-        *(
-            f"Under {plain(row['category'])} attacks alone {percent(row['alone'])} are left; without them the worst "
-            f"case would be {percent(row['without'])}."
-            for row in result["categories"]
-        ),
-        *(f"Not run: {plain(entry['name'])}. {plain(entry['reason'])}" for entry in result["refused"]),
+        *_of_part(result),
+        *(sentence for row in result["categories"] for sentence in _category(row)),
+        *_not_run(result),
         *(f"Warning: {plain(warning)}" for warning in result["warnings"]),
     ]
     below = [line for sentence in sentences for line in paragraph(sentence)]
@@ -51,14 +50,51 @@ def context(result: Mapping[str, Any]) -> dict[str, Any]:
         "warned": [
             *_rests_on(result),
             *result["warnings"],
-            *(f"Not run: {entry['name']}. {entry['reason']}" for entry in result["refused"]),
+            *_not_run(result),
         ],
+        "part": _of_part(result),
+        "samples": [_samples(attack, result) for attack in result["defended"]["attacks"]],
         "opening": _opening(result),
         "cost": _cost(result),
         "bars": _bars(result),
         "rows": list(zip(*(result[one]["attacks"] for one in _SIDES), strict=True)),
         "colours": (RANDOM, SCORE),
     }
+
+
+def _samples(attack: Mapping[str, Any], result: Mapping[str, Any]) -> int:
+    """How many samples an attack was run on."""
+    return int(attack.get("samples", result["samples"]))
+
+
+def _of_part(result: Mapping[str, Any]) -> list[str]:
+    """What the numbers of attacks mean that were run on a part of the samples."""
+    if all(attack["robust_accuracy"] is not None for attack in result["defended"]["attacks"]):
+        return []
+    return [
+        "Attacks are in the order in which they were run, each on the samples that those before it left; of those that "
+        "were run on a part, no robust accuracy of their own can be stated. What is left is that of the defense after "
+        "each. With --full every attack is run on every sample."
+    ]
+
+
+def _category(row: Mapping[str, Any]) -> list[str]:
+    """What is left under a category alone and without it, as far as that can be stated."""
+    kind, parts = plain(row["category"]), []
+    if row["alone"] is not None:
+        parts.append(f"Under {kind} attacks alone {percent(row['alone'])} are left")
+    if row["without"] is not None:
+        who = "without them" if parts else f"Without {kind} attacks"
+        parts.append(f"{who} the worst case would be {percent(row['without'])}")
+    return [f"{'; '.join(parts)}."] if parts else []
+
+
+def _not_run(result: Mapping[str, Any]) -> list[str]:
+    """The attacks that were not run, by the reason why."""
+    names: dict[str, list[str]] = {}
+    for entry in (*result["refused"], *result.get("not_run", ())):
+        names.setdefault(plain(entry["reason"]), []).append(plain(entry["name"]))
+    return [f"Not run: {'; '.join(several)}. {reason}" for reason, several in names.items()]
 
 
 def _verdict(result: Mapping[str, Any]) -> str:
@@ -106,14 +142,19 @@ def _held(cost: Mapping[str, Any]) -> str:
 
 def _bars(result: Mapping[str, Any]) -> Drawing:
     """Robust accuracy under each attack and under all, of the static model and of the defense."""
-    names = ["clean", *(attack["name"] for attack in result["defended"]["attacks"]), "worst case"]
+    pairs = [
+        pair
+        for pair in zip(*(result[one]["attacks"] for one in _SIDES), strict=True)
+        if all(attack["robust_accuracy"] is not None for attack in pair)
+    ]
+    names = ["clean", *(attack["name"] for attack, _ in pairs), "worst case"]
     static, defended = (
         [
             result[one]["clean_accuracy"],
-            *(attack["robust_accuracy"] for attack in result[one]["attacks"]),
+            *(pair[place]["robust_accuracy"] for pair in pairs),
             result[one]["worst_case"]["robust_accuracy"],
         ]
-        for one in _SIDES
+        for place, one in enumerate(_SIDES)
     )
     rows = [
         (

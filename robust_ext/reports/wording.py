@@ -92,7 +92,7 @@ def percent(value: float | None) -> str:
 
 def accuracy(row: Mapping[str, Any]) -> str:
     """A robust accuracy in per cent, marked as an upper bound where samples were not attacked."""
-    bound = "≤ " if row.get("not_attacked") else ""
+    bound = "≤ " if row.get("not_attacked") and row["robust_accuracy"] is not None else ""
     return bound + percent(row["robust_accuracy"])
 
 

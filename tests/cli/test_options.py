@@ -86,7 +86,7 @@ def other_value(kind, info, default):
         return (1.0, 1.5, 3.0), ["1,3/2", "3"]
     elif kind == str | None:
         value = "mine"
-    elif kind == int | None:
+    elif kind in (int | None, float | None):
         value = 3
     elif kind == str | Readout:
         value = "max-margin()"

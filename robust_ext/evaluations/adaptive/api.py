@@ -12,11 +12,12 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from robust_ext.core.devices import on_device
-from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.errors import InvalidArgumentError, OutOfTimeError
 from robust_ext.core.settings import make_settings
 from robust_ext.core.threat import ThreatModel
 from robust_ext.core.validation import Array
 from robust_ext.engine.classifiers import as_classifier
+from robust_ext.engine.context import current_context, run_context
 from robust_ext.engine.inputs import PROBES, EvaluationInputs, check_model, prepare_inputs
 from robust_ext.engine.judge import with_judge_seed
 from robust_ext.engine.pool.given import ExecutorLike
@@ -24,6 +25,7 @@ from robust_ext.engine.run import check_some_ran
 from robust_ext.engine.running import run_all
 from robust_ext.engine.task import Worker, drive
 from robust_ext.engine.workers import attack_worker
+from robust_ext.evaluations.adaptive.cascade import Cascade
 from robust_ext.evaluations.adaptive.content import make_content
 from robust_ext.evaluations.adaptive.options import AdaptiveOptions
 from robust_ext.evaluations.adaptive.plan import Step, as_steps
@@ -135,6 +137,9 @@ def _evaluate(
             "inputs", f"{len(given.inputs)} samples", f"a multiple of {group}: the defense treats so many together"
         )
     runs = plan_runs(steps, given, defense, settings)
+    if len(runs) == 1:
+        chosen = f"only={settings.only}, skip={settings.skip}"
+        raise InvalidArgumentError("skip", chosen, "at least one category of which there are attacks")
     for run in runs:
         run.check()
     check_model(defense, given.inputs[:PROBES], bounds=given.bounds, argument="defense", draws=True)
@@ -142,10 +147,24 @@ def _evaluate(
     warnings = probe_outputs(defense, some, their_labels)
     cost = measure_cost(defense, some)
     runs = [replace(run, queried=(cost["forward"], cost["backward"])) for run in runs]
-    outcomes = drive(run_all(runs, out=out, progress=progress, title="test time"), worker)
-    check_some_ran([one for one in outcomes.values() if one.run.step is not None])
-    content = make_content(list(outcomes.values()), cost=cost, warnings=warnings, begun=begun)
+    cascade = Cascade()
+    with run_context(replace(current_context(), deadline=_deadline(settings.minutes))):
+        outcomes = drive(run_all(runs, out=out, progress=progress, title="test time", choose=cascade), worker)
+    attacked = [one for one in outcomes.values() if one.run.step is not None]
+    check_some_ran(attacked)
+    if outcomes[runs[0].key].cut or not any(one.records for one in attacked):
+        reasons = "; ".join(dict.fromkeys(cascade.not_run.values()))
+        raise OutOfTimeError(f"no attack was run on any sample, so nothing can be stated: {reasons}")
+    content = make_content(
+        list(outcomes.values()), cost=cost, warnings=warnings, not_run=cascade.stated(attacked), begun=begun
+    )
     return AdaptiveResult(content).saved(out)
+
+
+def _deadline(minutes: float | None) -> float | None:
+    """When the time is over, of :func:`time.monotonic`: that of these settings, or of what surrounds the run."""
+    ends = [current_context().deadline, None if minutes is None else time.monotonic() + 60 * minutes]
+    return min((end for end in ends if end is not None), default=None)
 
 
 def _networks(surrogates: object, inputs: Tensor) -> dict[str, nn.Module]:

@@ -15,32 +15,42 @@ from robust_ext.engine.context import current_context
 from robust_ext.engine.identity import versions
 from robust_ext.engine.outcomes import LOST
 from robust_ext.engine.run import Outcome, isolated
+from robust_ext.evaluations.adaptive.cascade import standing_after
 from robust_ext.evaluations.adaptive.findings import find_faults
-from robust_ext.evaluations.adaptive.plan import CATEGORIES
 from robust_ext.evaluations.adaptive.protocol import StepRun
+from robust_ext.evaluations.adaptive.signs import find_signs
 from robust_ext.evaluations.caveats import attack_warnings
 from robust_ext.evaluations.timing import time_table
 
 Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
 
 
 def make_content(
-    outcomes: Sequence[Outcome[StepRun]], *, cost: Mapping[str, Any], warnings: Sequence[str], begun: float
+    outcomes: Sequence[Outcome[StepRun]],
+    *,
+    cost: Mapping[str, Any],
+    warnings: Sequence[str],
+    not_run: Sequence[Mapping[str, str]],
+    begun: float,
 ) -> dict[str, Any]:
-    """Everything ``result.json`` holds, of the outcomes of the clean inputs and then the steps.
+    """Everything ``result.json`` holds, of the outcomes of the clean inputs and then the steps, in the order of both.
 
-    ``cost`` is of a prediction, ``warnings`` those that are known already, ``begun`` when this call was.
+    ``cost`` is of a prediction, ``warnings`` those that are known already, ``not_run`` the steps that were not begun
+    and why, ``begun`` when this call was.
     """
     ran = [one for one in outcomes if one.refusal is None]
     run = ran[0].run
     defense, model, seed = run.defense, run.given.threat_model, run.settings.seed
-    predictions = _predictions(ran, "right")
-    defended, worst, left = _side(ran, predictions, _predictions(ran, "finite"))
-    sides = (_column(ran, key) for key in ("static", "static_finite"))
-    static, _, static_left = _side(ran, *((one, one) for one in sides))
+    predictions, there = _predictions(ran, "right"), _there(ran)
+    lost = predictions[0].max(2) == 0
+    defended, worst, left = _side(ran, predictions, _predictions(ran, "finite"), there=there)
+    static, _, static_left = _side(
+        ran, *((one, one) for one in (_column(ran, "static"), _column(ran, "static_finite"))), there=there
+    )
     # How many of the samples that were lost were lost to which step.
-    lost = left.mean(1) <= 0.5
-    defended["worst_case"]["by"] = {one.run.title: int((lost & (worst == n)).sum()) for n, one in enumerate(ran)}
+    majority = left.mean(1) <= 0.5
+    defended["worst_case"]["by"] = {one.run.title: int((majority & (worst == n)).sum()) for n, one in enumerate(ran)}
     content = {
         "kind": "test_time",
         "samples": len(run.given.ids),
@@ -52,11 +62,12 @@ def make_content(
         "static": static,
         "defended": defended,
         "gain": _gain(left.mean(1) - static_left.mean(1), seed),
-        "categories": _categories(ran, *predictions),
+        "categories": _categories(ran, *predictions, there=there, lost=lost),
         "cost": dict(cost),
         "findings": [finding.to_dict() for finding in find_faults(ran)],
         "refused": [{"name": one.run.title, "reason": one.refusal} for one in outcomes if one.refusal is not None],
-        "settings": {**run.identity, **current_context().origins},
+        "not_run": [dict(one) for one in not_run],
+        "settings": {**run.identity, **run.settings.to_dict(), **current_context().origins},
         "isolated": isolated(outcomes[1:]),
         "versions": versions(),
         "seed": seed,
@@ -64,70 +75,108 @@ def make_content(
     }
     upper = ", and stand as clean inputs, so that robust accuracy is an upper bound"
     broken = attack_warnings([(one.run.title, one.records) for one in ran], consequence=upper)
-    content["warnings"] = [*warnings, *broken, *_warnings(content)]
+    content["warnings"] = [*warnings, *broken, *find_signs(content, standing_after(ran).broken)]
     return content
 
 
 def _side(
-    ran: Sequence[Outcome[StepRun]], predictions: tuple[Floats, Floats], finite: tuple[Floats, Floats]
+    ran: Sequence[Outcome[StepRun]],
+    predictions: tuple[Floats, Floats],
+    finite: tuple[Floats, Floats],
+    *,
+    there: Bools,
 ) -> tuple[dict[str, Any], NDArray[np.intp], Floats]:
     """What ``result.json`` holds of one of the two models, of what :func:`_predictions` returned of it.
 
     Beside it are the attack chosen for each sample and predictions on it, see :func:`_worst_case`.
     """
+    first, second = predictions
     # What would be left if predictions that are not finite were right.
-    first, second = (np.maximum(right, 1 - good) for right, good in zip(predictions, finite, strict=True))
-    missed: NDArray[np.bool_] = np.array([[record["outcome"] in LOST for record in one.records] for one in ran])
-    worst, left = _worst_case(*predictions)
-    attacks = [
-        {**_attack(one), **_summary(*rows)}
-        for one, *rows in zip(ran[1:], predictions[1][1:], second[1:], missed[1:], strict=True)
-    ]
+    unbroken = [np.maximum(right, 1 - good) for right, good in zip(predictions, finite, strict=True)]
+    missed, lost = np.zeros_like(there), predictions[0].max(2) == 0
+    for place, one in enumerate(ran):
+        missed[place, [record["index"] for record in one.records if record["outcome"] in LOST]] = True
+
+    def summary(places: Sequence[int]) -> dict[str, Any]:
+        at = list(places)
+        left = _worst_case(first[at], second[at], there[at])[1]
+        whole = _worst_case(unbroken[0][at], unbroken[1][at], there[at])[1]
+        return _summary(left, whole, missed[at].max(0))
+
+    attacks = []
+    for place, one in enumerate(ran[1:], start=1):
+        own = summary([0, place])
+        if not _is_stated([0, place], there, lost):
+            own |= dict.fromkeys(("robust_accuracy", "interval", "deviation", "majority", "without_non_finite"))
+        so_far = summary(range(place + 1))["robust_accuracy"]
+        attacks.append({**_attack(one), **own, "samples": int(there[place].sum()), "left": so_far})
+    worst, left = _worst_case(*predictions, there)
     found = {
         "clean_accuracy": float(predictions[1][0].mean()),
         "attacks": attacks,
-        "worst_case": _summary(left, _worst_case(first, second)[1], missed.max(0)),
+        "worst_case": summary(range(len(ran))),
     }
     return found, worst, left
 
 
+def _there(ran: Sequence[Outcome[StepRun]]) -> Bools:
+    """Which samples each step was run on, ``(steps, N)``."""
+    found = np.zeros((len(ran), len(ran[0].records)), dtype=bool)
+    for place, one in enumerate(ran):
+        found[place, [record["index"] for record in one.records]] = True
+    return found
+
+
+def _is_stated(places: Sequence[int], there: Bools, lost: Bools) -> bool:
+    """Whether steps without the others would have left what they did: what one was not run on others of them broke."""
+    broken = (lost[places] & there[places]).max(0)
+    return bool((there[places] | broken).all())
+
+
 def _column(ran: Sequence[Outcome[StepRun]], key: str) -> Floats:
-    """One number of each record, ``(steps, N, 1)``."""
-    return np.array([[record[key] for record in one.records] for one in ran], dtype=np.float64)[:, :, None]
+    """Of each record one number, or one a prediction, ``(steps, N, ...)``; the clean input's where a step has none."""
+    clean = [record[key] for record in ran[0].records]
+    rows = []
+    for one in ran:
+        own = {record["index"]: record[key] for record in one.records}
+        rows.append([own.get(index, before) for index, before in enumerate(clean)])
+    found = np.array(rows, dtype=np.float64)
+    return found if found.ndim == 3 else found[:, :, None]
 
 
 def _predictions(ran: Sequence[Outcome[StepRun]], key: str) -> tuple[Floats, Floats]:
     """Whether predictions were right or finite, ``(steps, N, repeats)``: those to choose by, and those that count."""
-    right = np.array([[record[key] for record in one.records] for one in ran], dtype=np.float64)
-    run = ran[0].run
+    right, run = _column(ran, key), ran[0].run
     if not run.defense.random:
         return right, right
     return right[:, :, : run.settings.repeats], right[:, :, run.settings.repeats :]
 
 
-def _worst(right: Floats) -> NDArray[np.intp]:
+def _worst(right: Floats, there: Bools) -> NDArray[np.intp]:
     """The attack that each sample is least likely to survive, ``(N,)``, by predictions ``(steps, N, repeats)``.
 
-    An attack's share over all samples counts as one more prediction: few predictions of one sample mean little, and
-    ties go to the attack that is stronger elsewhere.
+    An attack's share over all samples that it was run on counts as one more prediction: few predictions of one sample
+    mean little, and ties go to the attack that is stronger elsewhere.
     """
-    overall = right.mean((1, 2))[:, None]
-    found: NDArray[np.intp] = np.argmin((right.sum(2) + overall) / (right.shape[2] + 1), 0)
+    overall = np.array([one[rows].mean() if rows.any() else 1.0 for one, rows in zip(right, there, strict=True)])
+    found: NDArray[np.intp] = np.argmin((right.sum(2) + overall[:, None]) / (right.shape[2] + 1), 0)
     return found
 
 
-def _worst_case(first: Floats, second: Floats) -> tuple[NDArray[np.intp], Floats]:
+def _worst_case(first: Floats, second: Floats, there: Bools) -> tuple[NDArray[np.intp], Floats]:
     """The attack chosen for each sample, ``(N,)``, and fresh predictions on it, ``(N, repeats)``.
 
     One unlucky draw is no success, so the predictions that choose are not those that count. Where the choice by sample
-    does worse than the one attack that is strongest on all, it is that attack everywhere: no worst case lies above a
-    single attack.
+    does worse than one attack beside the clean inputs, or everywhere, it is that one: no worst case lies above that of
+    a single attack, and none above clean accuracy. ``there`` is which samples each was run on; the first are the clean
+    inputs, which a sample that is wrong without an attack is lost to.
     """
-    worst = _worst(first)
     rows = np.arange(second.shape[1])
-    strongest = int(np.argmin(second.mean((1, 2))))
-    if second[strongest].mean() < second[worst, rows].mean():
-        worst = np.full_like(worst, strongest)
+    choices = [_worst(first, there)]
+    for place in range(len(first)):
+        pair = [0, place]
+        choices += [np.take(pair, _worst(first[pair], there[pair])), np.full_like(choices[0], place)]
+    worst = min(choices, key=lambda choice: second[choice, rows].mean())
     return worst, second[worst, rows]
 
 
@@ -174,8 +223,13 @@ def _gain(differences: Floats, seed: int) -> dict[str, Any]:
     return {"robust_accuracy": float(differences.mean()), "interval": [float(low), float(high)]}
 
 
-def _categories(ran: Sequence[Outcome[StepRun]], first: Floats, second: Floats) -> list[dict[str, Any]]:
-    """For each category: what is left under it alone, and what would be left under all others."""
+def _categories(
+    ran: Sequence[Outcome[StepRun]], first: Floats, second: Floats, *, there: Bools, lost: Bools
+) -> list[dict[str, Any]]:
+    """For each category: what is left under it alone, and what would be left under all others.
+
+    None where other categories decided which samples it was run on.
+    """
     kinds = ["clean" if one.run.step is None else one.run.step.category for one in ran]
     rows = []
     for kind in dict.fromkeys(kinds[1:]):
@@ -183,48 +237,9 @@ def _categories(ran: Sequence[Outcome[StepRun]], first: Floats, second: Floats) 
             "alone": [place for place, other in enumerate(kinds) if other in (kind, "clean")],
             "without": [place for place, other in enumerate(kinds) if other != kind],
         }
-        left = {key: float(_worst_case(first[at], second[at])[1].mean()) for key, at in places.items()}
+        left = {
+            key: float(_worst_case(first[at], second[at], there[at])[1].mean()) if _is_stated(at, there, lost) else None
+            for key, at in places.items()
+        }
         rows.append({"category": kind, **left})
     return rows
-
-
-def _warnings(content: Mapping[str, Any]) -> list[str]:
-    """Signs that the evaluation, or the defense's own, is not to be trusted (Carlini et al. 2019; section 4)."""
-    attacks = content["defended"]["attacks"]
-    found = []
-
-    def strongest(chosen: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-        return min(chosen, key=lambda attack: float(attack["robust_accuracy"]), default=None)
-
-    def warn(low: Mapping[str, Any] | None, high: Mapping[str, Any] | None, words: str) -> None:
-        if low is None or high is None:
-            return
-        # What is within the noise of a random defense, or one sample, means nothing.
-        noise = low["deviation"] + high["deviation"] + 1.5 / content["samples"]
-        if low["robust_accuracy"] < high["robust_accuracy"] - noise:
-            found.append(words.format(low=low["robust_accuracy"], high=high["robust_accuracy"]))
-
-    by_kind = {kind: strongest([a for a in attacks if a["category"] == kind]) for kind in CATEGORIES}
-    warn(
-        strongest([a for a in attacks if a["name"].startswith("FGSM")]),
-        strongest([a for a in attacks if a["category"] == "white-box" and not a["name"].startswith("FGSM")]),
-        "One step (robust accuracy {low:.3f}) is stronger than many ({high:.3f}): the iterative attacks are led "
-        "astray; average over more draws, or take smaller steps.",
-    )
-    warn(
-        by_kind["black-box"],
-        by_kind["white-box"],
-        "Black-box attacks (robust accuracy {low:.3f}) are stronger than white-box ones ({high:.3f}): gradients "
-        "through the defense are masked.",
-    )
-    warn(
-        by_kind["transfer"],
-        by_kind["white-box"],
-        "Transfer from the static model (robust accuracy {low:.3f}) is stronger than white-box attacks ({high:.3f}): "
-        "they do not get through the defense.",
-    )
-    if content["random"] and content["settings"]["draws"] == 1:
-        found.append("The defense is random, and gradients are of a single draw: average over several (draws).")
-    if content["defended"]["clean_accuracy"] < content["static"]["clean_accuracy"] - 0.1:
-        found.append("The defense costs more than ten points of clean accuracy.")
-    return found

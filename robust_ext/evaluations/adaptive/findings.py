@@ -41,8 +41,8 @@ def _attacked(one: Outcome[StepRun], clean: Sequence[Mapping[str, Any]]) -> Atta
         return bool(record["static"] if step.exposure == "static" else np.mean(record["right"]) > 0.5)
 
     entries = {}
-    for record, before in zip(one.records, clean, strict=True):
-        outcome = record["outcome"]
+    for record in one.records:
+        outcome, before = record["outcome"], clean[record["index"]]
         if outcome in ("found", "not_adversarial"):
             outcome = "not_adversarial" if right(record) else "found"
         entries[record["index"]] = as_entry({**record, "outcome": outcome}, correct=right(before))
@@ -51,6 +51,7 @@ def _attacked(one: Outcome[StepRun], clean: Sequence[Mapping[str, Any]]) -> Atta
         attack=step.attack,
         entries=entries,
         threat_model=given.threat_model,
-        failed=broke_none(entries.values()),
+        # What others left of the samples is hard to break, and no sign of a fault.
+        failed=broke_none(entries.values()) and 2 * len(entries) >= sum(map(right, clean)),
         budgets={},
     )

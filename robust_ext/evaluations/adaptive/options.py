@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TypedDict
+from collections.abc import Sequence
+from typing import Literal, TypedDict
 
 
 class AdaptiveOptions(TypedDict, total=False):
@@ -11,7 +12,12 @@ class AdaptiveOptions(TypedDict, total=False):
     seed: int
     judge_seed: int | None
     steps: int
+    transfer_steps: int
     queries: int
     draws: int
     repeats: int
+    only: Sequence[Literal["naive", "transfer", "black-box", "white-box"]]
+    skip: Sequence[Literal["naive", "transfer", "black-box", "white-box"]]
+    full: bool
+    minutes: float | None
     batch_size: int

@@ -17,13 +17,12 @@ from robust_ext.attacks.transfer import Transfer
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.threat import ThreatModel
 from robust_ext.core.validation import check_choice
-from robust_ext.evaluations.adaptive.settings import AdaptiveSettings
+from robust_ext.evaluations.adaptive.settings import CATEGORIES, AdaptiveSettings
 from robust_ext.models.adaptive import AdaptiveDefense
 from robust_ext.models.bpda import BPDA
 from robust_ext.models.eot import EoT
 from robust_ext.registry.attack import as_attack
 
-CATEGORIES = ("naive", "transfer", "black-box", "white-box")
 EXPOSURES = ("static", "defense", "identity", "frozen", "trajectory")
 
 
@@ -40,6 +39,8 @@ class Step:
         exposure: What it is run on: the ``"static"`` model, the ``"defense"`` with its own gradients, or with those of
             :class:`robust_ext.models.bpda.BPDA`, ``"identity"``, ``"frozen"`` or ``"trajectory"``.
         averaged: Whether a random defense is averaged over draws.
+        after: Name of a step like it that is run first; where that one breaks none of many samples, this one is not
+            run, unless all are.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Step:
     attack: Attack
     exposure: str
     averaged: bool = True
+    after: str = ""
 
     def __post_init__(self) -> None:
         check_choice("category", self.category, CATEGORIES)
@@ -109,38 +111,59 @@ def plan_steps(
         threat_model: Label-only RayS and Square are run where they work for its norm.
         surrogates: Networks by name from which points are transferred besides those of the static model.
     """
-    steps, queries, norm = settings.steps, settings.queries, threat_model.norm
     # The length that many defenses' own evaluations took.
     naive = as_attack(f"robust_ext:ObjectivePGD(steps=20, step_size={threat_model.epsilon / 4})", name="PGD-20")
-    apgd = {loss: as_attack(f"robust_ext:APGD(steps={steps}, loss='{loss}')") for loss in ("ce", "margin")}
     planned = [
         _step("PGD-20 on the static model", "naive", naive),
         _step("PGD-20 on the defense", "naive", naive, "defense"),
     ]
+    apgd = _apgd(settings.transfer_steps)
     planned += [_step(f"APGD-{loss} on the static model", "transfer", attack) for loss, attack in apgd.items()]
     planned += [
         _step(f"APGD-{loss} on {name}", "transfer", Transfer(surrogates={name: network}, attacks=[attack]))
         for name, network in (surrogates or {}).items()
         for loss, attack in apgd.items()
     ]
-    label_only = {"Square": f"robust_ext:Square(queries={queries})"} if norm in ("linf", "l2") else {}
-    if norm == "linf":
-        label_only["RayS"] = f"robust_ext:RayS(queries={queries})"
-    for name, text in label_only.items():
-        attack = as_attack(text, name=name)
-        planned += [
-            _step(f"{name} on the static model", "black-box", attack),
-            _step(f"{name} on the defense", "black-box", attack, "defense"),
-        ]
+    planned += _black_box(threat_model.norm, settings)
+    # What breaks a row of these is judged by the same logits: it may stop there.
+    sure = not (settings.full or defense.random or defense.batch_level)
+    apgd = _apgd(settings.steps, stop_early=sure)
     for exposure, words in _exposures(defense).items():
-        planned += [_step(f"APGD-{loss}, {words}", "white-box", attack, exposure) for loss, attack in apgd.items()]
+        names = {loss: f"APGD-{loss}, {words}" for loss in apgd}
+        planned.append(_step(names["margin"], "white-box", apgd["margin"], exposure))
+        # Where the margin breaks nothing, cross-entropy, whose gradients may vanish, hardly does; it is tried in one.
+        after = "" if exposure == "identity" else names["margin"]
+        planned.append(_step(names["ce"], "white-box", apgd["ce"], exposure, after=after))
     single = as_attack("robust_ext:ObjectivePGD(algorithm='fgsm')", name="FGSM")
     planned.append(_step("FGSM, BPDA identity", "white-box", single, "identity"))
     return planned
 
 
-def _step(name: str, category: str, attack: Attack, exposure: str = "static") -> Step:
-    return Step(name=name, category=category, attack=attack, exposure=exposure)
+def _apgd(steps: int, *, stop_early: bool = False) -> dict[str, Attack]:
+    """APGD by its loss."""
+    return {
+        loss: as_attack(f"robust_ext:APGD(steps={steps}, loss='{loss}', stop_early={stop_early})")
+        for loss in ("ce", "margin")
+    }
+
+
+def _black_box(norm: str, settings: AdaptiveSettings) -> list[Step]:
+    """Attacks by labels or logits alone, each with few queries first, but where everything is run."""
+    kinds = {"linf": ("Square", "RayS"), "l2": ("Square",)}.get(norm, ())
+    few, planned = max(settings.queries // 10, 1), list[Step]()
+    for kind in kinds:
+        whole = as_attack(f"robust_ext:{kind}(queries={settings.queries})", name=kind)
+        first = as_attack(f"robust_ext:{kind}(queries={few})", name=f"{kind} ({few} queries)")
+        for exposure, words in (("static", "static model"), ("defense", "defense")):
+            after = "" if settings.full else f"{first.name} on the {words}"
+            if after:
+                planned.append(_step(after, "black-box", first, exposure))
+            planned.append(_step(f"{kind} on the {words}", "black-box", whole, exposure, after=after))
+    return planned
+
+
+def _step(name: str, category: str, attack: Attack, exposure: str = "static", *, after: str = "") -> Step:
+    return Step(name=name, category=category, attack=attack, exposure=exposure, after=after)
 
 
 def _exposures(defense: AdaptiveDefense) -> dict[str, str]:

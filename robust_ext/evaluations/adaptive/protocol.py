@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -26,24 +26,27 @@ from robust_ext.engine.store import Store
 from robust_ext.engine.task import Attempt, Check, Key, Task, Work
 from robust_ext.engine.verify import Verification, verify
 from robust_ext.evaluations.adaptive.plan import Step
-from robust_ext.evaluations.adaptive.settings import AdaptiveSettings
+from robust_ext.evaluations.adaptive.settings import APART, CATEGORIES, AdaptiveSettings
 from robust_ext.models.adaptive import AdaptiveDefense
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepRun(Run):
-    """One step on a defense; without a step, the clean inputs.
+    """One step on a defense, on all samples or on those that stand; without a step, the clean inputs.
 
     Records hold the ``outcome`` of the verification by the static model (``"non_finite_logits"`` also where it is the
     defense that returns such), ``static`` (whether the static model is right), ``right`` (of each prediction of the
     defense), and whether the logits were finite, likewise: ``static_finite``, ``finite``.
     """
 
+    partial: ClassVar[bool] = True
+
     given: EvaluationInputs
     defense: AdaptiveDefense
     settings: AdaptiveSettings
     step: Step | None = None
     queried: tuple[float, float] = (1, 0)  # Rows of the static model, forward and back, that a prediction takes
+    standing: Sequence[bool] | None = None  # Which samples it is run on, with their groups; None for all
 
     @property
     def draws(self) -> int:
@@ -115,13 +118,32 @@ class StepRun(Run):
         return self.given.samples
 
     def needs(self, rows: range, store: Store) -> Mapping[str, Any]:
-        """The rows."""
+        """The rows that it is run on."""
         inputs, labels = self.given.rows(rows)
-        return {"inputs": inputs, "labels": labels}
+        run_on = [row - rows[0] for row in self.run_on(rows)]
+        return {"inputs": inputs[run_on], "labels": labels[run_on]}
+
+    def run_on(self, rows: range) -> list[int]:
+        """Which rows of a block it is run on: those that stand, and for batch-level defenses their groups."""
+        if self.standing is None:
+            return list(rows)
+        size = self.defense.group_size or 1
+        groups = (rows[start : start + size] for start in range(0, len(rows), size))
+        return [row for group in groups if any(self.standing[row] for row in group) for row in group]
 
     def work(self, rows: range, needs: Mapping[str, Any]) -> Work[Block]:
-        """One task: the step on these rows."""
-        given, name, first = self.given, self.title, self.given.ids[rows[0]]
+        """One task: the step on the rows of these that it is run on."""
+        run_on = self.run_on(rows)
+        if not run_on:
+            nothing = {"attack": Spent(), "verify": Spent()}
+            return Block(records=[], timing={"block": rows[0], "phases": nothing, "left_out": list(rows)})
+        block = yield from self._work(run_on, needs, first=self.given.ids[rows[0]])
+        left_out = {} if len(run_on) == len(rows) else {"left_out": [row for row in rows if row not in run_on]}
+        return replace(block, timing={**block.timing, "block": rows[0], **left_out})
+
+    def _work(self, rows: Sequence[int], needs: Mapping[str, Any], *, first: int) -> Work[Block]:
+        """The step on these rows, with the draws of a block whose first sample has this id."""
+        given, name = self.given, self.title
         inputs, labels, counter = needs["inputs"], needs["labels"], PassCounter()
         if self.step is None:
             static_model, threat_model, phases = self.defense.classifier, given.threat_model, Phases(counter)
@@ -215,7 +237,7 @@ def _where(rows: Tensor, points: Tensor, others: Tensor) -> Tensor:
 def plan_runs(
     steps: Sequence[Step], given: EvaluationInputs, defense: AdaptiveDefense, settings: AdaptiveSettings
 ) -> list[StepRun]:
-    """The run of the clean inputs, and one for each step."""
+    """The run of the clean inputs, and one for each step of a category that is wanted."""
     model, group, size = given.threat_model, defense.group_size, settings.batch_size
     # Rows that go through the defense together, whole groups where it treats rows in groups.
     blocks = blocks_of(len(given.inputs), size if group is None else max(size // group, 1) * group)
@@ -228,7 +250,7 @@ def plan_runs(
         "norm": model.norm,
         "epsilon": model.epsilon,
         "bounds": list(model.bounds),
-        **settings.to_dict(),
+        **{name: value for name, value in settings.to_dict().items() if name not in APART},
     }
     return [
         StepRun(
@@ -242,7 +264,13 @@ def plan_runs(
             step=step,
         )
         for number, step in enumerate([None, *steps])
+        if step is None or step.category in categories_of(settings)
     ]
+
+
+def categories_of(settings: AdaptiveSettings) -> list[str]:
+    """The categories that are wanted."""
+    return [kind for kind in settings.only or CATEGORIES if kind not in settings.skip]
 
 
 def _identity(step: Step, given: EvaluationInputs) -> dict[str, Any]:

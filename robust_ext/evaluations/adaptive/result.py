@@ -16,6 +16,8 @@ class AdaptiveResult(EvaluationResult):
     columns: ClassVar[Columns] = {
         "attack": str,
         "category": str,
+        "samples": int,
+        "left": float,
         "static": float,
         "static_low": float,
         "static_high": float,
@@ -31,7 +33,7 @@ class AdaptiveResult(EvaluationResult):
     }
     keys = ("attack",)
     value = "defended"
-    shown = ("attack", "category", "static", "defended", "deviation", "seconds")
+    shown = ("attack", "category", "samples", "static", "defended", "left", "seconds")
 
     @property
     def static(self) -> float:
@@ -62,6 +64,8 @@ class AdaptiveResult(EvaluationResult):
             {
                 "attack": after["name"],
                 "category": after["category"],
+                "samples": after.get("samples"),
+                "left": after.get("left"),
                 "static": before["robust_accuracy"],
                 **bounds_of("static", before["interval"]),
                 "defended": after["robust_accuracy"],

@@ -17,7 +17,8 @@ from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
 from robust_ext.demo.run import Rounded
 from robust_ext.evaluations.adaptive import Step
-from robust_ext.evaluations.adaptive.content import _warnings, _worst_case
+from robust_ext.evaluations.adaptive.content import _worst_case
+from robust_ext.evaluations.adaptive.signs import find_signs
 from robust_ext.models.adaptive import AdaptiveDefense
 from robust_ext.models.adaptive_solution import Solution
 from robust_ext.models.function_purifier import FunctionPurifier, WholeDefense
@@ -25,7 +26,7 @@ from robust_ext.registry.defense import as_defense
 from tests.evaluations.subjects import rounded
 
 THREAT = ThreatModel(norm="linf", epsilon=0.15)
-SHORT = {"steps": 8, "queries": 20}
+SHORT = {"steps": 8, "queries": 20, "full": True}
 
 
 class Noise:
@@ -139,7 +140,7 @@ def test_a_random_defense_is_asked_afresh(subject):
 def test_judged_by_fresh_answers():
     """Of attacks that do nothing, one is always lucky on a sample; fresh answers see through it."""
     first, second = (torch.rand(2, 20, 400, 3, generator=torch.Generator().manual_seed(0)) < 0.9).double().numpy()
-    worst, left = _worst_case(first, second)
+    worst, left = _worst_case(first, second, np.ones((20, 400), dtype=bool))
     assert first.mean(2).min(0).mean() < 0.6
     assert 0.85 < left.mean() < 0.92
     assert worst.shape == (400,)
@@ -236,9 +237,15 @@ def test_a_random_purifier_draws_by_its_seed(subject, noise):
 def test_signs_of_a_weak_evaluation():
     def content(**kinds):
         keys = ("category", "robust_accuracy")
-        attacks = [{"name": name, "deviation": 0.0, **dict(zip(keys, kinds[name], strict=True))} for name in kinds]
+        attacks = [
+            {"name": name, "deviation": 0.0, "exposure": "defense", **dict(zip(keys, kinds[name], strict=True))}
+            for name in kinds
+        ]
         parts = {"static": {"clean_accuracy": 0.9}, "defended": {"clean_accuracy": 0.9, "attacks": attacks}}
-        return {"samples": 100, "random": False, "settings": {"draws": 4}, **parts}
+        return {"samples": 100, "random": False, "settings": {"draws": 4}, "not_run": [], **parts}
+
+    def _warnings(content):
+        return find_signs(content, {one["name"]: (100, 0) for one in content["defended"]["attacks"]})
 
     white = ("white-box", 0.5)
     assert _warnings(content(a=white)) == []

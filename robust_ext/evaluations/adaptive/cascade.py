@@ -1,0 +1,162 @@
+"""The cascade: which step is run next, and on which samples.
+
+As AutoAttack does (Croce and Hein 2020, section 5), a step is run on what those before it left. Naive attacks and
+transfer come first; then, and among these, the one that promises most losses a pass: those of its kind so far, over
+what it costs. All of it follows from records and counted passes, so a run that is gone on with takes the same steps.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import inf
+
+import numpy as np
+from numpy.typing import NDArray
+
+from robust_ext.core.cost import Spent
+from robust_ext.engine.context import current_context
+from robust_ext.engine.run import Outcome
+from robust_ext.evaluations.adaptive.plan import Step
+from robust_ext.evaluations.adaptive.protocol import StepRun
+
+Outcomes = Sequence[Outcome[StepRun]]
+
+OVER = "The time that was given was over"
+
+MANY = 16
+"""Samples of which a step has to break one for those that come after it to be run."""
+
+_FIRST = ("naive", "transfer")
+# What a step is taken to break of a sample before any of its kind was run.
+_PROMISE, _USUAL = {"black-box": 0.05}, 0.5
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What steps left.
+
+    Args:
+        static: Which samples the static model still gets right, bool ``(N,)``.
+        defended: On which at least one of the defense's predictions that choose attacks is right; never those that
+            count.
+        broken: By the name of each step, of how many samples that stood it was run on, and how many it broke.
+    """
+
+    static: NDArray[np.bool_]
+    defended: NDArray[np.bool_]
+    broken: Mapping[str, tuple[int, int]]
+
+    def under(self, step: Step | None) -> NDArray[np.bool_]:
+        """The samples that a step is for: points that are made on the static model are tried on both."""
+        if step is None:
+            return np.ones_like(self.defended)
+        return self.defended | self.static if step.exposure == "static" else self.defended
+
+
+def standing_after(outcomes: Outcomes) -> Standing:
+    """What is left after steps in this order, the clean inputs first."""
+    run = outcomes[0].run
+    static, defended = np.ones((2, len(run.given.ids)), dtype=bool)
+    broken = dict[str, tuple[int, int]]()
+    for one in outcomes:
+        step, before = one.run.step, Standing(static.copy(), defended.copy(), broken)
+        for record in one.records:
+            static[record["index"]] &= record["static"]
+            defended[record["index"]] &= survives(record, run)
+        if step is not None and one.refusal is None:
+            stood, left = before.under(step), Standing(static, defended, broken)
+            tried = sum(bool(stood[record["index"]]) for record in one.records)
+            lost = before.defended & ~defended | (step.exposure == "static") & before.static & ~left.static
+            broken[step.name] = tried, int((stood & lost).sum())
+    return Standing(static, defended, broken)
+
+
+def survives(record: Mapping[str, list[bool]], run: StepRun) -> bool:
+    """Whether a sample stands: any of the predictions that choose attacks is right."""
+    return any(record["right"][: run.settings.repeats] if run.defense.random else record["right"])
+
+
+@dataclass
+class Cascade:
+    """Chooses what :func:`robust_ext.engine.running.run_all` runs next; ``not_run`` says why others were not."""
+
+    not_run: dict[str, str] = field(default_factory=dict)
+
+    def __call__(self, left: Sequence[StepRun], outcomes: Mapping[str, Outcome[StepRun]]) -> StepRun | None:
+        """The next run with the samples that it is for; None where there is none."""
+        done = list(outcomes.values())
+        if not done:
+            return left[0]
+        deadline, full = current_context().deadline, left[0].settings.full
+        stands, pace = standing_after(done), _seconds_a_pass(done)
+        seconds = None if deadline is None else deadline - time.monotonic()
+        waiting = {run.title for run in left}
+        best, most = None, (False, -1.0)
+        for run in left:
+            self.not_run.pop(run.title, None)
+            reason = _reason(run, stands, full=full) or _no_time(run, stands, seconds, pace)
+            if reason is not None:
+                self.not_run[run.title] = reason
+            elif full:
+                return run
+            elif (promise := _promise(run, done, stands)) > most and run.step and run.step.after not in waiting:
+                best, most = run, promise
+        if best is None:
+            for run in left:
+                if run.step and run.step.after in waiting:
+                    self.not_run.setdefault(run.title, self.not_run[run.step.after])
+            return None
+        return replace(best, standing=stands.under(best.step).tolist())
+
+    def stated(self, attacked: Outcomes) -> list[dict[str, str]]:
+        """The steps that were not run, or not on all samples that they were for, and why."""
+        cut = {one.run.title: f"{OVER}; it was run on {len(one.records)} samples." for one in attacked if one.cut}
+        return [{"name": name, "reason": reason} for name, reason in {**self.not_run, **cut}.items()]
+
+
+def _reason(run: StepRun, stands: Standing, *, full: bool) -> str | None:
+    """Why a step is not needed."""
+    step = run.step
+    if full or step is None:
+        return None
+    if not stands.under(step).any():
+        return "No sample was left standing."
+    tried, lost = stands.broken.get(step.after, (0, 0))
+    return f"{step.after} broke none of {tried} samples." if tried >= MANY and not lost else None
+
+
+def _no_time(run: StepRun, stands: Standing, seconds: float | None, pace: float | None) -> str | None:
+    """Why there is no time for a first block of a step."""
+    if seconds is None:
+        return None
+    rows, passes = stands.under(None if run.settings.full else run.step), _passes(run)
+    first = next((count for block in run.blocks if (count := int(rows[block.start : block.stop].sum()))), 0)
+    needed = 0.0 if pace is None or passes == inf else pace * passes * first
+    return f"{OVER}." if seconds <= needed else None
+
+
+def _passes(run: StepRun) -> float:
+    """What a sample costs; infinity where that is not known."""
+    cost = run.cost()
+    return inf if cost.unknown else cost.forward + 2 * cost.backward
+
+
+def _seconds_a_pass(done: Outcomes) -> float | None:
+    spent = Spent.total(one.spent("attack") for one in done if one.refusal is None)
+    passes = spent.forward + 2 * spent.backward
+    return spent.seconds / passes if passes else None
+
+
+def _promise(run: StepRun, done: Outcomes, stands: Standing) -> tuple[bool, float]:
+    """Whether a step is of those that come first; and the samples that its kind is expected to break for each pass."""
+    step = run.step
+    assert step is not None
+    tried, lost = 0, _PROMISE.get(step.category, _USUAL)
+    for one in done:
+        other = one.run.step
+        if other and (other.category, other.exposure) == (step.category, step.exposure):
+            more = stands.broken.get(other.name, (0, 0))
+            tried, lost = tried + more[0], lost + more[1]
+    return step.category in _FIRST, lost / (tried + 1) / _passes(run)

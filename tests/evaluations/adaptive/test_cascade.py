@@ -1,0 +1,186 @@
+"""The cascade of attacks on a test-time defense: who is attacked by what, what may be stated of it, and its budget."""
+
+import json
+import time
+from types import SimpleNamespace
+from unittest.mock import Mock
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from robust_ext import ThreatModel, evaluate_defense
+from robust_ext.attacks.base import Attack, AttackTraits
+from robust_ext.cli import app as cli
+from robust_ext.core.errors import InvalidArgumentError, OutOfTimeError
+from robust_ext.datasets import load_dataset
+from robust_ext.demo.network import digits_network
+from robust_ext.evaluations.adaptive import Step, cascade
+from robust_ext.evaluations.adaptive.content import _is_stated, _worst_case
+from tests.evaluations.adaptive.test_evaluation import THREAT, Centred, Noise, accuracy, plain
+from tests.evaluations.subjects import rounded
+
+SHORT = {"steps": 8, "queries": 20}
+
+
+@pytest.fixture(scope="module")
+def subject():
+    inputs, labels = load_dataset("digits").take(range(20))
+    # Some samples are wrong without any attack.
+    return digits_network(), inputs, torch.where(torch.arange(20) % 7 == 3, (labels + 1) % 10, labels)
+
+
+def evaluate(subject, defense, attacks=None, *, threat=THREAT, **keywords):
+    network, inputs, labels = subject
+    return evaluate_defense(defense, attacks, inputs, labels, threat, classifier=network, **{**SHORT, **keywords})
+
+
+def passes(result):
+    return sum(sum(attack["passes"].values()) for attack in result.content["defended"]["attacks"])
+
+
+def records_of(folder):
+    """The records of each step by its title, and the titles in the order of a result."""
+    planned = {json.loads(file.read_text())["settings"].get("name", "clean"): file for file in folder.rglob("run.json")}
+    return {
+        name: [json.loads(line) for line in (file.parent / "records.jsonl").read_text().splitlines()]
+        for name, file in planned.items()
+        if (file.parent / "records.jsonl").exists()
+    }
+
+
+@pytest.mark.parametrize("defense", [rounded, Noise()], ids=["rounded", "noise"])
+def test_each_step_runs_on_what_those_before_it_left(subject, tmp_path, defense):
+    result = evaluate(subject, defense, out=tmp_path, repeats=3, draws=2)
+    records, attacks = records_of(tmp_path), result.content["defended"]["attacks"]
+    static, defended = (np.ones(20, dtype=bool) for _ in range(2))
+    for name in ("clean", *(attack["name"] for attack in attacks)):
+        exposure = next((attack["exposure"] for attack in attacks if attack["name"] == name), "clean")
+        wanted = {"clean": np.ones(20, dtype=bool), "static": static | defended}.get(exposure, defended)
+        assert {record["index"] for record in records[name]} == set(np.flatnonzero(wanted)), name
+        for record in records[name]:
+            static[record["index"]] &= record["static"]
+            # Three predictions choose, three count.
+            defended[record["index"]] &= any(record["right"][:3])
+    for side in ("static", "defended"):
+        clean, rows = result.content[side]["clean_accuracy"], result.content[side]["attacks"]
+        assert all(row["robust_accuracy"] is None or row["robust_accuracy"] <= clean for row in rows)
+        assert rows[-1]["left"] == result.content[side]["worst_case"]["robust_accuracy"]
+
+
+@pytest.mark.parametrize(
+    "defense", [rounded, pytest.param(lambda x: x, marks=pytest.mark.exhaustive)], ids=["rounded", "none"]
+)
+def test_fewer_passes_for_as_low_a_worst_case(subject, defense):
+    short, full = evaluate(subject, defense), evaluate(subject, defense, full=True)
+    assert short.defended <= full.defended + 1e-9
+    assert short.static <= full.static + 1e-9
+    assert passes(short) < passes(full) / 3
+    assert all(attack["samples"] == 20 for attack in full.content["defended"]["attacks"])
+    assert full.content["not_run"] == []
+
+
+@given(st.integers(1, 5), st.integers(1, 6), st.integers(0, 2**30))
+def test_what_is_stated_of_some_steps_is_what_they_would_have_left_alone(steps, samples, seed):
+    """Against what every step would break of every sample, of which a cascade sees a part."""
+    draw = np.random.default_rng(seed)
+    breaks = draw.random((steps + 1, samples)) < 0.4
+    lost = np.maximum.accumulate(breaks)
+    there = np.vstack([np.ones((1, samples), dtype=bool), ~lost[:-1]])
+    seen = np.where(there, ~breaks | ~there, ~breaks[0])
+    right = seen[:, :, None].astype(float)
+    places = [0, *np.flatnonzero(draw.random(steps) < 0.6) + 1]
+    if _is_stated(places, there, right.max(2) == 0):
+        left = _worst_case(right[places], right[places], there[places])[1].mean()
+        assert left == pytest.approx((~breaks[places].any(0)).mean())
+    everything = _worst_case(right, right, there)[1].mean()
+    assert everything == pytest.approx((~lost[-1]).mean())
+
+
+def test_groups_are_run_whole_while_one_of_them_stands(subject, tmp_path):
+    result = evaluate(subject, Centred, out=tmp_path, batch_size=8)
+    counts = {attack["name"]: attack["samples"] for attack in result.content["defended"]["attacks"]}
+    assert all(count % 4 == 0 for count in counts.values())
+    for records in records_of(tmp_path).values():
+        indices = {record["index"] for record in records}
+        assert {index - index % 4 for index in indices} == {index for index in indices if index % 4 == 0}
+
+
+class Still(Attack):
+    """Returns its inputs, and tells a clock."""
+
+    traits = AttackTraits(batching="full", gradients=False)
+
+    def __init__(self, name, tell):
+        self.name, self.tell = name, tell
+
+    def search(self, target, inputs, labels, *, threat_model, generator):
+        target.module(inputs)
+        self.tell()
+        return inputs
+
+
+def test_a_budget_ends_with_a_result_that_can_be_gone_on_with(subject, tmp_path, monkeypatch):
+    # Each attack takes a thousand seconds.
+    tell = Mock()
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + 1000 * tell.call_count)
+    monkeypatch.setattr(cascade, "time", clock)
+
+    def run(**keywords):
+        steps = [
+            Step(name=name, category=kind, attack=Still(name, tell), exposure="defense")
+            for name, kind in (("a", "naive"), ("b", "transfer"), ("c", "white-box"))
+        ]
+        return evaluate(subject, rounded, steps, **keywords)
+
+    cut = run(minutes=20, out=tmp_path)
+    assert [attack["name"] for attack in cut.content["defended"]["attacks"]] == ["a", "b"]
+    assert cut.content["not_run"] == [{"name": "c", "reason": "The time that was given was over."}]
+    assert any("upper bound" in warning for warning in cut.content["warnings"])
+    assert "Not run: c. The time" in str(cut)
+    assert "not_run" not in str(cut)
+    tell.reset_mock()
+    rest, whole = run(out=tmp_path), run()
+    assert plain(rest.content) == plain(whole.content)
+    assert rest.content["not_run"] == []
+    with pytest.raises(OutOfTimeError, match="no attack was run"):
+        run(minutes=1e-9)
+
+
+def test_categories_are_chosen(subject, tmp_path):
+    weak = {"threat": ThreatModel(norm="linf", epsilon=0.02), "out": tmp_path}
+    result = evaluate(subject, rounded, only=("naive", "transfer"), skip=("naive",), **weak)
+    assert {attack["category"] for attack in result.content["defended"]["attacks"]} == {"transfer"}
+    # What was run stays where more is run then.
+    more = evaluate(subject, rounded, skip=("black-box",), **weak)
+    assert {attack["category"] for attack in more.content["defended"]["attacks"]} == {"naive", "transfer", "white-box"}
+    assert more.defended <= result.defended
+    for wrong, words in (({"only": ("grey",)}, "only"), ({"transfer_steps": 20}, "transfer_steps")):
+        with pytest.raises(InvalidArgumentError, match=words):
+            evaluate(subject, rounded, **wrong)
+    with pytest.raises(InvalidArgumentError, match="at least one category"):
+        evaluate(subject, rounded, only=("naive",), skip=("naive",))
+
+
+def test_transfer_is_not_weaker_than_the_naive_attack(subject):
+    """However few steps go through the defense."""
+    found = accuracy(evaluate(subject, lambda x: x, steps=1, only=("naive", "transfer"), full=True))
+    transfer = min(value for name, value in found.items() if name.startswith("APGD"))
+    assert transfer <= found["PGD-20 on the static model"]
+
+
+def test_command_line(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text("def rounded(x):\n    return (x * 4).round() / 4\n")
+    command = ["test-time", "--model", "digits", "--defense", f"{file}:rounded", "--data", "digits", "--eps", "0.15"]
+    small = ["--samples", "6", "--no-progress", "--out", str(tmp_path / "run"), "--only", "naive", "--only", "transfer"]
+    done = CliRunner().invoke(cli.app, [*command, *small, "--minutes", "30"])
+    assert done.exit_code == 0, done.output
+    assert "white-box" not in done.output
+    shown = CliRunner().invoke(cli.app, ["show", str(tmp_path / "run")])
+    assert shown.output.rstrip() in done.output
+    estimated = CliRunner().invoke(cli.app, [*command, "--samples", "6", "--dry-run"])
+    assert "attack: APGD-ce, BPDA identity" in estimated.output
