@@ -15,7 +15,6 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
-from robust_ext.core.cost import Spent
 from robust_ext.engine.context import current_context
 from robust_ext.engine.run import Outcome
 from robust_ext.evaluations.adaptive.plan import Step
@@ -144,9 +143,10 @@ def _passes(run: StepRun) -> float:
 
 
 def _seconds_a_pass(done: Outcomes) -> float | None:
-    spent = Spent.total(one.spent("attack") for one in done if one.refusal is None)
-    passes = spent.forward + 2 * spent.backward
-    return spent.seconds / passes if passes else None
+    """What passes took so far, of those that were expected; None where nothing was run of which that is known."""
+    known = [one for one in done if one.run.step and one.records and _passes(one.run) < inf]
+    passes = sum(_passes(one.run) * len(one.records) for one in known)
+    return sum(one.spent("attack").seconds for one in known) / passes if passes else None
 
 
 def _promise(run: StepRun, done: Outcomes, stands: Standing) -> tuple[bool, float]:
