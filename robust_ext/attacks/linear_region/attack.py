@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from robust_ext.attacks.linear_region.boundary import BoundarySearch, Round
-from robust_ext.attacks.linear_region.network.recording import record
+from robust_ext.attacks.linear_region.network.recording import record_checked
 from robust_ext.attacks.linear_region.oracle import BoundaryOracle
 from robust_ext.attacks.linear_region.results import SearchRecord
 from robust_ext.attacks.linear_region.search import RegionSearch
@@ -32,9 +32,9 @@ class LinearRegion(BoundarySearch):
     """Searches for the smallest adversarial perturbation of each input, in one linear region after another.
 
     :class:`BoundarySearch` comes first; regions near its nearest points are solved then. The target is a piecewise
-    affine network in eval mode, see :func:`robust_ext.attacks.linear_region.network.recording.record`. The solver can
-    make a row's result depend on the others by per cents in l1, and by other points of nearly the same distance in
-    linf.
+    affine network in eval mode, see
+    :func:`robust_ext.attacks.linear_region.network.recording.record_checked`. The solver can make a row's result depend
+    on the others by per cents in l1, and by other points of nearly the same distance in linf.
 
     Example:
         >>> LinearRegion(regions=20, halving=2).successive_halving(12)
@@ -71,8 +71,8 @@ class LinearRegion(BoundarySearch):
     iterations: int = setting(default=100, help="Most iterations of the solver for one region.", minimum=1)
 
     def _rounds(self, oracle: BoundaryOracle, found: SearchRecord) -> Callable[[int], list[Round]]:
-        # Recording counts its own pass, as any query of the module.
-        recorded = record(oracle.target.module, oracle.inputs[:1])
+        # Recording counts its own passes, as any query of the module.
+        recorded = record_checked(oracle.target.module, oracle.inputs, oracle.threat_model.bounds)
         search = RegionSearch(oracle, recorded, self.batch, self.q, self.gamma, self.classes, self.iterations)
         found.regions = search.regions
         first, last = self.improvement

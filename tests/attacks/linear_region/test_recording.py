@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
-from robust_ext.attacks.linear_region.network.recording import record
+from robust_ext.attacks.linear_region.network.recording import record, record_checked
 from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.core.target import Counted, PassCounter
+from robust_ext.models.precision import InPrecision
 from tests.attacks.problems import Lambda
 
 SHAPE = (4, 6, 5)
@@ -99,6 +100,39 @@ def check_adjoint(regions, points, tolerance):
 
 
 PRELU = torch.tensor([0.3, -0.5, 0.0, 1.2], dtype=torch.float64)
+
+
+class Straight(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return (x > 0).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx, *grads):
+        return grads[0]
+
+
+def masked(x):
+    y = x.clone()
+    y[y < 0] = 0
+    return y
+
+
+def assigned(x):
+    y, buffer = x.clone(), torch.zeros(x.shape, dtype=x.dtype)
+    y[:, 0] = 1.0
+    y[:, 1:3, ::2] = y[:, 2:, 1::2] * 2
+    y[:, 1] += 1
+    y[..., 2] *= 3
+    buffer[:, :2] = y[:, 2:]
+    return y - buffer
+
+
+def copied(x):
+    buffer = torch.empty(x.shape, dtype=x.dtype).copy_(x)
+    return torch.zeros_like(x).scatter_add_(1, torch.zeros(x.shape, dtype=torch.int64), buffer)
+
+
 CONSTANT = torch.linspace(-1, 1, 4, dtype=torch.float64).view(4, 1, 1)
 GATES = {
     "relu": F.relu,
@@ -122,6 +156,26 @@ GATES = {
     "clamp_min": lambda x: x.clamp_min(-0.1),
     "clamp_max": lambda x: torch.clamp_max(x, 0.3),
     "clamp to tensors": lambda x: x.clamp(CONSTANT.to(x.dtype) / 4, CONSTANT.to(x.dtype) / 4 + 0.2),
+    "hardshrink": lambda x: F.hardshrink(x, 0.3),
+    "clamp to limits of its own": lambda x: x.clamp(x.mean(1, keepdim=True), CONSTANT.to(x.dtype).abs() + 1),
+    "clip in place below a result": lambda x: x.clone().clip_(max=x.flip(1)),
+    "maximum of two shapes": lambda x: torch.maximum(x, x.mean((1, 2), keepdim=True)),
+    "where of a comparison": lambda x: torch.where(x > 0, x, 0.1 * x),
+    "times a comparison": lambda x: x * (x > 0) + (x <= 0.1) * (x - 0.1),
+    "times a mask of numbers": lambda x: x * (x >= 0.2).to(x.dtype) * 2,
+    "masks combined": lambda x: torch.where((x > -1) & ~(x > 0.5) | x.gt(0.7), x, CONSTANT.to(x.dtype)),
+    "a mask that is filled": lambda x: x.masked_fill(x.lt(0.0), 0.1),
+    "a mask that is assigned": masked,
+    "comparison of two results": lambda x: torch.where(x[:, [1, 0, 3, 2]] < x, x, 1 - x.sum(1, keepdim=True)),
+    "a mask alone": lambda x: (x > 0).to(x.dtype),
+    "straight-through": Straight.apply,
+    "masks through layers": lambda x: F.linear((x > 0.1).to(x.dtype), x.new_ones(2, 5)) + x[..., :2],
+    "sort": lambda x: x.sort(1)[0],
+    "sort backwards": lambda x: torch.sort(x.flatten(1), dim=-1, descending=True).values[:, 3:],
+    "topk": lambda x: x.topk(2, 1).values,
+    "topk of the smallest": lambda x: torch.topk(x.flatten(2), 4, largest=False)[0],
+    "where topk are": lambda x: (1 - 2 * x.flip(2)).gather(2, x.topk(3, 2)[1]),
+    "argsort": lambda x: x.gather(1, x.argsort(1, descending=True)),
     "abs": torch.abs,
     "abs_": lambda x: x.abs_(),
     "builtin abs": abs,
@@ -147,6 +201,8 @@ GATES = {
 }
 NORM = seeded(lambda: nn.BatchNorm2d(4).double())
 nn.init.uniform_(NORM.weight, -1, 1)
+RUNNING = nn.InstanceNorm2d(4, affine=True, track_running_stats=True).double().eval()
+RUNNING.load_state_dict(NORM.state_dict())
 
 
 def filters(*shape):
@@ -219,6 +275,22 @@ AFFINE = {
     "matmul from the left": lambda x: filters(7, 6) @ x,
     "matmul of a batch": lambda x: torch.matmul(x, filters(4, 5, 2)),
     "einsum": lambda x: torch.einsum("nchw,ck->nkhw", x, filters(4, 2)),
+    "constant masks": lambda x: torch.where(CONSTANT > 0, x, -x) + x * (CONSTANT < 0) + x.masked_fill(CONSTANT > 0, 2),
+    "assignment": assigned,
+    "copies": copied,
+    "roll": lambda x: x.roll(2, 1) + torch.roll(x, (1, 2), (2, -1)),
+    "cumsum": lambda x: x.cumsum(2) + x.tril() - x.diff(dim=3).sum(3, True),
+    "addmm": lambda x: torch.addmm(filters(7), x.flatten(1), filters(120, 7), beta=0.5, alpha=2),
+    "baddbmm": lambda x: torch.baddbmm(x.flatten(2)[..., :2], filters(1, 4, 4).expand(len(x), 4, 4), x[..., 0, :2]),
+    "gather": lambda x: x.gather(1, torch.tensor([2, 0, 3]).view(1, 3, 1, 1).expand(len(x), 3, 6, 5)),
+    "take_along_dim": lambda x: torch.take_along_dim(x, torch.tensor([2, 0]).view(1, 2, 1, 1), 1),
+    "index_add": lambda x: x.index_add(1, torch.tensor([0, 0]), 2 * x[:, 2:]),
+    "einsum of two": lambda x: (
+        torch.einsum("ij,njhw->nihw", filters(2, 4), x) + torch.tensordot(x, filters(5, 1), 1)[:, :2]
+    ),
+    "lerp": lambda x: torch.lerp(x, x.flip(2), 0.3).rot90(1, (2, 3)),
+    "instance_norm": RUNNING,
+    "grid_sample": lambda x: F.grid_sample(x, filters(1, 2, 3, 2).expand(len(x), 2, 3, 2), align_corners=False),
     "dropout": lambda x: F.dropout(nn.Dropout2d().eval()(nn.Identity()(x)), 0.5, training=False),
     "other dtypes": lambda x: x.float().double().to(torch.float64).to(x.dtype) + x.detach(),
     "shapes and queries": lambda x: x * (x.shape[1] + len(x) - len(x) + x.dim()) if x.is_contiguous() else x,
@@ -348,16 +420,6 @@ def test_networks_of_any_layers(layers, rows, seed):
     check_regions(Function(chained).double(), drawn(rows, seed=seed), tolerance=tolerance)
 
 
-class Straight(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return (x > 0).to(x.dtype)
-
-    @staticmethod
-    def backward(ctx, *grads):
-        return grads[0]
-
-
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)
     SCRIPTED = torch.jit.script(nn.Sigmoid())
@@ -369,9 +431,17 @@ def stale(x):
     return view
 
 
-def written(x):
-    x[:, 0] = 1.0
+def rewritten(x):
+    taken = x[:, 0]
+    taken += 1
+    x[:, 1] = taken
     return x
+
+
+def kept(x):
+    first = x.flatten(1)
+    first[0] = 0
+    return first
 
 
 REFUSED = {
@@ -391,13 +461,11 @@ REFUSED = {
     "std": (lambda x: x.std(1), "std"),
     "layer_norm": (nn.LayerNorm(SHAPE[1:]).double(), "layer_norm"),
     "group_norm": (nn.GroupNorm(2, 4).double(), "group_norm"),
-    "instance_norm": (nn.InstanceNorm2d(4), "instance_norm"),
+    "instance_norm": (nn.InstanceNorm2d(4), "instance_norm: it takes statistics of its input"),
     "batch_norm in train mode": (nn.BatchNorm2d(4).double(), r"batch_norm: it is in train mode"),
     "dropout in train mode": (nn.Dropout(), r"dropout: it is in train mode"),
     "rrelu in train mode": (nn.RReLU(), r"rrelu: it is in train mode"),
-    "comparison": (lambda x: torch.where(x > 0, x, 0.1 * x), "gt"),
     "fft": (lambda x: torch.fft.rfft(x).real, "fft"),
-    "sort": (lambda x: x.sort(1)[0], "sort"),
     "argmax": (lambda x: x.argmax(1).to(x.dtype), "argmax"),
     "positions": (lambda x: x.max(1)[1].to(x.dtype), "positions of largest values"),
     "pooled positions": (lambda x: F.max_pool2d(x, 2, return_indices=True)[1] * 1.0, "positions of largest values"),
@@ -405,7 +473,7 @@ REFUSED = {
     "mean over all": (lambda x: x - x.mean(), "mean: it mixes the rows"),
     "mean over rows": (lambda x: x - x.mean(0, keepdim=True), "mean: it mixes the rows"),
     "amax over rows": (lambda x: x.amax(0), "amax: it works along the batch"),
-    "cat of rows": (lambda x: torch.cat([x, x]), "cat: it works along the batch"),
+    "cat of rows": (lambda x: torch.cat([x, x]), "cat: it mixes the rows"),
     "another row": (lambda x: x[[1, 2, 0]], "mixes the rows"),
     "some rows": (lambda x: x[1:], "mixes the rows"),
     "rows flipped": (lambda x: x.flip(1, 0), "flip: it mixes the rows"),
@@ -419,16 +487,29 @@ REFUSED = {
     "python value": (lambda x: x * x.sum().item(), "sum"),
     "condition": (lambda x: x if bool(x.sum(1).sum(1).sum(1).any()) else -x, "any"),
     "data": (lambda x: x.data, "data"),
-    "assignment": (written, "__setitem__"),
+    "an assignment of a changed view": (rewritten, "in place through a view"),
+    "an assignment to a row": (kept, "__setitem__: it mixes the rows"),
+    "a comparison in Python": (lambda x: x if bool((x > 0).flatten(1).any(1)[0]) else -x, "__getitem__|any"),
+    "a value of a comparison": (lambda x: x * (x > 0).flatten(1).sum(1).tolist()[0], "tolist: its result is list"),
+    "values under a mask": (lambda x: x[x > 0], "__getitem__: it mixes the rows"),
+    "a mask of another row": (lambda x: x * (x > 0).roll(1, 0), "roll: it mixes the rows"),
+    "a mask that is drawn": (lambda x: x * torch.rand_like((x > 0).to(x.dtype)), "rand_like: it mixes the rows"),
+    "a comparison with chance": (lambda x: x * (x > torch.rand(x.shape)), "different value in each row"),
+    "equality": (lambda x: x * (x == 0), "eq"),
+    "where of two products": (lambda x: torch.where(x > 0, x, x * x), "mul: it is not affine"),
+    "sort of rows": (lambda x: x.sort(0)[0], "sort: it works along the batch"),
+    "topk in no order": (lambda x: x.topk(2, 1, sorted=False)[0], "leave out sorted=False"),
+    "roll of rows": (lambda x: x.roll(1, 0), "roll: it mixes the rows"),
+    "cumsum of rows": (lambda x: x.cumsum(0), "cumsum: it mixes the rows"),
+    "products": (lambda x: torch.addcmul(x, x, x), "addcmul: it is not affine"),
+    "rounded quotient": (lambda x: torch.div(x, 2, rounding_mode="floor"), "div: it is not affine"),
+    "bfloat16": (lambda x: x.to(torch.bfloat16).to(x.dtype), "to: it computes in bfloat16"),
+    "half": (lambda x: x.half().to(x.dtype), "half: it computes in float16"),
     "a stale view": (stale, "in place through a view"),
-    "copy into a buffer": (lambda x: torch.empty(x.shape, dtype=x.dtype).copy_(x), "copy"),
     "out": (lambda x: torch.add(x, 1, out=torch.empty(0, dtype=x.dtype)), "out"),
-    "masked": (lambda x: x.masked_fill(torch.ones(5, dtype=torch.bool), 0.0), "masked_fill"),
-    "limits": (lambda x: x.clamp(min=x.mean(1, keepdim=True)), "limits depend"),
     "weights": (lambda x: F.linear(x, x[0, 0]), "__getitem__"),
     "dynamic weights": (lambda x: F.conv2d(filters(3, 4, 6, 5), x), "conv2d"),
     "scripted": (SCRIPTED, "cannot be seen"),
-    "straight-through": (Straight.apply, "gt"),
 }
 
 
@@ -438,6 +519,7 @@ def test_other_functions_are_refused_by_name(name):
     with pytest.raises(ModelError, match=words) as caught:
         record(Function(function).double(), drawn(3))
     assert "supported are linear layers" in str(caught.value)
+    assert "robust_ext:BoundarySearch()" in str(caught.value)
 
 
 def test_results_that_are_no_logits_are_refused():
@@ -469,3 +551,94 @@ def test_inference_mode_outside_is_fine_and_inside_is_refused():
 
     with pytest.raises(ModelError, match="inference mode"):
         record(Function(inferred).double(), points)
+
+
+class Net(nn.Module):
+    """A layer, another module, and a readout."""
+
+    def __init__(self, middle):
+        super().__init__()
+        self.first, self.middle, self.last = nn.Linear(6, 8), middle, nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.last(self.middle(self.first(x).relu()))
+
+
+class State(nn.Module):
+    calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return x * (1 + 0.05 * self.calls)
+
+
+class Autocast(nn.Linear):
+    def __init__(self):
+        super().__init__(8, 8)
+
+    def forward(self, x):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return super().forward(x)
+
+
+def of_mean(x):
+    return x - float(x.detach().numpy().mean())
+
+
+AT_THE_DOOR = {
+    "noise": (Net(Lambda(lambda x: x + 0.1 * torch.randn(x.shape))), r"is random: .* it is in middle \(Lambda\)"),
+    "dropout": (Net(nn.Dropout()), r"is random: .* it is in middle \(Dropout\)"),
+    "a state": (Net(State()), r"is random: .* it is in middle \(State\)"),
+    "other rows": (Net(Lambda(of_mean)), r"is batch-dependent: .* it is in middle \(Lambda\)"),
+    "statistics of the batch": (Net(nn.BatchNorm1d(8)), r"is batch-dependent: .* it is in middle \(BatchNorm1d\)"),
+    "values in Python": (Net(Lambda(lambda x: x * torch.tensor((x > 0).tolist()))), "tolist: its result is list"),
+    "probabilities": (nn.Sequential(Net(nn.Identity()), nn.Softmax(1)), "softmax: .* return what enters it"),
+    "a log_softmax before the end": (Net(nn.LogSoftmax(1)), "not the network's last step"),
+    "bfloat16": (Net(nn.Identity()).bfloat16(), r"its weights are bfloat16\) raised RuntimeError"),
+    "autocast": (Net(Autocast()), "computes in bfloat16"),
+    "a cast": (InPrecision(Net(nn.ReLU()).half(), precision=torch.half, dtype=torch.half), "computes in float16"),
+    "a network that raises": (Net(nn.Linear(5, 3)), "raised RuntimeError for points of torch.float32"),
+}
+
+
+@pytest.mark.parametrize("name", AT_THE_DOOR)
+def test_networks_that_are_refused_at_the_door(name):
+    network, words = AT_THE_DOOR[name]
+    network = network if name in ("dropout", "statistics of the batch") else network.eval()
+    with pytest.raises(ModelError, match=words):
+        record_checked(network, torch.rand(1, 6, generator=torch.Generator().manual_seed(0)), (0.0, 1.0))
+
+
+def test_a_last_log_softmax_is_left_out():
+    plain, inputs = Net(nn.LeakyReLU()).double().eval(), drawn(3, shape=(6,))
+    network = nn.Sequential(plain, nn.LogSoftmax(1)).eval()
+    regions = record(network, inputs)
+    torch.testing.assert_close(regions.forward(inputs)[1].log_softmax(1), network(inputs), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(record_checked(network, inputs, (-5.0, 5.0)).at(inputs).logits, plain(inputs))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_exported_and_compiled_networks_are_those_they_were_made_of():
+    network, points = seeded(Residual), drawn(2, dtype=torch.float32)
+    exported = torch.export.export(network, (points,), dynamic_shapes=({0: torch.export.Dim.AUTO},)).module()
+    compiled = torch.compile(seeded(Residual))
+    for other in (exported, compiled):
+        assert record(other, points).pattern() == record(network, points).pattern()
+        torch.testing.assert_close(record(other, points).logits, network(points))
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=3), st.integers(0, 9), st.integers(1, 3), st.data())
+def test_assignments_and_choices_of_any_shape(tail, seed, rows, data):
+    places = data.draw(st.tuples(*(st.integers(0, size - 1) for size in tail)))
+    dim = data.draw(st.integers(1, len(tail)))
+    index = (slice(None), *(slice(place, None) for place in places))
+
+    def function(x):
+        x = F.linear(x.flatten(1), filters(x.shape[1:].numel(), x.shape[1:].numel())).view(x.shape)
+        y = x.clone()
+        y[index] += torch.where(x[index] > 0.1, 2 * x[index], -x[index])
+        return (y.sort(dim)[0] + y.cumsum(dim) * (y <= x.flip(dim))).flatten(1)
+
+    check_regions(Lambda(function).double(), drawn(rows, seed=seed, shape=tuple(tail)))

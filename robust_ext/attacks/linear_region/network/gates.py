@@ -7,12 +7,14 @@ Rauber and Hein 2020, equations 7 and 8).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
+
+from robust_ext.attacks.linear_region.network.affine import AffineMap
 
 Constant = Tensor | float
 
@@ -25,15 +27,15 @@ class Gate(ABC):
     constraints: int
 
     @abstractmethod
-    def apply(self, x: Tensor, constraints: Tensor) -> Tensor:
+    def apply(self, constraints: Tensor, *inputs: Tensor) -> Tensor:
         """The result; the values of the constraints are written to ``constraints (rows, constraints)``."""
 
     @abstractmethod
-    def adjoint(self, gradient: Tensor | None, multipliers: Tensor) -> Tensor:
-        """The transpose of result and constraints together; None for a gradient of zeros."""
+    def adjoint(self, gradient: Tensor | None, multipliers: Tensor) -> tuple[Tensor, ...]:
+        """The transpose of result and constraints together, for the first inputs; None for a gradient of zeros."""
 
     @abstractmethod
-    def at(self, x: Tensor, rows: int) -> tuple[Gate, Tensor]:
+    def at(self, rows: int, *inputs: Tensor) -> tuple[Gate, Tensor]:
         """The gate with the choices that other inputs make, of any number of rows, and the result for them."""
 
     @abstractmethod
@@ -93,8 +95,9 @@ class PiecewiseActivation(Gate):
             out = torch.where(side, constant, out)
         return out
 
-    def apply(self, x: Tensor, constraints: Tensor) -> Tensor:
+    def apply(self, constraints: Tensor, *inputs: Tensor) -> Tensor:
         """See :class:`Gate`."""
+        (x,) = inputs
         for part, sign, point in zip(self._parts(constraints), self._signs, self.breakpoints, strict=True):
             centred = x - point if isinstance(point, Tensor) or point != 0 else x
             torch.mul(self._flat(centred), sign, out=part)
@@ -106,7 +109,7 @@ class PiecewiseActivation(Gate):
             out += self._summand
         return out
 
-    def adjoint(self, gradient: Tensor | None, multipliers: Tensor) -> Tensor:
+    def adjoint(self, gradient: Tensor | None, multipliers: Tensor) -> tuple[Tensor, ...]:
         """See :class:`Gate`."""
         parts = self._parts(multipliers)
         total = parts[0] * self._signs[0]
@@ -115,16 +118,17 @@ class PiecewiseActivation(Gate):
         count, *tail = self.active[0].shape
         last = self.channels_last
         total = total.view(count, *tail[1:], tail[0]).movedim(-1, 1) if last else total.view(count, *tail)
-        return total if gradient is None else torch.addcmul(total, gradient, self._factor)
+        return (total if gradient is None else torch.addcmul(total, gradient, self._factor),)
 
-    def at(self, x: Tensor, rows: int) -> tuple[Gate, Tensor]:
+    def at(self, rows: int, *inputs: Tensor) -> tuple[Gate, Tensor]:
         """See :class:`Gate`."""
+        (x,) = inputs
         gate = replace(self, active=tuple(x > point for point in self.breakpoints), rows=rows)
         return gate, gate._result(x)
 
     def select(self, rows: Tensor) -> Gate:
         """See :class:`Gate`."""
-        active = tuple(_take_rows(side, rows, self.rows) for side in self.active)
+        active = tuple(take_rows(side, rows, self.rows) for side in self.active)
         return replace(self, active=active, rows=len(rows))
 
     def agrees(self, other: Gate) -> Tensor:
@@ -144,7 +148,67 @@ class PiecewiseActivation(Gate):
         return (x.movedim(1, -1) if self.channels_last else x).reshape(self.rows, self.values)
 
 
-def _take_rows(entries: Tensor, rows: Tensor, count: int) -> Tensor:
+class Comparison(PiecewiseActivation):
+    """Whether each value lies above 0: bool, and so constant in each region."""
+
+    def _result(self, x: Tensor) -> Tensor:
+        return self.active[0]
+
+
+class ChosenMap(Gate):
+    """A function that is affine in its first inputs for the choices of each row, which the inputs after them hold.
+
+    It has no constraints: those of the choices belong to the gates that made them.
+
+    Args:
+        function: Of all inputs, such as ``torch.where``; only the last of the inputs are chosen.
+        examples: Of the first inputs, for their shapes; there may be none.
+        chosen: The other inputs as they were recorded, each with as many entries for each row.
+        rows: Of the batch.
+    """
+
+    name, constraints = "choice", 0
+
+    def __init__(
+        self,
+        function: Callable[..., Tensor],
+        examples: Sequence[Tensor],
+        chosen: Sequence[Tensor],
+        rows: int,
+    ) -> None:
+        self.rows, self._function, self._chosen = rows, function, tuple(chosen)
+        # An entry of each, which holds on to no more.
+        self._examples = tuple(one.detach()[:1].clone() for one in examples)
+        self._map = AffineMap(lambda *inputs: function(*inputs, *self._chosen), self._examples)
+
+    def apply(self, constraints: Tensor, *inputs: Tensor) -> Tensor:
+        """See :class:`Gate`."""
+        return self._map.apply(*inputs[: len(self._examples)])
+
+    def adjoint(self, gradient: Tensor | None, multipliers: Tensor) -> tuple[Tensor, ...]:
+        """See :class:`Gate`."""
+        return () if gradient is None or not self._examples else self._map.adjoint(gradient)
+
+    def at(self, rows: int, *inputs: Tensor) -> tuple[Gate, Tensor]:
+        """See :class:`Gate`."""
+        gate = ChosenMap(self._function, self._examples, inputs[len(self._examples) :], rows)
+        return gate, self._function(*inputs)
+
+    def select(self, rows: Tensor) -> Gate:
+        """See :class:`Gate`."""
+        chosen = [take_rows(one, rows, self.rows) for one in self._chosen]
+        return ChosenMap(self._function, self._examples, chosen, len(rows))
+
+    def agrees(self, other: Gate) -> Tensor:
+        """See :class:`Gate`."""
+        return self._chosen[0].new_ones(self.rows, 0, dtype=torch.bool)
+
+    def choices(self) -> Tensor:
+        """See :class:`Gate`."""
+        return self._chosen[0].new_zeros(self.rows, 0, dtype=torch.bool)
+
+
+def take_rows(entries: Tensor, rows: Tensor, count: int) -> Tensor:
     """The entries of some rows of ``count``, each of which holds as many consecutive ones."""
     if entries.shape[0] == count:
         return entries[rows]

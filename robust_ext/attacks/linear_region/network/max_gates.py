@@ -10,11 +10,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.nn import functional as F
 
+from robust_ext.attacks.linear_region.network.calls import Call, per_dimension
 from robust_ext.attacks.linear_region.network.gate_rules import larger
 from robust_ext.attacks.linear_region.network.gates import Gate
-from robust_ext.attacks.linear_region.network.tape import Call, Tape, per_dimension
+from robust_ext.attacks.linear_region.network.tape import Tape
+
+POSITIONS = "it uses positions of largest values"
 
 
 @dataclass(eq=False)
@@ -45,8 +49,9 @@ class MaxGate(Gate):
     def _indices(self) -> Tensor:
         return self.argmax.flatten(0, 1).long()
 
-    def apply(self, x: Tensor, constraints: Tensor) -> Tensor:
+    def apply(self, constraints: Tensor, *inputs: Tensor) -> Tensor:
         """See :class:`Gate`."""
+        (x,) = inputs
         flat = x.reshape(self.rows * self._channels, self.size)
         largest = flat.gather(1, self._indices).view(self.rows, self._channels, 1, self.windows.shape[1])
         shape = (self.rows, self._channels, *self.windows.shape)
@@ -54,7 +59,7 @@ class MaxGate(Gate):
         torch.sub(largest, others, out=constraints.view(shape))
         return largest.view(self.rows * self.after[0], *self.after[1:])
 
-    def adjoint(self, gradient: Tensor | None, multipliers: Tensor) -> Tensor:
+    def adjoint(self, gradient: Tensor | None, multipliers: Tensor) -> tuple[Tensor, ...]:
         """See :class:`Gate`."""
         lines = self.rows * self._channels
         flat = multipliers.reshape(lines, self.windows.numel())
@@ -66,10 +71,11 @@ class MaxGate(Gate):
             flat = F.pad(flat, (0, 1))
         spread = flat.index_select(1, self.places.flatten())
         out = spread.view(lines, *self.places.shape).sum(1).neg_() if self.places.shape[0] > 1 else spread.neg_()
-        return out.scatter_add_(1, self._indices, largest).view(self.rows * self.before[0], *self.before[1:])
+        return (out.scatter_add_(1, self._indices, largest).view(self.rows * self.before[0], *self.before[1:]),)
 
-    def at(self, x: Tensor, rows: int) -> tuple[Gate, Tensor]:
+    def at(self, rows: int, *inputs: Tensor) -> tuple[Gate, Tensor]:
         """See :class:`Gate`."""
+        (x,) = inputs
         flat = x.reshape(rows * self._channels, self.size)
         values = flat.index_select(1, self.windows.flatten()).view(flat.shape[0], *self.windows.shape)
         largest, place = values.max(1)
@@ -136,14 +142,14 @@ def _largest(tape: Tape, call: Call) -> Any:
     if not largest:
         tape.bind(result, tape.emit_function(torch.neg, result))
     if not isinstance(out, Tensor):
-        tape.bind_positions(out[1])
+        tape.bind_last(out[1], POSITIONS)
     return out
 
 
 def _max_pool(tape: Tape, call: Call) -> Any:
     """Max pooling, of windows of a fixed size or of a fixed number of windows."""
     x = call.input
-    number = tape.number(x)
+    number = tape.affine(x)
     dims = int(call.name.split("pool")[1][0])
     sizes, adaptive = x.shape[-dims:], call.name.startswith("adaptive")
     pool = getattr(F, f"{'adaptive_' if adaptive else ''}max_pool{dims}d_with_indices")
@@ -165,8 +171,9 @@ def _max_pool(tape: Tape, call: Call) -> Any:
     windows = _products(axes, sizes).T.contiguous().to(x.device)
     argmax = index.reshape(tape.rows, -1, windows.shape[1])
     tape.bind(out, tape.emit(_gate(tape, call.name, x, out, windows, argmax), number))
-    tape.bind_positions(index)
-    with_indices = call.name.endswith("indices") or call.get(2 if adaptive else 6, "return_indices")
+    tape.bind_last(index, POSITIONS)
+    exported = adaptive and isinstance(call.func, OpOverload)
+    with_indices = exported or call.name.endswith("indices") or call.get(2 if adaptive else 6, "return_indices")
     return (out, index) if with_indices else out
 
 

@@ -57,16 +57,16 @@ class Regions:
         self._check_points("z", z, self.rows)
         constraints = z.new_empty(self.rows, self.constraints + spare)
         columns = iter(self.layers)
-        return constraints, self._run(z, lambda gate, x: gate.apply(x, constraints[:, next(columns)[1]]))
+        return constraints, self._run(z, lambda gate, *x: gate.apply(constraints[:, next(columns)[1]], *x))
 
     @torch.no_grad()
-    def _run(self, z: Tensor, at_gate: Callable[[Gate, Tensor], Tensor]) -> Tensor:
-        """The logits, with the result of each gate from a function of the gate and its input."""
+    def _run(self, z: Tensor, at_gate: Callable[..., Tensor]) -> Tensor:
+        """The logits, with the result of each gate from a function of the gate and its inputs."""
         values: dict[int, Tensor] = {0: z}
         for step, last in zip(self._steps, self._last, strict=True):
             operation = step.operation
             if isinstance(operation, Gate):
-                values[step.output] = at_gate(operation, values[step.inputs[0]])
+                values[step.output] = at_gate(operation, *(values[i] for i in step.inputs))
             else:
                 values[step.output] = operation.apply(*(values[i] for i in step.inputs))
             for unused in last:
@@ -87,12 +87,12 @@ class Regions:
             gradient = gradients.pop(step.output, None)
             if isinstance(operation, Gate):
                 part = multipliers[:, next(columns)[1]]
-                returned: tuple[Tensor, ...] = (operation.adjoint(gradient, part),)
+                returned = operation.adjoint(gradient, part)
             elif gradient is None:
                 continue
             else:
                 returned = operation.adjoint(gradient)
-            for number, value in zip(step.inputs, returned, strict=True):
+            for number, value in zip(step.inputs, returned, strict=False):
                 gradients[number] = gradients[number] + value if number in gradients else value
         if 0 not in gradients:
             return multipliers.new_zeros(self.rows, *self.shape)
@@ -103,8 +103,8 @@ class Regions:
         self._check_points("points", points, points.shape[0] if points.dim() else 0)
         gates: list[Gate] = []
 
-        def choose(gate: Gate, x: Tensor) -> Tensor:
-            chosen, out = gate.at(x, points.shape[0])
+        def choose(gate: Gate, *x: Tensor) -> Tensor:
+            chosen, out = gate.at(points.shape[0], *x)
             gates.append(chosen)
             return out
 
