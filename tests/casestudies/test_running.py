@@ -108,6 +108,7 @@ def test_a_device_that_is_none_is_refused(quantised):
         api.run_case_studies(["rounded"], samples=4, device="meta")
 
 
+@pytest.mark.exhaustive
 def test_weights_of_other_data_are_not_used(quantised, tmp_path):
     def weights(images):
         api.run_case_studies(["rounded"], samples=4, images=images, out=tmp_path / str(images) / "x")

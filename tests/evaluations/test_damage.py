@@ -122,7 +122,10 @@ def test_lost_files_are_made_again(name, folders, tmp_path):
             assert essence(evaluate(name, path)) == expected, file
 
 
-@pytest.mark.parametrize("content", [b"garbage", b"PK\x03\x04", b"\x93NUMPY"])
+@pytest.mark.parametrize(
+    "content",
+    [b"garbage", *(pytest.param(begun, marks=pytest.mark.exhaustive) for begun in (b"PK\x03\x04", b"\x93NUMPY"))],
+)
 def test_arrays_that_are_none_are_named(folders, tmp_path, content):
     top, expected = folders("binarization")
     path = shutil.copytree(top / "finished", tmp_path / "run")

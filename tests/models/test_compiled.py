@@ -47,7 +47,9 @@ def inside(network):
     return nn.Sequential(nn.Identity(), torch.compile(network)).eval()
 
 
-@pytest.mark.parametrize("make", [torch.compile, in_place, inside])
+@pytest.mark.parametrize(
+    "make", [torch.compile, *(pytest.param(other, marks=pytest.mark.exhaustive) for other in (in_place, inside))]
+)
 def test_torch_compile_takes_no_time_and_changes_no_result(make, network, caplog):
     made, begun = make(network), time.perf_counter()
     plain = nn.Sequential(nn.Identity(), network).eval() if make is inside else network
