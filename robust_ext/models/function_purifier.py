@@ -177,11 +177,14 @@ def called_alone(function: Callable[[Tensor], Any], x: Tensor, networks: Iterabl
     """
     wanted = wants_gradient(x)
     name = getattr(function, "__name__", type(function).__name__)
-    hint = "it is called with gradients enabled, on a copy of the inputs that it may change unless gradients are wanted"
+    hint = "it is called with gradients enabled, on a copy of the inputs that it may change"
     with _parameters_kept(networks), torch.inference_mode(False), torch.enable_grad():
-        leaf = x.detach().clone().requires_grad_(wanted)
-        with foreign_code(f"defense {name}", f"on inputs of shape {tuple(x.shape)},", hint=hint, kind=ModelError):
-            out = function(leaf)
+        leaf = x.detach().requires_grad_(wanted)
+        own = leaf.clone()
+        if wanted:
+            own.retain_grad()  # It may be looked for after a backward pass
+        with foreign_code("defense", f"{name}, on inputs of shape {tuple(x.shape)},", hint=hint, kind=ModelError):
+            out = function(own)
     if not isinstance(out, Tensor):
         return out
     if not (wanted and out.requires_grad):

@@ -87,6 +87,24 @@ def test_inner_gradients_stay_inside():
     torch.testing.assert_close(source.grad, torch.autograd.grad(net(2 * leaf).sum(), leaf)[0])
 
 
+def test_its_inputs_are_its_own():
+    """It may change them, and look for their gradients."""
+
+    def purify(x):
+        x.mul_(0.5)
+        leaf = x if x.requires_grad else x.requires_grad_()
+        leaf.square().sum().backward(retain_graph=True)
+        assert torch.equal(x.grad, 2 * x)
+        return x
+
+    net, x = network(), X.clone()
+    made = as_defense(purify, net, X[:2])
+    with torch.no_grad():
+        torch.testing.assert_close(made(x), net(0.5 * X))
+    torch.testing.assert_close(gradient(made, x), gradient(lambda x: net(0.5 * x), X))
+    assert torch.equal(x, X)
+
+
 def test_memory_does_not_grow():
     net = network()
     made = as_defense(soap(network(1)), net, X[:2])
@@ -126,7 +144,7 @@ def test_what_cannot_run_is_one_clear_error():
         raise ValueError("no such thing")
 
     with pytest.raises(
-        ModelError, match=r"defense broken: on inputs of shape \(2, 1, 4, 4\), raised ValueError: no such"
+        ModelError, match=r"defense: broken, on inputs of shape \(2, 1, 4, 4\), raised ValueError: no such"
     ):
         as_defense(broken, network(), X[:2])
 
