@@ -156,7 +156,7 @@ case("binarization own l1", binarization, [APGD, "robust_ext:Square(queries=20)"
 # Draws depend on the attack's name, which spells its settings as when the results were recorded.
 REGIONS = {
     "robust_ext:LinearRegion(starts=2, walk=5, hops=2, hop_steps=3, regions=3)": (
-        "robust_ext:LinearRegion(starts=2, fab_steps=5, basin_hops=2, hop_steps=3, regions=3)"
+        "robust_ext:LinearRegion(budget=600, draws=2, start_steps=5, hops=2, regions=3)"
     )
 }
 case("binarization linear region", binarization, REGIONS, "l2", samples=4, kappa=0.9)

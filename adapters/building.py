@@ -67,12 +67,6 @@ def draws(attack_class: type[NativeAttack]) -> bool:
     return attack_class.traits.seeds != "none"
 
 
-def takes_starting_points(attack_class: type[NativeAttack]) -> bool:
-    """Whether an attack can begin at points that are given with the inputs."""
-    start = declared(attack_class).get("start")
-    return start is not None and start.choices is not None and "given" in start.choices
-
-
 def cannot_aim(attack: NativeAttack) -> str | None:
     """Why an attack with its settings cannot be targeted, or None where it can."""
     objective = getattr(attack, "objective", "ace")

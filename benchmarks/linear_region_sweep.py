@@ -10,6 +10,7 @@ the l2 norms at several numbers of regions, and draws them.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from linear_region import searched
@@ -33,7 +34,8 @@ def main() -> None:
     sample = load(given.networks[0], given)
     curves: dict[tuple[float, float], Curve] = {}
     for q, gamma in dict.fromkeys([(q, 6.0) for q in QS] + [(0.8, gamma) for gamma in GAMMAS]):
-        attack = LinearRegion(fab_steps=0, basin_hops=0, starts=4, regions=given.regions, q=q, gamma=gamma)
+        alone: dict[str, Any] = {"starts": ("noise",), "draws": 4, "start_steps": 0, "hops": 0, "budget": 1e8}
+        attack = LinearRegion(**alone, regions=given.regions, q=q, gamma=gamma)
         found, seconds = searched(attack, sample, "l2")
         curve = [(float(m.regions.double().mean()), m.distances) for m in found.history]
         curves[q, gamma] = curve

@@ -41,7 +41,7 @@ def main() -> None:
         device=torch.device("cpu"),
     )
     steps: list[Step] = []
-    found = LinearRegion(starts=4, fab_steps=0, basin_hops=0, regions=40).run(
+    found = LinearRegion(starts=("noise",), draws=4, start_steps=0, hops=0, regions=40).run(
         target,
         inputs,
         labels,

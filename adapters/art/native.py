@@ -26,7 +26,6 @@ from robust_ext.adapters.building import (
     build_attack,
     cannot_aim,
     check_seed,
-    takes_starting_points,
 )
 from robust_ext.adapters.module_search import check_references, check_starting_points, find_defended
 from robust_ext.attacks.native import NativeAttack, Step, Watch
@@ -149,7 +148,7 @@ class NativeEvasionAttack(EvasionAttack):  # type: ignore[misc]
         """
         traits = self.native().traits
         known = ["mask", "x_init"] + ["references"] * traits.references
-        known += ["x_adv_init"] * takes_starting_points(self.core)
+        known += ["x_adv_init"] * self.core.takes_starting_points
         for name in kwargs.keys() - set(known):
             raise InvalidArgumentError("generate", f"the keyword {name!r}", f"x, y, {', '.join(known)} alone")
         network = getattr(self.estimator, "model", None)

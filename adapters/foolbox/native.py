@@ -16,7 +16,6 @@ from robust_ext.adapters.building import (
     cannot_aim,
     check_seed,
     draws,
-    takes_starting_points,
 )
 from robust_ext.adapters.foolbox.library import foolbox
 from robust_ext.adapters.foolbox.model import FoolboxModule
@@ -178,7 +177,7 @@ class NativeMinimizationAttack(NativeFoolboxAttack, MinimizationAttack):  # type
             ValueError: The criterion is not supported, the tensors are not PyTorch's, or an argument does not fit.
             ModelError: The attack does not work on such a model.
         """
-        given = {"starting_points": kwargs.pop("starting_points", None)} if takes_starting_points(self.core) else {}
+        given = {"starting_points": kwargs.pop("starting_points", None)} if self.core.takes_starting_points else {}
         _base.raise_if_kwargs(kwargs)
         near = 0.0 if early_stop is None else check_number("epsilons", early_stop, minimum=0)
         attack: Any = self.native()

@@ -60,10 +60,12 @@ class NativeAttack(Settings, Attack):
     Attributes:
         aims: Whether it can aim at a class.
         stops_at_epsilon: Of attacks for the smallest perturbation: whether a row is finished within epsilon.
+        takes_starting_points: Whether it also begins at the target's starting points, where there are some.
     """
 
     aims: ClassVar[bool] = True
     stops_at_epsilon: ClassVar[bool] = False
+    takes_starting_points: ClassVar[bool] = False
 
     def search(
         self,

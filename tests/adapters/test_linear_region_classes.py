@@ -19,8 +19,8 @@ from robust_ext.testing.networks import affine_network
 from tests.adapters.common import art_classifier
 from tests.adapters.hosts import HOSTS, ORDERS, EachNorm, class_of, foolbox, foolbox_attacks, foolbox_model, in_words_of
 
-TINY = {"starts": 2, "fab_steps": 3, "basin_hops": 1, "hop_steps": 2, "regions": 1}
-STILL = TINY | {"start": "given", "fab_steps": 0, "basin_hops": 0, "regions": 0}
+TINY = {"draws": 2, "target_classes": 1, "start_steps": 3, "hops": 1, "regions": 1}
+STILL = TINY | {"starts": (), "start_steps": 0, "hops": 0, "regions": 0}
 SHAPE = (1, 2, 3)
 
 
@@ -133,7 +133,7 @@ def test_no_point_is_farther_than_the_starting_points(host, norm, count):
 @HOSTS
 def test_starting_points_that_are_not_adversarial_are_no_results(host):
     network, x = affine_network(SHAPE, 3), images(3)
-    found = run(host, "l2", network, x, network(x).argmax(1), x, start="given", fab_steps=0, seed=5)
+    found = run(host, "l2", network, x, network(x).argmax(1), x, starts=(), start_steps=0, seed=5)
     assert torch.equal(found, x)
 
 
@@ -153,7 +153,7 @@ def test_wrong_starting_points_raise(host, points):
 def test_start_given_needs_starting_points(host):
     network, x = affine_network(SHAPE, 3), images(2)
     with pytest.raises(InvalidArgumentError, match="starting_points"):
-        run(host, "l2", network, x, network(x).argmax(1), start="given")
+        run(host, "l2", network, x, network(x).argmax(1), starts=())
 
 
 @HOSTS
@@ -193,9 +193,9 @@ def test_images_of_a_pool_are_started_at(host):
     network, x, pool = affine_network(SHAPE, 3), images(3), images(30, seed=7)
     y = network(x).argmax(1)
     given = pool if host == "foolbox" else pool.numpy()
-    found = run(host, "l2", network, x, y, start="nearest", pool=given, seed=5)
-    assert torch.equal(found, by_hand(network, x, y, "l2", chosen={"start": "nearest", "pool": pool}))
-    attack, _ = build("foolbox", "l2", network, start="nearest", pool=pool)
+    found = run(host, "l2", network, x, y, starts=("nearest",), pool=given, seed=5)
+    assert torch.equal(found, by_hand(network, x, y, "l2", chosen={"starts": ("nearest",), "pool": pool}))
+    attack, _ = build("foolbox", "l2", network, starts=("nearest",), pool=pool)
     assert "pool=30 images" in repr(attack)
 
 
@@ -268,7 +268,7 @@ def test_settings_are_those_of_the_attack(host):
     made = as_attack(build(host, "l1", network, **TINY, q=0.9)[0], name="mine")
     assert isinstance(made, LinearRegion)
     assert (made.name, made.description) == ("mine", LinearRegion(**TINY, q=0.9).description)
-    wrong = {"starts": 0, "start": "far", "q": 0.4, "improvement": (0.1,), "seconds": 0.0, "seed": -1}
+    wrong = {"draws": 0, "starts": ("far",), "q": 0.4, "improvement": (0.1,), "budget": 0.0, "seed": -1}
     for name, value in {**wrong, "regions": -1}.items():
         shown = "max_iter" if (host, name) == ("art", "regions") else name
         with pytest.raises(InvalidArgumentError, match=f"^{shown}: got"):

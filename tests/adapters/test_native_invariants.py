@@ -224,7 +224,7 @@ BASES = {
     "LinearRegion": (RegionInFoolbox, RegionInArt),
     **{attack.__name__: (DefendedInFoolbox, DefendedInArt) for attack in ATTACKS if attack.traits.detector},
 }
-TINY = {"starts": 2, "fab_steps": 3, "basin_hops": 1, "hop_steps": 2, "regions": 1}
+TINY = {"draws": 2, "target_classes": 1, "start_steps": 3, "hops": 1, "regions": 1}
 LOGITS = {"steps": 12, "rel_step_size": 0.1, "samples": 2, "level": 0.02, "check_every": 2}
 # An attack, a norm and settings in the words of its declaration; the first of each attack is among the quick tests, in
 # the one host and the other in turns.

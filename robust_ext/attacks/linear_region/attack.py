@@ -11,14 +11,18 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from robust_ext.attacks.linear_region.boundary import BoundarySearch, Round
+from robust_ext.attacks.linear_region.boundary import BoundarySearch
 from robust_ext.attacks.linear_region.network.recording import record_checked
 from robust_ext.attacks.linear_region.oracle import BoundaryOracle
 from robust_ext.attacks.linear_region.results import SearchRecord
 from robust_ext.attacks.linear_region.search import RegionSearch
+from robust_ext.attacks.linear_region.state import SearchState
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.settings import setting, settings_class
 from robust_ext.core.validation import check_number
+
+# Rounds after which half as many starts take part, and after which the least improvement is asked for.
+_HALVING, _FALLING = 3, 8
 
 
 def _improvement(value: Any) -> tuple[float, ...]:
@@ -36,17 +40,19 @@ class LinearRegion(BoundarySearch):
     :func:`robust_ext.attacks.linear_region.network.recording.record_checked`. The solver can make a row's result depend
     on the others by per cents in l1, and by other points of nearly the same distance in linf.
 
+    The paper's own scheme is ``starts=("nearest",), start_steps=0, hops=0, classes="all"`` with a ``pool`` of training
+    images.
+
     Example:
-        >>> LinearRegion(regions=20, halving=2).successive_halving(12)
-        [(4, 1), (4, 1), (2, 2), (2, 2), (1, 4)]
+        >>> [LinearRegion(survivors=4).sharing(number, 100) for number in (0, 3, 6)]
+        [(4, 1), (2, 2), (1, 4)]
     """
 
     name = "LinearRegion"
 
     regions: int = setting(
-        default=40, help="Regions sampled for an input, over all its starts.", minimum=0, trial=4, art="max_iter"
+        default=1000, help="Most regions sampled for an input, over all its starts.", minimum=0, trial=4, art="max_iter"
     )
-    halving: int = setting(default=3, help="Rounds after which the worse half of the starts is given up.", minimum=1)
     q: float = setting(
         default=0.8,
         help="Probability that a region is sampled on the input's side (paper: .8).",
@@ -64,44 +70,41 @@ class LinearRegion(BoundarySearch):
     )
     improvement: tuple[float, float] = setting(
         default=(0.02, 0.001),
-        help="Share by which a region has to beat the best point to be solved to the end: in the first round, and in "
-        "the last; it falls geometrically. Both in (0, 1).",
+        help="Share by which a region has to beat its start to be solved to the end: in the first round, and in late "
+        "ones; in between it falls geometrically. Both in (0, 1).",
         check=_improvement,
     )
     iterations: int = setting(default=100, help="Most iterations of the solver for one region.", minimum=1)
 
-    def _rounds(self, oracle: BoundaryOracle, found: SearchRecord) -> Callable[[int], list[Round]]:
+    def _refinement(self, oracle: BoundaryOracle, found: SearchRecord) -> Callable[[SearchState], None]:
         # Recording counts its own passes, as any query of the module.
         recorded = record_checked(oracle.target.module, oracle.inputs, oracle.threat_model.bounds)
-        search = RegionSearch(oracle, recorded, self.batch, self.q, self.gamma, self.classes, self.iterations)
+        search = RegionSearch(
+            oracle, recorded, self.batch, self.q, self.gamma, self.classes, self.iterations, self._in_time(found)
+        )
         found.regions = search.regions
-        first, last = self.improvement
+        return partial(self._solve_regions, search, found)
 
-        def of(starts: int) -> list[Round]:
-            halved = self.successive_halving(starts)
-            rounds: list[Round] = []
-            for number, (alive, draws) in enumerate(halved):
-                improvement = float(first * (last / first) ** (number / max(1, len(halved) - 1)))
-                improved = partial(search.round, draws=draws, number=number, improvement=improvement)
-                rounds.append((alive, improved))
-            return rounds
+    def _in_time(self, found: SearchRecord) -> Callable[[], bool]:
+        """Whether solvers may go on: passes are counted when they are done."""
+        return (lambda: True) if self.budget_unit == "passes" else lambda: bool((found.spent() < 1).all())
 
-        return of
-
-    def successive_halving(self, starts: int) -> list[tuple[int, int]]:
-        """How many starts of an input take part in each round, and how many regions each of them samples.
-
-        As starts are given up, the others sample more, so that there is as much to compute at once.
-
-        Args:
-            starts: How many there are at first.
-        """
-        first = min(starts, self.survivors) if self.fab_steps or self.basin_hops else starts
-        rounds: list[tuple[int, int]] = []
-        left = self.regions if starts else 0
+    def _solve_regions(self, search: RegionSearch, found: SearchRecord, state: SearchState) -> None:
+        state = search.warmed(state)
+        left, number = self.regions, 0
         while left > 0:
-            alive = min(left, max(1, first >> (len(rounds) // self.halving)))
-            draws = min(left, first) // alive
-            rounds.append((alive, draws))
-            left -= alive * draws
-        return rounds
+            alive, draws = self.sharing(number, left)
+            first, last = self.improvement
+            improvement = max(last, first * (last / first) ** (number / _FALLING))
+            nearer = partial(search.round, draws=draws, number=number, improvement=improvement)
+            if not self._improve(state, found, nearer, alive=alive):
+                break
+            left, number = left - alive * draws, number + 1
+
+    def sharing(self, number: int, left: int) -> tuple[int, int]:
+        """How many starts of an input take part in a round, and how many regions each samples of those that are left.
+
+        As fewer starts take part, each samples more, so that there is as much to compute at once.
+        """
+        alive = min(left, max(1, self.survivors >> (number // _HALVING)))
+        return alive, max(1, min(left, self.survivors) // alive)

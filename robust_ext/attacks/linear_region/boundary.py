@@ -1,24 +1,26 @@
 """The nearest adversarial point, searched for along the decision boundary of any network that has gradients.
 
-Noise starts of which the worse are given up on the way, cheap steps along the boundary, and hops. It is also how the
-linear-region attack begins.
+A portfolio of cheap starts, and hops from those that may become the nearest. It is also how the linear-region attack
+begins.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from robust_ext.attacks.base import AttackTraits, draw_seed
+from robust_ext.attacks.linear_region.descent import descent_steps
 from robust_ext.attacks.linear_region.fab import fab_steps, random_jump
 from robust_ext.attacks.linear_region.oracle import BoundaryOracle
 from robust_ext.attacks.linear_region.results import LinearRegionResult, SearchRecord
-from robust_ext.attacks.linear_region.starts import initial_state
-from robust_ext.attacks.linear_region.state import SearchState
+from robust_ext.attacks.linear_region.starts import Portfolio
+from robust_ext.attacks.linear_region.state import KINDS, SearchState
+from robust_ext.attacks.linear_region.stepping import Going, Steps, stepped
 from robust_ext.attacks.native import NativeAttack, Watch
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.settings import setting, settings_class
@@ -26,15 +28,23 @@ from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
 from robust_ext.core.validation import check_inputs, check_labels
 
-# Length and steps of basin hops, by trial on images of digits.
-_HOPS = {"linf": (0.1, 30), "l2": (1.5, 12), "l1": (1.5, 12)}
-# After steps along the boundary: the share of the perturbation that is kept in the bisection to the input, and how
-# much farther than before they may have ended for that to be tried.
-_LEAST, _WORTH = 0.9, 1.01
+# The share of the budget after which no further start is made.
+_START_SHARE = 0.4
 
 
-# How many starts of an input take part, and what makes them nearer.
-Round = tuple[int, Callable[[SearchState], SearchState]]
+class _Hop(NamedTuple):
+    """A jump's length, as a multiple of the perturbation's l2 norm, and the steps back.
+
+    ``until`` is the share of the budget after which regions are solved, where they are: most is gained there in l1.
+    """
+
+    length: float
+    steps: int
+    until: float = 1.0
+
+
+_HOPS = {"linf": _Hop(0.1, 30, 0.8), "l2": _Hop(1.5, 12, 0.65), "l1": _Hop(1.5, 12, 0.5)}
+_LINF_DESCENT = _Hop(0.5, 24)
 
 
 def _images(value: Any) -> Tensor:
@@ -52,7 +62,7 @@ class BoundarySearch(NativeAttack):
     """Searches for the smallest adversarial perturbation of each input along the decision boundary.
 
     The smallest that was found at any time is kept, and the true network has confirmed each; epsilon has no influence.
-    A row's result depends on the others by rounding alone, unless there is a limit in seconds. Each row draws one seed
+    A row's result depends on the others by rounding alone, unless the budget is in seconds. Each row draws one seed
     from the generator, in order, and everything else from that seed.
 
     The target's ``starting_points``, such as the candidates of other attacks, are begun at besides the starts that are
@@ -60,11 +70,12 @@ class BoundarySearch(NativeAttack):
     candidates.
 
     Example:
-        >>> BoundarySearch(basin_hops=40).name
+        >>> BoundarySearch(budget=10, budget_unit="seconds").name
         'BoundarySearch'
     """
 
     name = "BoundarySearch"
+    takes_starting_points: ClassVar[bool] = True
     traits = AttackTraits(
         minimum_norm=True,
         batching="any",
@@ -74,42 +85,52 @@ class BoundarySearch(NativeAttack):
         seeds="generator",
     )
 
-    starts: int = setting(default=12, help="Starts of each input that are searched for.", minimum=1, trial=4)
-    start: str = setting(
-        default="noise",
-        help='``"noise"``: adversarial noise, blended with the input. ``"nearest"``: the nearest images of the '
-        'likeliest other classes in ``pool``. ``"given"``: only starting points that are given.',
-        choices=("noise", "nearest", "given"),
+    budget: float = setting(
+        default=5000.0,
+        help="For each input and for everything, starts included, in ``budget_unit``. It is looked at before each step "
+        "and each round of regions, so that a search ends at most one of these later.",
+        above=0,
+        trial=600.0,
     )
-    fab_steps: int = setting(
-        default=30, help="First steps along the boundary, of the fast adaptive boundary attack.", minimum=0, trial=10
+    budget_unit: str = setting(
+        default="passes",
+        help='``"passes"``: rows sent forward and backward. ``"seconds"``: CPU seconds of this process (those of all '
+        "threads), of which inputs that are searched together share what they have in all; results then depend on the "
+        "speed of the machine and on the rest of the batch.",
+        choices=("passes", "seconds"),
+    )
+    starts: tuple[str, ...] = setting(
+        default=("descent", "boundary", "noise"),
+        help='Kinds of starts besides starting points that are given. ``"descent"``: steepest descents in a shrinking '
+        'ball, from the input. ``"boundary"``: steps of the fast adaptive boundary attack, from the input. '
+        '``"noise"``: adversarial noise, blended with the input. ``"nearest"``: the nearest images of the likeliest '
+        "other classes in ``pool``.",
+        choices=KINDS[1:],
+    )
+    target_classes: int = setting(
+        default=3,
+        help="Likeliest other classes that descents and steps from the input are aimed at, besides those at any class.",
+        minimum=0,
+    )
+    draws: int = setting(default=8, help="Starts of noise of each input, and nearest images.", minimum=1, trial=4)
+    start_steps: int = setting(
+        default=60,
+        help="Steps of each start from the input, and half as many from noise, images and given points; 0 to search on "
+        "from these as they are.",
+        minimum=0,
+        trial=10,
     )
     survivors: int = setting(
-        default=4, help="Starts that go on then; all do when there are no such steps and no hops.", minimum=1
+        default=4,
+        help="Starts of an input that are searched on from at once: those that may become the nearest.",
+        minimum=1,
     )
-    basin_hops: int = setting(
-        default=24, help="Random jumps before the first region, each with a few steps back.", minimum=0, trial=2
-    )
-    hop_length: float | None = setting(
-        default=None,
-        help="Of a jump, as a multiple of the perturbation's l2 norm; .1 in linf and 1.5 in l2 and l1 when left out.",
-        above=0,
-    )
-    hop_steps: int | None = setting(
-        default=None, help="Steps back; 30 in linf and 12 in l2 and l1 when left out.", minimum=1, trial=5
-    )
-    passes: int | None = setting(
-        default=None, help="Rows sent forward and backward after which an input gets no further round.", minimum=1
-    )
-    seconds: float | None = setting(
-        default=None,
-        help="Wall-clock time after which no further step is made. Results then depend on the speed of the machine "
-        "and on the rest of the batch.",
-        above=0,
+    hops: int = setting(
+        default=1000, help="Most random jumps from these starts, each with a few steps back.", minimum=0, trial=2
     )
     batch: int = setting(default=128, help="Most points handled at once.", minimum=1, art=None)
     pool: Tensor | None = setting(
-        default=None, help='Images for ``start="nearest"``, ``(P, ...)`` in bounds.', check=_images
+        default=None, help='Images for ``"nearest"`` starts, ``(P, ...)`` in bounds.', check=_images
     )
 
     def search(self, target: Target, inputs: Tensor, labels: Tensor, **given: Any) -> Tensor:
@@ -129,14 +150,15 @@ class BoundarySearch(NativeAttack):
     ) -> LinearRegionResult:
         """Search, and return the distances and the history too; for the arguments see :meth:`NativeAttack.search`.
 
-        Inputs of any floating point dtype are taken as float32. ``watch`` is called after each hop and round with the
-        nearest points found so far (the input where there is none) and minus their distances.
+        Inputs of any floating point dtype are taken as float32. ``watch`` is called before each step and round with
+        the nearest points found so far (the input where there is none) and minus their distances; how many steps there
+        will be is reckoned from the share of the budget that is spent.
 
         Returns:
             Candidates, distances and history. An input that is adversarial as it is comes back with distance 0.
 
         Raises:
-            InvalidArgumentError: Arguments are not as described, or do not fit the setting ``start``.
+            InvalidArgumentError: Arguments are not as described, or do not fit the setting ``starts``.
             ModelError: The attack solves regions, and the network is not piecewise affine or cannot be followed.
             AttackError: The target gives no gradients.
         """
@@ -145,59 +167,71 @@ class BoundarySearch(NativeAttack):
         given, pool = self._checked(target, inputs)
         seeds = [draw_seed(generator) for _ in range(len(inputs))]
         oracle = BoundaryOracle(target, inputs, labels, threat_model=threat_model, targeted=targeted)
-        found = SearchRecord(oracle, passes=self.passes, seconds=self.seconds, watch=watch)
+        found = SearchRecord(oracle, budget=self.budget, unit=self.budget_unit, watch=watch)
         if len(inputs) > 0:
             every = torch.arange(len(inputs), device=inputs.device)
-            found.distances[oracle.adversarial(inputs, every, beyond_rounding=False)] = 0
+            oracle.adversarial(inputs, every, beyond_rounding=False)
             self._search(oracle, found, seeds, given, pool)
         return found.result()
 
     def _search(
         self, oracle: BoundaryOracle, found: SearchRecord, seeds: list[int], given: Tensor | None, pool: Tensor | None
     ) -> None:
-        further = self._rounds(oracle, found)
-        state = initial_state(
-            oracle, seeds, found.open_samples(), self.start, self.starts, batch=self.batch, given=given, pool=pool
+        refine = self._refinement(oracle, found)
+        portfolio = Portfolio(
+            oracle=oracle,
+            found=found,
+            seeds=seeds,
+            kinds=self.starts,
+            draws=self.draws,
+            steps=self.start_steps,
+            target_classes=self.target_classes,
+            batch=self.batch,
+            until=_START_SHARE,
+            given=given,
+            pool=pool,
         )
-        found.add(state)
-        if self.fab_steps:
-            state = self._stepped(oracle, state, state.points, found, steps=self.fab_steps)
-            found.add(state)
-        hop: Round = self.survivors, partial(self._hopped, oracle, found)
-        rounds = [hop] * self.basin_hops + further(len(state.streams) // len(seeds))
-        state = state.select(torch.isfinite(state.distances).nonzero().flatten())
-        for number, (alive, improved) in enumerate(rounds):
-            state = state.nearest(alive, found.open_samples())
-            if len(state.streams) == 0 or not found.in_time():
+        state = portfolio.starts()
+        until = 1.0 if refine is None else _HOPS[oracle.threat_model.norm].until
+        for number in range(self.hops):
+            hopped = partial(self._hopped, oracle, found.limited(until), number)
+            if not self._improve(state, found, hopped, alive=self.survivors, until=until):
                 break
-            state = improved(state)
-            found.add(state, number=number, total=len(rounds))
+        if refine is not None:
+            refine(state)
 
-    def _rounds(self, oracle: BoundaryOracle, found: SearchRecord) -> Callable[[int], list[Round]]:
-        """The rounds after the hops, for how many starts each input has."""
-        return lambda starts: []
+    def _refinement(self, oracle: BoundaryOracle, found: SearchRecord) -> Callable[[SearchState], None] | None:
+        """What goes on with the starts after the hops, if anything does."""
+        return None
 
-    def _hopped(self, oracle: BoundaryOracle, found: SearchRecord, state: SearchState) -> SearchState:
+    def _improve(
+        self,
+        state: SearchState,
+        found: SearchRecord,
+        nearer: Callable[[SearchState], SearchState],
+        *,
+        alive: int,
+        until: float = 1.0,
+    ) -> bool:
+        """Make so many starts of each input nearer, until a share of the budget is spent; whether there were any."""
+        rows = state.promising(alive, found.going(torch.arange(len(found.regions)), until=until))
+        if len(rows) == 0:
+            return False
+        latest = nearer(state.select(rows))
+        state.update(rows, latest)
+        found.add(latest)
+        return True
+
+    def _hopped(self, oracle: BoundaryOracle, going: Going, number: int, state: SearchState) -> SearchState:
         """The starts after a random jump and a few steps back, or where they were."""
-        inputs, bounds = oracle.inputs[state.sample_index], oracle.threat_model.bounds
-        length, steps = _HOPS[oracle.threat_model.norm]
-        away = random_jump(state.points, inputs, state.streams, length=self.hop_length or length, bounds=bounds)
-        return self._stepped(oracle, state, away, found, steps=self.hop_steps or steps)
-
-    def _stepped(
-        self, oracle: BoundaryOracle, state: SearchState, away: Tensor, found: SearchRecord, *, steps: int
-    ) -> SearchState:
-        """The starts after steps from points ``away``, or where they were."""
-        points, distances, samples = state.points.clone(), state.distances.clone(), state.sample_index
-        for rows in torch.split(found.open_samples()[samples].nonzero().flatten(), self.batch):
-            reached, lengths = fab_steps(oracle, away[rows], samples[rows], steps=steps, in_time=found.in_time)
-            good = torch.isfinite(lengths) & (lengths < distances[rows] * _WORTH)
-            rows = rows[good]
-            moved = oracle.bisect_to_input(reached[good], samples[rows], least=_LEAST)
-            lengths = oracle.distances(moved, samples[rows])
-            nearer = lengths < distances[rows]
-            points[rows[nearer]], distances[rows[nearer]] = moved[nearer], lengths[nearer]
-        return SearchState(samples, points, distances, state.streams)
+        norm, bounds, samples = oracle.threat_model.norm, oracle.threat_model.bounds, state.sample_index
+        hop = _HOPS[norm]
+        more: dict[str, Tensor | None] = {}
+        take: Steps = fab_steps
+        if norm == "linf" and number % 2 == 0:
+            hop, take, more = _LINF_DESCENT, descent_steps, {"limits": oracle.nearest[samples]}
+        away = random_jump(state.points, oracle.inputs[samples], state.streams, length=hop.length, bounds=bounds)
+        return stepped(oracle, state, away, take, steps=hop.steps, going=going, batch=self.batch, **more)
 
     def _checked(self, target: Target, inputs: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """The starting points and the pool, as float32 on the inputs' device."""
@@ -209,11 +243,11 @@ class BoundarySearch(NativeAttack):
                 raise InvalidArgumentError("starting_points", f"shape {shape}", expected)
             given = check_inputs("starting_points", given.flatten(0, 1), bounds=target.bounds)
             given = given.to(inputs.device).view(shape)
-        elif self.start == "given":
-            raise InvalidArgumentError("starting_points", None, "points for start='given'; or choose start='noise'")
-        if self.start == "nearest":
+        elif not self.starts:
+            raise InvalidArgumentError("starting_points", None, "points, as starts=() has none; or choose starts")
+        if "nearest" in self.starts:
             if pool is None or len(pool) == 0:
-                raise InvalidArgumentError("pool", "no images", "images for start='nearest'; or choose start='noise'")
+                raise InvalidArgumentError("pool", "no images", "images for 'nearest'; or choose other starts")
             pool = check_inputs("pool", pool, bounds=target.bounds).to(inputs.device)
             if tuple(pool.shape[1:]) != tail:
                 raise InvalidArgumentError("pool", f"shape {tuple(pool.shape)}", f"images like {tail}")

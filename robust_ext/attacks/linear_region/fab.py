@@ -10,12 +10,13 @@ Source: Croce and Hein, "Minimally distorted adversarial examples with a fast ad
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from robust_ext.attacks.linear_region.oracle import BoundaryOracle
+from robust_ext.attacks.linear_region.stepping import Going, Nearest
 
 # Weights of the input's own projection in the first and the last step.
 _FIRST, _LAST = 0.5, 0.05
@@ -24,37 +25,41 @@ _BEYOND = 2e-3
 
 
 def fab_steps(
-    oracle: BoundaryOracle, points: Tensor, sample_index: Tensor, *, steps: int, in_time: Callable[[], bool]
+    oracle: BoundaryOracle,
+    points: Tensor,
+    sample_index: Tensor,
+    *,
+    steps: int,
+    going: Going,
+    aims: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Step from points ``(B, ...)``, adversarial or not, and keep the nearest adversarial one of each.
+    """Step from points ``(B, ...)``, adversarial or not, and return the nearest adversarial ones that were met.
 
-    One more forward pass classifies the last point; no further step is made once ``in_time`` returns False.
-    The distances are float64 ``(B,)``, and infinite where none was adversarial.
+    The distances are float64 ``(B,)``, and infinite where none was adversarial. Before each step, those are left as
+    they are for which ``going`` is False. Where ``aims``, int64 ``(B,)``, are at least 0, the boundary is the one
+    between the label and this class. One more forward pass classifies the last points.
     """
-    inputs, norm, bounds = oracle.inputs[sample_index].flatten(1), oracle.threat_model.norm, oracle.threat_model.bounds
-    best, here = points.clone(), points
-    nearest = torch.full((len(points),), torch.inf, dtype=torch.float64, device=points.device)
-    shape = (-1, *[1] * (points.dim() - 1))
-    for number in range(steps + 1):
-        last = number == steps or not in_time()
-        if last:
-            good = oracle.adversarial(here, sample_index)
-        else:
-            margin, gradient, good = oracle.linearised(here, sample_index)
-        distance = oracle.distances(here, sample_index)
-        better = good & (distance < nearest)
-        best = torch.where(better.view(shape), here, best)
-        nearest = torch.where(better, distance, nearest)
-        if last:
-            break
+    norm, bounds = oracle.threat_model.norm, oracle.threat_model.bounds
+    met = Nearest(points)
+    rows, here = torch.arange(len(points), device=points.device), points
+    for number in range(steps):
+        open_rows = going(sample_index[rows])
+        if not bool(open_rows.all()):
+            rows, here = rows[open_rows], here[open_rows]
+        if len(rows) == 0:
+            return met.points, met.distances
+        samples = sample_index[rows]
+        margin, gradient, good = oracle.linearised(here, samples, None if aims is None else aims[rows])
+        met.offer(rows, here, oracle.distances(here, samples), good)
         weight = float(_FIRST * (_LAST / _FIRST) ** (number / max(1, steps - 1)))
-        flat, gradient = here.flatten(1), gradient.nan_to_num(0, 0, 0)
+        flat, inputs, gradient = here.flatten(1), oracle.inputs[samples].flatten(1), gradient.nan_to_num(0, 0, 0)
         reach = torch.linalg.vector_norm(gradient, dim=1) * (flat - inputs).norm(dim=1)
         heights = (gradient * flat).sum(1) - margin.nan_to_num(0, 0, 0) + _BEYOND * reach
         near = project_beyond_plane(norm, flat, gradient, heights, bounds=bounds)
         aim = project_beyond_plane(norm, inputs, gradient, heights, bounds=bounds)
-        here = torch.lerp(near, aim, weight).view_as(points)
-    return best, nearest
+        here = torch.lerp(near, aim, weight).view_as(here)
+    met.offer(rows, here, oracle.distances(here, sample_index[rows]), oracle.adversarial(here, sample_index[rows]))
+    return met.points, met.distances
 
 
 def random_jump(

@@ -19,7 +19,8 @@ class BoundaryOracle:
     """Queries the network about points near inputs ``(N, ...)`` with labels ``(N,)``.
 
     Points come with ``sample_index``, int64 ``(B,)``: the inputs they belong to. ``passes`` counts the rows sent
-    forward and backward for each input, int64 ``(N,)``.
+    forward and backward for each input, int64 ``(N,)``. The nearest adversarial point of each input that was ever
+    queried is kept: ``points (N, ...)``, the inputs where there is none, and their distances ``nearest``, float64.
     """
 
     def __init__(
@@ -29,6 +30,8 @@ class BoundaryOracle:
         # Distances do not depend on epsilon; the target's bounds are those that every point has to keep.
         self.threat_model = replace(threat_model, bounds=target.bounds)
         self.passes = torch.zeros(len(inputs), dtype=torch.int64, device=inputs.device)
+        self.points = inputs.clone()
+        self.nearest = torch.full((len(inputs),), torch.inf, dtype=torch.float64, device=inputs.device)
 
     def spend(self, sample_index: Tensor, passes: Tensor | int) -> None:
         """Count passes of the inputs."""
@@ -46,8 +49,10 @@ class BoundaryOracle:
             logits = self.target.module(points)
         if not beyond_rounding:
             hit: Tensor = (logits.argmax(1) == self.labels[sample_index]) == self.targeted
-            return hit
-        return self._certain(self.margins(logits, sample_index)[0], logits)
+        else:
+            hit = self._certain(self.margins(logits, sample_index)[0], logits)
+        self._keep(points, sample_index, hit)
+        return hit
 
     def margins(self, logits: Tensor, sample_index: Tensor) -> tuple[Tensor, Tensor]:
         """Above 0 where adversarial, ``(B,)``, and the strongest class beside the label, int64 ``(B,)``."""
@@ -56,8 +61,13 @@ class BoundaryOracle:
         other, rivals = logits.scatter(1, labels, -torch.inf).max(1)
         return (own - other if self.targeted else other - own), rivals
 
-    def linearised(self, points: Tensor, sample_index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Margins ``(B,)``, their gradients ``(B, D)`` and which points are adversarial; a pass forward and back."""
+    def linearised(
+        self, points: Tensor, sample_index: Tensor, aims: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Margins ``(B,)``, their gradients ``(B, D)`` and which points are adversarial; a pass forward and back.
+
+        Where ``aims``, int64 ``(B,)``, are at least 0, the margin is that of this class over the label.
+        """
         self.spend(sample_index, 2)
         with torch.enable_grad():
             points = points.detach().requires_grad_(True)
@@ -66,9 +76,14 @@ class BoundaryOracle:
                 needs = "the linear-region attack needs a piecewise affine network whose logits can be differentiated"
                 raise AttackError(f"the target gives no gradients; {needs}")
             margin, _ = self.margins(logits, sample_index)
+            certain = self._certain(margin.detach(), logits.detach())
+            if aims is not None:
+                columns = torch.stack([self.labels[sample_index], aims.clamp_min(0)], 1)
+                own, other = logits.gather(1, columns).unbind(1)
+                margin = torch.where(aims >= 0, other - own, margin)
             (gradient,) = torch.autograd.grad(margin.sum(), points)
-        margin = margin.detach()
-        return margin, gradient.flatten(1), self._certain(margin, logits.detach())
+        self._keep(points.detach(), sample_index, certain)
+        return margin.detach(), gradient.flatten(1), certain
 
     def bisect_to_input(self, points: Tensor, sample_index: Tensor, *, least: float = 0.0, halvings: int = 8) -> Tensor:
         """Go from adversarial points ``(B, ...)`` towards their inputs as far as they stay adversarial, by bisection.
@@ -87,6 +102,18 @@ class BoundaryOracle:
             best = torch.where(good.view(shape), tried, best)
             kept, left = torch.where(good, middle, kept), torch.where(good, left, middle)
         return best
+
+    def _keep(self, points: Tensor, sample_index: Tensor, adversarial: Tensor) -> None:
+        rows = adversarial.nonzero().flatten()
+        if len(rows) == 0:
+            return
+        distances = self.distances(points[rows], sample_index[rows])
+        near = distances < self.nearest[sample_index[rows]]
+        rows, distances = rows[near], distances[near]
+        order = distances.argsort(descending=True, stable=True).tolist()
+        for row, distance in zip(rows[order].tolist(), distances[order], strict=True):
+            # The last write of an input counts: that of its nearest point.
+            self.points[sample_index[row]], self.nearest[sample_index[row]] = points[row], distance
 
     @staticmethod
     def _certain(margin: Tensor, logits: Tensor) -> Tensor:

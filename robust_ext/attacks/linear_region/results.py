@@ -1,26 +1,27 @@
-"""What a run of the linear-region attack has found so far, after how much work, and whether it may go on."""
+"""What a search for the nearest points has found so far, after how much work, and whether it may go on."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from robust_ext.attacks.linear_region.oracle import BoundaryOracle
-from robust_ext.attacks.linear_region.state import SearchState
+from robust_ext.attacks.linear_region.state import KINDS, SearchState
 from robust_ext.attacks.native import Step, Watch
 
 
 @dataclass(frozen=True, kw_only=True)
 class HistoryEntry:
-    """The state after one step.
+    """The state after one stage.
 
     Attributes:
         regions: Regions solved for each input so far, int64 ``(N,)``.
         passes: Rows sent forward and backward for each input so far, int64 ``(N,)``.
-        seconds: Wall-clock time since the attack began.
+        seconds: CPU time of this process since the attack began.
         distances: Of the nearest adversarial point of each input, float64 ``(N,)``; infinite where there is none.
     """
 
@@ -38,56 +39,83 @@ class LinearRegionResult:
         candidates: The nearest adversarial point of each input, or the input itself, ``(N, ...)``.
         found: Where there is one, bool ``(N,)``.
         distances: Of the candidates, float64 ``(N,)``; infinite where none was found.
+        kinds: The kind of start that led to each candidate, one of :data:`KINDS`; None where nothing was found, and
+            where the input is adversarial as it is.
         regions: Regions solved for each input, int64 ``(N,)``.
-        history: An entry after the starts, one after the steps along the boundary, one after each hop and round.
+        history: An entry after each kind of start, after each hop and after each round of regions.
     """
 
     candidates: Tensor
     found: Tensor
     distances: Tensor
+    kinds: tuple[str | None, ...]
     regions: Tensor
     history: tuple[HistoryEntry, ...]
 
 
 class SearchRecord:
-    """The nearest points so far ``(N, ...)``, with distances and regions as in the result; the limits, the history."""
+    """The one budget of a search, in passes or CPU seconds for each input, and its history.
 
-    def __init__(
-        self, oracle: BoundaryOracle, *, passes: int | None, seconds: float | None, watch: Watch | None
-    ) -> None:
-        self._oracle, self._passes, self._seconds, self._watch = oracle, passes, seconds, watch
-        self._began = time.perf_counter()
+    The nearest points themselves are kept by the oracle, which sees them first.
+    """
+
+    def __init__(self, oracle: BoundaryOracle, *, budget: float, unit: str, watch: Watch | None) -> None:
+        self._oracle, self._budget, self._unit, self._watch = oracle, budget, unit, watch
+        self._began, self._shown = time.process_time(), 0
         self._history: list[HistoryEntry] = []
-        self.points = oracle.inputs.clone()
-        self.distances = torch.full((len(self.points),), torch.inf, dtype=torch.float64, device=self.points.device)
+        self._before = oracle.nearest.clone()
+        self._kinds = torch.full_like(oracle.passes, -1)
         self.regions = torch.zeros_like(oracle.passes)
 
-    def in_time(self) -> bool:
-        """Whether there is time left."""
-        return self._seconds is None or time.perf_counter() - self._began < self._seconds
+    def spent(self) -> Tensor:
+        """The share of the budget that is spent for each input, float64 ``(N,)``; may end above 1."""
+        if self._unit == "passes":
+            return self._oracle.passes / self._budget
+        seconds = time.process_time() - self._began
+        return torch.full_like(self._oracle.nearest, seconds / (self._budget * max(1, len(self._kinds))))
 
-    def open_samples(self) -> Tensor:
-        """Which inputs may have more passes, and are not adversarial as they are; bool ``(N,)``."""
-        going = self.distances > 0
-        return going if self._passes is None else going & (self._oracle.passes < self._passes)
+    def going(self, sample_index: Tensor, *, until: float | Tensor = 1.0) -> Tensor:
+        """Which may be searched on from, bool ``(B,)``: shows where the search is, and is called before each step.
 
-    def add(self, state: SearchState, *, number: int | None = None, total: int = 0) -> None:
-        """Keep what is nearer, and append to the history."""
-        for row, sample in enumerate(state.sample_index.tolist()):
-            if state.distances[row] < self.distances[sample]:
-                self.points[sample], self.distances[sample] = state.points[row], state.distances[row]
-        seconds, passes = time.perf_counter() - self._began, self._oracle.passes.clone()
-        regions, distances = self.regions.clone(), self.distances.clone()
-        self._history.append(HistoryEntry(regions=regions, passes=passes, seconds=seconds, distances=distances))
-        if self._watch is not None and number is not None:
-            self._watch(Step(number=number, total=total, points=self.points.clone(), loss=-self.distances))
+        Finished are inputs that are adversarial as they are, and those for which more than the share ``until`` of the
+        budget is spent.
+        """
+        spent = self.spent()
+        if self._watch is not None:
+            self._shown += 1
+            share = min(1.0, max(float(spent.amax()), 1e-3)) if len(spent) else 1.0
+            total = max(self._shown, round(self._shown / share))
+            points, loss = self._oracle.points.clone(), -self._oracle.nearest
+            self._watch(Step(number=self._shown - 1, total=total, points=points, loss=loss))
+        open_samples = (spent < until) & (self._oracle.nearest > 0)
+        return open_samples[sample_index]
+
+    def limited(self, until: float) -> Callable[[Tensor], Tensor]:
+        """:meth:`going` until a share of the budget is spent."""
+        return lambda sample_index: self.going(sample_index, until=until)
+
+    def add(self, state: SearchState) -> None:
+        """Append to the history, and note which kind of start led nearer since the last entry."""
+        nearest = self._oracle.nearest
+        order = state.distances.argsort(descending=True, stable=True)
+        order = order[torch.isfinite(state.distances[order])]
+        latest = self._kinds.clone()
+        # The last write counts: that of the nearest start.
+        for row in order.tolist():
+            latest[state.sample_index[row]] = state.kinds[row]
+        self._kinds = torch.where(nearest < self._before, latest, self._kinds)
+        self._before = nearest.clone()
+        seconds, passes = time.process_time() - self._began, self._oracle.passes.clone()
+        regions = self.regions.clone()
+        self._history.append(HistoryEntry(regions=regions, passes=passes, seconds=seconds, distances=nearest.clone()))
 
     def result(self) -> LinearRegionResult:
         """What was found."""
         return LinearRegionResult(
-            candidates=self.points,
-            found=torch.isfinite(self.distances),
-            distances=self.distances,
+            candidates=self._oracle.points,
+            found=torch.isfinite(self._oracle.nearest),
+            distances=self._oracle.nearest,
+            kinds=tuple(None if kind < 0 else KINDS[kind] for kind in self._kinds.tolist()),
             regions=self.regions,
             history=tuple(self._history),
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -45,6 +45,7 @@ class RegionSearch:
     gamma: float
     classes: str
     iterations: int
+    in_time: Callable[[], bool]
     regions: Tensor = field(init=False)
     # For each key a distance below which it has no adversarial point.
     _bounds: dict[_Key, float] = field(init=False, default_factory=dict)
@@ -52,15 +53,19 @@ class RegionSearch:
     def __post_init__(self) -> None:
         self.regions = torch.zeros_like(self.oracle.passes)
 
+    def warmed(self, state: SearchState) -> SearchState:
+        """The starts with no region solved yet."""
+        deciding = self.oracle.target.classes if self.oracle.targeted else 1
+        return replace(state, warm=WarmStart.blank(state.points, self.recorded.constraints + deciding))
+
     def round(self, state: SearchState, *, draws: int, number: int, improvement: float) -> SearchState:
         """The starts, each nearer or where it was, after ``draws`` regions near each were solved.
 
-        Round 0 begins with the points' own regions; a region has to beat its start's distance by ``improvement``.
+        A start begins with the region of its own point; a region has to beat its start's distance by ``improvement``.
         """
         points, distances, warm = state.points.clone(), state.distances.clone(), state.warm
         if warm is None:
-            deciding = self.oracle.target.classes if self.oracle.targeted else 1
-            warm = WarmStart.blank(points, self.recorded.constraints + deciding)
+            raise ValueError("the starts are to be warmed first")
         # A large network's multipliers are large, so they are not copied more often than they must be.
         state = replace(state, warm=None)
         every = torch.arange(len(points), device=points.device).repeat_interleave(draws)
@@ -77,7 +82,7 @@ class RegionSearch:
         self, state: SearchState, warm: WarmStart, number: int, improvement: float
     ) -> tuple[Tensor, WarmStart, list[tuple[int, Tensor, Tensor]]]:
         """The start of each region solved, where its next solver begins, and what is nearer: start, point, distance."""
-        anchors, places, keys = self._new_regions(state, state.distances * (1 - improvement), at_points=number == 0)
+        anchors, places, keys = self._new_regions(state, state.distances * (1 - improvement), warm.unscaled())
         warm = warm.select(places)
         if len(places) == 0:
             return places, warm, []
@@ -93,7 +98,7 @@ class RegionSearch:
         self.regions.index_add_(0, samples, torch.ones_like(samples))
         return places, WarmStart(anchors, found.multipliers, scaling), self._nearer(found, state, places)
 
-    def _new_regions(self, state: SearchState, wanted: Tensor, *, at_points: bool) -> tuple[Tensor, Tensor, list[_Key]]:
+    def _new_regions(self, state: SearchState, wanted: Tensor, at_points: Tensor) -> tuple[Tensor, Tensor, list[_Key]]:
         """Points ``(R, ...)`` of regions that may hold a point at the wanted distance, the start and key of each."""
         open_rows = list(range(len(state.streams)))
         anchors: list[Tensor] = []
@@ -103,8 +108,10 @@ class RegionSearch:
         for draw in range(_DRAWS):
             if not open_rows:
                 break
-            part = state.select(torch.tensor(open_rows, device=wanted.device))
-            points = part.points if at_points and draw == 0 else self._sampled(part)
+            chosen = torch.tensor(open_rows, device=wanted.device)
+            part = state.select(chosen)
+            own = at_points[chosen].view(-1, *[1] * (part.points.dim() - 1)) & (draw == 0)
+            points = torch.where(own, part.points, self._sampled(part))
             regions = self._at(points, part.sample_index)
             classes_of = self._classes(regions, part.sample_index)
             found = zip(open_rows, points, part.sample_index.tolist(), regions.pattern(), classes_of, strict=True)
@@ -157,6 +164,7 @@ class RegionSearch:
             scaling=scaling,
             points=state.points.flatten(1),
             multipliers=warm.multipliers_for(constraints.regions, self._at(warm.anchors, samples)),
+            in_time=self.in_time,
             settings=SolverSettings(iterations=self.iterations, tolerance=max(1e-3, improvement / 4)),
         )
         began = 1 if norm == "l2" else 3

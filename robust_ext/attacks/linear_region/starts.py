@@ -1,59 +1,135 @@
-"""Where the search begins: noise, the nearest images of other classes, or points that are given."""
+"""Where the search begins: a portfolio of cheap minimisers and of points, each with a share of the budget.
+
+Descents and steps along the boundary begin at the input, towards any other class and towards the likeliest ones; noise
+and the nearest images of other classes are stepped from along the boundary.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from robust_ext.attacks.linear_region.descent import descent_steps
+from robust_ext.attacks.linear_region.fab import fab_steps
 from robust_ext.attacks.linear_region.oracle import BoundaryOracle
+from robust_ext.attacks.linear_region.results import SearchRecord
 from robust_ext.attacks.linear_region.state import SearchState
+from robust_ext.attacks.linear_region.stepping import Steps, stepped
 from robust_ext.core.random import stream
 
 # Most draws of noise for a start.
 _DRAWS = 10
 
 
-def initial_state(
-    oracle: BoundaryOracle,
-    seeds: list[int],
-    wanted: Tensor,
-    start: str,
-    starts: int,
-    *,
-    batch: int,
-    given: Tensor | None,
-    pool: Tensor | None,
-) -> SearchState:
-    """The starts, input by input, as many for each; those that are not adversarial are infinitely far.
+@dataclass
+class Portfolio:
+    """Makes the starts of all inputs, kind by kind, the cheapest first; the settings are those of the attack.
 
-    Noise is drawn for the inputs that are wanted, bool ``(N,)``; points ``(N, S, ...)`` may be given besides.
+    ``given (N, S, ...)`` are points from outside, begun at besides; ``until`` is the share of the budget for all.
     """
-    inputs = oracle.inputs
-    parts: list[tuple[Tensor, Tensor]] = []
-    if given is not None:
-        parts.append(_bisected(oracle, given.flatten(0, 1), _samples(inputs, given.shape[1])))
-    if start == "nearest" and pool is not None:
-        parts.append(_bisected(oracle, _nearest(oracle, pool, starts, batch), _samples(inputs, starts)))
-    if start == "noise":
-        samples = _samples(inputs, starts)
-        points, found = inputs[samples], torch.zeros(len(samples), dtype=torch.bool, device=inputs.device)
-        for rows in torch.split(wanted[samples].nonzero().flatten(), batch):
-            streams = [stream(seeds[row // starts], row % starts, "start") for row in rows.tolist()]
-            points[rows], found[rows] = _noise(oracle, samples[rows], streams)
-        parts.append((points, found))
-    count = len(seeds)
-    points = torch.cat([points.view(count, -1, *inputs.shape[1:]) for points, _ in parts], 1)
-    found = torch.cat([found.view(count, -1) for _, found in parts], 1).flatten()
-    samples, points = _samples(inputs, points.shape[1]), points.flatten(0, 1)
-    distances = torch.where(found, oracle.distances(points, samples), torch.inf)
-    streams = [stream(seed, number, "regions") for seed in seeds for number in range(len(samples) // count)]
-    return SearchState(samples, points, distances, streams)
 
+    oracle: BoundaryOracle
+    found: SearchRecord
+    seeds: list[int]
+    kinds: Sequence[str]
+    draws: int
+    steps: int
+    target_classes: int
+    batch: int
+    until: float
+    given: Tensor | None
+    pool: Tensor | None
 
-def _samples(inputs: Tensor, count: int) -> Tensor:
-    return torch.arange(len(inputs), device=inputs.device).repeat_interleave(count)
+    def starts(self) -> SearchState:
+        """The starts, those of which nothing is adversarial infinitely far."""
+        oracle, makers = self.oracle, list[Callable[[], SearchState]]()
+        classes = self._likeliest() if self.target_classes and not oracle.targeted else None
+        if self.given is not None:
+            makers.append(self._given)
+        from_inputs = [kind for kind in ("descent", "boundary") if kind in self.kinds]
+        makers += [partial(self._from_inputs, kind, None) for kind in from_inputs]
+        if classes is not None and classes.shape[1]:
+            makers += [partial(self._from_inputs, kind, classes) for kind in from_inputs]
+        makers += [make for kind, make in (("noise", self._noise), ("nearest", self._nearest)) if kind in self.kinds]
+        parts: list[SearchState] = []
+        for make in makers:
+            parts.append(make())
+            self.found.add(parts[-1])
+        return SearchState.join(parts)
+
+    def _likeliest(self) -> Tensor:
+        """The likeliest classes beside the label, int64 ``(N, target_classes)`` or fewer; none where there is one."""
+        oracle, others = self.oracle, self.oracle.target.classes - 1
+        count = min(self.target_classes, others) if others > 1 else 0
+        classes = oracle.labels.new_zeros(len(oracle.inputs), count)
+        every = torch.arange(len(classes), device=classes.device)
+        for rows in torch.split(every[self._going(every) & (count > 0)], self.batch):
+            with torch.no_grad():
+                logits = oracle.target.module(oracle.inputs[rows])
+            oracle.spend(rows, 1)
+            classes[rows] = logits.scatter(1, oracle.labels[rows, None], -torch.inf).topk(count, 1).indices
+        return classes
+
+    def _from_inputs(self, kind: str, classes: Tensor | None) -> SearchState:
+        """Starts from the inputs towards any class, or towards each of these ``(N, K)``."""
+        count = 1 if classes is None else classes.shape[1]
+        state = self._blank(kind, count, first=0 if classes is None else 1)
+        take = descent_steps if kind == "descent" else fab_steps
+        aims = None if classes is None else classes.flatten()
+        return self._stepped(state, state.points, take, steps=self.steps, aims=aims)
+
+    def _given(self) -> SearchState:
+        given = self.given
+        assert given is not None
+        state = self._blank("given", given.shape[1])
+        points, found = _bisected(self.oracle, given.flatten(0, 1), state.sample_index)
+        return self._along(state, points, found)
+
+    def _nearest(self) -> SearchState:
+        assert self.pool is not None
+        state = self._blank("nearest", self.draws)
+        images = _nearest(self.oracle, self.pool, self.draws, self.batch)
+        points, found = _bisected(self.oracle, images, state.sample_index)
+        return self._along(state, points, found)
+
+    def _noise(self) -> SearchState:
+        state = self._blank("noise", self.draws)
+        points, found = state.points.clone(), torch.zeros_like(state.sample_index, dtype=torch.bool)
+        wanted = self._going(state.sample_index).nonzero().flatten()
+        for rows in torch.split(wanted, self.batch):
+            streams = [stream(self.seeds[row // self.draws], row % self.draws, "start") for row in rows.tolist()]
+            points[rows], found[rows] = _noise(self.oracle, state.sample_index[rows], streams)
+        return self._along(state, points, found)
+
+    def _along(self, state: SearchState, points: Tensor, found: Tensor) -> SearchState:
+        """Points, adversarial where they were found, and the nearer ones that steps along the boundary lead to."""
+        distances = torch.where(found, self.oracle.distances(points, state.sample_index), torch.inf)
+        state = replace(state, points=points, distances=distances)
+        return self._stepped(state, points, fab_steps, steps=-(-self.steps // 2))
+
+    def _stepped(
+        self, state: SearchState, away: Tensor, take: Steps, *, steps: int, aims: Tensor | None = None
+    ) -> SearchState:
+        if not steps:
+            return state
+        return stepped(self.oracle, state, away, take, steps=steps, going=self._going, batch=self.batch, aims=aims)
+
+    def _going(self, sample_index: Tensor) -> Tensor:
+        # Where nothing is found yet there is nothing else to spend the budget on.
+        until = torch.where(torch.isfinite(self.oracle.nearest), self.until, 1.0)
+        return self.found.going(sample_index, until=until)
+
+    def _blank(self, kind: str, count: int, *, first: int = 0) -> SearchState:
+        """So many starts at each input, infinitely far; the first has this number among those of its kind."""
+        inputs = self.oracle.inputs
+        samples = torch.arange(len(inputs), device=inputs.device).repeat_interleave(count)
+        distances = torch.full((len(samples),), torch.inf, dtype=torch.float64, device=inputs.device)
+        streams = [stream(seed, number, kind) for seed in self.seeds for number in range(first, first + count)]
+        return SearchState.begin(samples, inputs[samples], distances, streams, kind)
 
 
 def _noise(oracle: BoundaryOracle, sample_index: Tensor, streams: Sequence[torch.Generator]) -> tuple[Tensor, Tensor]:

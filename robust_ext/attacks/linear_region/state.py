@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +11,12 @@ from torch import Tensor
 from robust_ext.attacks.linear_region.network.regions import Regions
 from robust_ext.attacks.linear_region.solver.constraints import Constraints
 from robust_ext.attacks.linear_region.solver.problem import Scaling, estimate_scaling
+
+# Kinds of starts; those that are given come from outside.
+KINDS = ("given", "descent", "boundary", "noise", "nearest")
+# By how much a start that was not searched from yet may become nearer, and how much of it is left after each search
+# that did not make it nearer by more.
+_HOPE, _FADING = 0.2, 0.5
 
 # Products for the factors of the rows, which need not be exact.
 PROBES, POWER = 4, 4
@@ -72,28 +79,56 @@ class WarmStart:
 
 @dataclass
 class SearchState:
-    """The starts that are still searched from, a row each, with the input each belongs to, int64 ``(B,)``.
+    """The starts that are searched from, a row each, with the input each belongs to, int64 ``(B,)``.
 
     The points ``(B, ...)`` are the nearest adversarial ones, the distances float64; each start has a CPU generator.
+    ``kinds`` are places in :data:`KINDS`, int64; ``hopes`` the shares by which starts may still become nearer, float64.
     """
 
     sample_index: Tensor
     points: Tensor
     distances: Tensor
     streams: list[torch.Generator]
+    kinds: Tensor
+    hopes: Tensor
     warm: WarmStart | None = None
+
+    @classmethod
+    def begin(
+        cls, sample_index: Tensor, points: Tensor, distances: Tensor, streams: list[torch.Generator], kind: str
+    ) -> SearchState:
+        """Starts of one kind."""
+        kinds = torch.full_like(sample_index, KINDS.index(kind))
+        return cls(sample_index, points, distances, streams, kinds, torch.full_like(distances, _HOPE))
+
+    @classmethod
+    def join(cls, parts: Sequence[SearchState]) -> SearchState:
+        """All starts of several that had no region solved."""
+        streams = [one for part in parts for one in part.streams]
+        columns = [(part.sample_index, part.points, part.distances, part.kinds, part.hopes) for part in parts]
+        samples, points, distances, kinds, hopes = map(torch.cat, zip(*columns, strict=True))
+        return cls(samples, points, distances, streams, kinds, hopes)
 
     def select(self, rows: Tensor) -> SearchState:
         """Those of these indices, int64."""
         streams = [self.streams[row] for row in rows.tolist()]
         warm = None if self.warm is None else self.warm.select(rows)
-        return SearchState(self.sample_index[rows], self.points[rows], self.distances[rows], streams, warm)
+        samples, points, distances = self.sample_index[rows], self.points[rows], self.distances[rows]
+        return SearchState(samples, points, distances, streams, self.kinds[rows], self.hopes[rows], warm)
 
-    def nearest(self, most: int, open_samples: Tensor) -> SearchState:
-        """The ``most`` nearest of each input that is still open, bool ``(N,)``."""
-        order = self.distances.argsort(stable=True)
+    def update(self, rows: Tensor, latest: SearchState) -> None:
+        """Put back starts of these indices, int64, after they were searched from; what they hope for fades."""
+        gained = 1 - latest.distances / self.distances[rows]
+        self.hopes[rows] = torch.maximum(gained, self.hopes[rows] * _FADING)
+        self.points[rows], self.distances[rows] = latest.points, latest.distances
+        if self.warm is not None and latest.warm is not None:
+            self.warm.update(rows, latest.warm)
+
+    def promising(self, most: int, open_samples: Tensor) -> Tensor:
+        """Indices of the ``most`` starts of each input that is open, bool ``(N,)``, that may become the nearest."""
+        order = (self.distances * (1 - self.hopes)).argsort(stable=True)
+        order = order[torch.isfinite(self.distances[order])]
         order = order[self.sample_index[order].argsort(stable=True)]
         samples = self.sample_index[order]
         place = torch.arange(len(samples), device=samples.device) - torch.searchsorted(samples, samples)
-        rows = order[(place < most) & open_samples[samples]].sort().values
-        return self if len(rows) == len(self.sample_index) else self.select(rows)
+        return order[(place < most) & open_samples[samples]].sort().values

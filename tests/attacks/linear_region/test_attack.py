@@ -1,5 +1,6 @@
 """The linear-region attack: what it finds, and what it promises of its results, passes and rows."""
 
+import time
 from dataclasses import replace
 from itertools import pairwise
 
@@ -20,7 +21,7 @@ from tests.attacks.problems import images, target_of
 BOUNDS = (0.0, 1.0)
 # Rows sent through a network to record it, and to see that it does the same again.
 RECORDED = 7
-SMALL = {"starts": 4, "fab_steps": 10, "survivors": 2, "basin_hops": 2, "hop_steps": 5, "regions": 6}
+SMALL = {"draws": 3, "target_classes": 1, "start_steps": 8, "survivors": 2, "hops": 2, "regions": 6}
 
 
 def relu_net(values, classes, *, hidden=12, seed=0):
@@ -63,7 +64,7 @@ def test_the_smallest_perturbation_in_the_plane_is_that_of_a_fine_grid(norm, see
     axis = torch.linspace(0, 1, 801, dtype=torch.float64)
     grid = torch.cartesian_prod(axis, axis)
     found_classes = predicted(target, grid.float())
-    found = attack(target, inputs, labels, norm=norm, starts=6, survivors=6, regions=30, gamma=3)
+    found = attack(target, inputs, labels, norm=norm, draws=6, survivors=6, regions=48, gamma=3)
     for row in range(3):
         offsets = grid[found_classes != labels[row]] - inputs[row].double()
         nearest = float(torch.linalg.vector_norm(offsets, ord=ORDER[norm], dim=1).min())
@@ -80,7 +81,15 @@ def test_a_linear_network_has_a_closed_form(norm, steps):
     inputs = 0.45 + 0.1 * torch.rand(5, 10, generator=generator)
     target = target_of(linear_net(weight, -weight.sum(1) / 2), (10,), 2)
     labels = predicted(target, inputs)
-    found = attack(target, inputs, labels, norm=norm, fab_steps=steps, basin_hops=steps // 5)
+    found = attack(
+        target,
+        inputs,
+        labels,
+        norm=norm,
+        start_steps=steps,
+        hops=steps // 5,
+        **({} if steps else {"starts": ("noise",)}),
+    )
     normal = (weight[1] - weight[0]).double()
     dual = {"linf": 1, "l2": 2, "l1": torch.inf}[norm]
     expected = ((inputs.double() - 0.5) @ normal).abs() / torch.linalg.vector_norm(normal, ord=dual)
@@ -95,7 +104,7 @@ def test_the_box_is_kept_and_binds():
     inputs = torch.tensor([[0.9, 0.2]])
     target = target_of(linear_net(weight, torch.tensor([0.0, -4.5])), (2,), 2)
     for norm, expected in (("l2", (0.1**2 + 0.3**2) ** 0.5), ("l1", 0.4), ("linf", 0.3)):
-        found = attack(target, inputs, torch.tensor([0]), norm=norm)
+        found = attack(target, inputs, torch.tensor([0]), norm=norm, regions=20)
         torch.testing.assert_close(found.distances, torch.tensor([expected]).double(), rtol=5e-3, atol=0)
         assert bool(((found.candidates >= 0) & (found.candidates <= 1)).all())
 
@@ -127,8 +136,8 @@ def test_no_result_is_farther_than_its_start_and_the_history_only_falls(norm, st
     found_classes = predicted(target, pool)
     given = torch.stack([pool[found_classes != label][:2] for label in labels])
     starts = torch.linalg.vector_norm(given.double() - inputs.double()[:, None], ord=ORDER[norm], dim=2).amin(1)
-    chosen = {"norm": norm, "start": "given", "fab_steps": steps}
-    found = attack(target, inputs, labels, **chosen, starting_points=given, basin_hops=steps)
+    chosen = {"norm": norm, "starts": (), "start_steps": steps}
+    found = attack(target, inputs, labels, **chosen, starting_points=given, hops=steps)
     assert bool((found.distances < starts).all())
     for earlier, later in pairwise(found.history):
         assert bool((later.distances <= earlier.distances).all())
@@ -142,9 +151,9 @@ def test_no_result_is_farther_than_its_start_and_the_history_only_falls(norm, st
 
 def test_regions_improve_on_first_steps_alone():
     target, inputs, labels = problem(rows=20, values=20, classes=5)
-    chosen = {"basin_hops": 0, "starts": 2, "fab_steps": 3}
+    chosen = {"hops": 0, "starts": ("noise",), "draws": 2, "start_steps": 3}
     stepped, both = (attack(target, inputs, labels, regions=regions, **chosen) for regions in (0, 20))
-    assert len(stepped.history) == 2
+    assert len(stepped.history) == 1
     assert int(stepped.regions.sum()) == 0
     assert bool((both.distances <= stepped.distances).all())
     assert float(both.distances.mean()) < 0.97 * float(stepped.distances.mean())
@@ -161,11 +170,11 @@ def test_inputs_that_are_misclassified_come_back_as_they_are():
     assert (target.counter.forward, target.counter.backward) == (len(inputs) + RECORDED, 0)
 
 
-@pytest.mark.parametrize("start", ["noise", "nearest"])
-def test_a_constant_network_has_no_adversarial_points(start):
+@pytest.mark.parametrize("starts", [("noise",), ("nearest",), ("descent", "boundary")])
+def test_a_constant_network_has_no_adversarial_points(starts):
     target = target_of(linear_net(torch.zeros(3, 4), torch.tensor([0.0, 1.0, 0.0])), (4,), 3)
     inputs = torch.rand(2, 4, generator=torch.Generator().manual_seed(0))
-    found = attack(target, inputs, torch.tensor([1, 1]), start=start, pool=torch.rand(3, 4))
+    found = attack(target, inputs, torch.tensor([1, 1]), starts=starts, pool=torch.rand(3, 4))
     assert torch.equal(found.candidates, inputs)
     assert not bool(found.found.any())
     assert bool(found.distances.isinf().all())
@@ -195,19 +204,22 @@ def test_a_row_alone_is_as_in_its_batch(classes):
 
 def test_the_seed_decides():
     parts = problem(rows=6, values=20)
-    runs = [attack(*parts, seed=seed, starts=1, fab_steps=2, basin_hops=0, regions=1).candidates for seed in (0, 0, 1)]
+    runs = [
+        attack(*parts, seed=seed, starts=("noise",), draws=1, start_steps=2, hops=0, regions=1).candidates
+        for seed in (0, 0, 1)
+    ]
     assert torch.equal(runs[0], runs[1])
     assert not torch.equal(runs[0], runs[2])
 
 
-@pytest.mark.parametrize("start", ["noise", "given"])
+@pytest.mark.parametrize("starts", [("descent", "noise"), ()])
 @pytest.mark.parametrize("norm", ["l2", "l1"])
-def test_passes_are_counted(start, norm):
+def test_passes_are_counted(starts, norm):
     target, inputs, labels = problem(rows=3)
     sent = []
     target.module.module.register_forward_pre_hook(lambda _, given: sent.append(len(given[0])))
-    given = torch.rand(3, 40, 8, generator=torch.Generator().manual_seed(5)) if start == "given" else None
-    found = attack(target, inputs, labels, start=start, starting_points=given, norm=norm)
+    given = torch.rand(3, 40, 8, generator=torch.Generator().manual_seed(5)) if not starts else None
+    found = attack(target, inputs, labels, starts=starts, starting_points=given, norm=norm)
     spent = target.counter.forward + target.counter.backward
     # All but the pass that records the network are some row's own.
     assert spent == int(found.history[-1].passes.sum()) + RECORDED
@@ -215,28 +227,36 @@ def test_passes_are_counted(start, norm):
     assert target.counter.forward > sum(sent)
 
 
-def test_limits_end_the_search():
+@pytest.mark.parametrize("regions", [0, 1000])
+def test_budgets_are_kept(regions):
     target, inputs, labels = problem(rows=3)
-    full = attack(target, inputs, labels, regions=40)
-    short = attack(target, inputs, labels, regions=40, passes=int(full.history[3].passes.max()) + 1)
-    assert torch.equal(short.history[3].distances, full.history[3].distances)
-    assert bool((short.regions < full.regions).all())
-    hurried = attack(target, inputs, labels, regions=40, seconds=1e-9)
-    assert int(hurried.regions.sum()) == 0
+    for budget in (1, 40, 300):
+        found = attack(target, inputs, labels, budget=budget, hops=1000, regions=regions)
+        # What was under way may end: a step of all starts and a bisection, or a round of regions.
+        most = 2 * 100 * 2 + 200 if regions else 100
+        assert int(found.history[-1].passes.max()) <= budget + most
+        assert budget > 1 or int(found.regions.sum()) == 0
+    begun = time.process_time()
+    hurried = attack(target, inputs, labels, budget=0.1, budget_unit="seconds", hops=10**6, regions=10**6)
+    assert time.process_time() - begun < 3 * 0.1 + 0.5
     assert bool(hurried.found.all())
+    none = attack(
+        target, inputs, labels, budget=1e-9, budget_unit="seconds", starting_points=hurried.candidates[:, None]
+    )
+    assert torch.equal(none.distances, hurried.distances)
 
 
 def test_starts_can_be_the_nearest_images_of_other_classes():
     target, inputs, labels = problem(rows=5)
     pool = torch.rand(50, 8, generator=torch.Generator().manual_seed(4))
     found_classes = predicted(target, pool)
-    given = {"start": "nearest", "pool": pool, "fab_steps": 0, "basin_hops": 0, "regions": 0}
-    found = attack(target, inputs, labels, starts=3, **given)
+    given = {"starts": ("nearest",), "pool": pool, "start_steps": 0, "hops": 0, "regions": 0}
+    found = attack(target, inputs, labels, draws=3, **given)
     assert bool(found.found.all())
     for row in range(5):
         assert found.distances[row] <= (pool[found_classes != labels[row]] - inputs[row]).norm(dim=1).max()
     # One start is the nearest image of the likeliest other class, and the result lies between it and the input.
-    one = attack(target, inputs, labels, starts=1, **given)
+    one = attack(target, inputs, labels, draws=1, **given)
     with torch.no_grad():
         likely = target.module(inputs).topk(2, 1).indices[:, 1]
     for row in range(5):
@@ -256,17 +276,24 @@ def test_the_class_runs_as_any_attack_and_can_be_watched():
     assert "pool=tensor of shape (3, 8)" in LinearRegion(pool=torch.zeros(3, 8)).description
     shown = []
     chosen.search(target, inputs, labels, threat_model=model, generator=stream(0), watch=shown.append)
-    assert [(step.number, step.total) for step in shown] == [(number, 5) for number in range(5)]
+    assert [step.number for step in shown] == list(range(len(shown)))
+    assert all(step.number < step.total for step in shown)
+    # Before the first step there is nothing yet; from then on the nearest points so far.
+    assert shown[0].loss.tolist() == [-torch.inf] * 4
     for step in shown:
-        assert bool((predicted(target, step.points) != labels).all())
+        known = torch.isfinite(step.loss)
+        assert bool((predicted(target, step.points) != labels)[known].all())
+        step = replace(
+            step, points=torch.where(known[:, None], step.points, inputs), loss=step.loss.nan_to_num(neginf=0)
+        )
         torch.testing.assert_close(-step.loss, (step.points - inputs).double().norm(dim=1), rtol=1e-5, atol=1e-6)
 
 
 def test_wrong_settings_are_refused():
-    wrong = {"q": (0.4, 1.1), "gamma": (0, -1.0), "start": ("black",)}
-    wrong |= {"classes": ("some",), "improvement": (0.1, (0.1, 0.0), (0.1,)), "hop_length": (0,)}
-    wrong |= dict.fromkeys(("starts", "passes", "seconds", "survivors", "halving", "iterations", "batch"), (0,))
-    wrong |= dict.fromkeys(("regions", "basin_hops", "fab_steps"), (-1,))
+    wrong = {"q": (0.4, 1.1), "gamma": (0, -1.0), "starts": (("black",), "noise"), "budget_unit": ("hours",)}
+    wrong |= {"classes": ("some",), "improvement": (0.1, (0.1, 0.0), (0.1,)), "budget": (0,)}
+    wrong |= dict.fromkeys(("draws", "survivors", "iterations", "batch"), (0,))
+    wrong |= dict.fromkeys(("regions", "hops", "start_steps", "target_classes"), (-1,))
     for name, values in wrong.items():
         for value in values:
             with pytest.raises(InvalidArgumentError, match=name):
@@ -276,9 +303,9 @@ def test_wrong_settings_are_refused():
 def test_starts_that_do_not_fit_are_refused():
     target, inputs, labels = problem()
     cases = (
-        (r"starting_points: .*choose start='noise'", {"start": "given"}),
-        (r"pool: .*choose start='noise'", {"start": "nearest"}),
-        (r"pool: got shape \(3, 5\)", {"start": "nearest", "pool": torch.zeros(3, 5)}),
+        (r"starting_points: .*choose starts", {"starts": ()}),
+        (r"pool: .*choose other starts", {"starts": ("nearest",)}),
+        (r"pool: got shape \(3, 5\)", {"starts": ("nearest",), "pool": torch.zeros(3, 5)}),
         ("starting_points", {"starting_points": inputs}),
     )
     for match, wrong in cases:
@@ -292,10 +319,8 @@ def test_networks_that_are_not_piecewise_affine_are_refused():
         attack(replace(target, module=nn.Sequential(nn.Linear(8, 4), nn.Tanh()).eval()), inputs, labels)
 
 
-def test_successive_halving_uses_its_regions_up():
-    halved = LinearRegion(regions=22, survivors=4, halving=2).successive_halving(12)
-    assert halved == [(4, 1), (4, 1), (2, 2), (2, 2), (1, 4), (1, 2)]
-    assert LinearRegion(regions=9, fab_steps=0, basin_hops=0, halving=1).successive_halving(5) == [(5, 1), (2, 2)]
-    assert LinearRegion(regions=3, survivors=4).successive_halving(12) == [(3, 1)]
-    assert LinearRegion(regions=0).successive_halving(12) == []
-    assert LinearRegion(regions=5).successive_halving(0) == []
+def test_rounds_share_regions_among_fewer_and_fewer_starts():
+    halved = [LinearRegion(survivors=4).sharing(number, 100) for number in range(8)]
+    assert halved == [(4, 1)] * 3 + [(2, 2)] * 3 + [(1, 4)] * 2
+    assert LinearRegion(survivors=4).sharing(0, 3) == (3, 1)
+    assert LinearRegion(survivors=4).sharing(9, 2) == (1, 2)

@@ -214,7 +214,7 @@ SOUND = [
     "torchattacks:Square(n_queries=300)", "torchattacks:FAB(steps=20)", "torchattacks:UPGD(steps=40)",
     "adv_lib:pgd_linf", "adv_lib:apgd(n_iter=50)", "adv_lib:ddn", "adv_lib:alma(num_steps=200)", "adv_lib:fmn",
     "robust_ext:APGD", "robust_ext:Square(queries=300)", "robust_ext:RayS", "robust_ext:RandomSearch",
-    "robust_ext:ObjectivePGD", "robust_ext:LinearRegion(passes=300)",
+    "robust_ext:ObjectivePGD", "robust_ext:LinearRegion(budget=300)",
 ]  # fmt: skip
 
 

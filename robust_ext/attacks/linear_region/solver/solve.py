@@ -7,6 +7,7 @@ batch when it is solved, or when its dual bound proves that there is nothing to 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -82,13 +83,15 @@ def solve(
     points: Tensor | None = None,
     multipliers: Tensor | None = None,
     settings: SolverSettings = _DEFAULTS,
+    in_time: Callable[[], bool] | None = None,
 ) -> Solution:
     """Minimise the distance from the inputs ``(B, D)`` over the feasible points of the box.
 
     A problem is given up once it is proven impossible to beat its ``best`` distance ``(B,)``; lower that by the
     improvement that is required. Without a scaling, one is estimated with the CPU generator; that of similar
     constraints serves too. The search begins at ``points`` in the bounds (the inputs when left out; not used in l2,
-    where they follow from the multipliers) and ``multipliers (B, M)`` of the rows as they are, at least 0 (zeros).
+    where they follow from the multipliers) and ``multipliers (B, M)`` of the rows as they are, at least 0 (zeros). Once
+    ``in_time`` returns False, the iteration ends with what there is.
 
     Example:
         >>> from robust_ext.attacks.linear_region.solver.constraints import DenseConstraints
@@ -117,28 +120,35 @@ def solve(
     problem = ScaledProblem(constraints, scaling, inputs, values, bounds, norm, settings.margin)
     begin = None if multipliers is None else multipliers / scaling.rows
     method = AcceleratedDual(problem, begin) if norm == "l2" else PrimalDual(problem, points, begin)
-    _iterate(method, found, best, settings)
+    _iterate(method, found, best, settings, in_time)
     found.bound[found.status == Status.INFEASIBLE] = torch.inf
     found.multipliers.mul_(scaling.rows)
     return found
 
 
-def _iterate(method: AcceleratedDual | PrimalDual, found: Solution, best: Tensor, settings: SolverSettings) -> None:
+def _iterate(
+    method: AcceleratedDual | PrimalDual,
+    found: Solution,
+    best: Tensor,
+    settings: SolverSettings,
+    in_time: Callable[[], bool] | None,
+) -> None:
     """Run the method, and write each problem's end into ``found``; finished problems leave the batch."""
     active = torch.arange(len(best), device=best.device)
     for number in range(1, settings.iterations + 1):
         method.step()
-        if number % method.interval and number < settings.iterations:
+        last = number == settings.iterations or (in_time is not None and not in_time())
+        if number % method.interval and not last:
             continue
         progress = method.progress()
         found.bound[active] = found.bound[active].maximum(progress.bound)
         verdict = _verdict(progress, found.bound[active], best[active], settings)
         going = (verdict == Status.CAP).nonzero().flatten()
-        if number < settings.iterations and len(going) == len(active):
+        if not last and len(going) == len(active):
             continue
         found.iterations[active], found.status[active] = number, verdict
         found.points[active], found.multipliers[active] = progress.points, progress.multipliers
-        if len(going) == 0:
+        if last or len(going) == 0:
             break
         if len(going) < len(active):
             active = active[going]

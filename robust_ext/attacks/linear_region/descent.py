@@ -1,0 +1,113 @@
+"""Steepest ascent of the margin in a ball that shrinks while the point is adversarial, and grows while it is not.
+
+Sources: Rony et al., "Decoupling direction and norm for efficient gradient-based l2 adversarial attacks and defenses"
+(2019), algorithm 1, for the ball; Pintor et al., "Fast minimum-norm adversarial attacks through adaptive norm
+constraints" (2021), section 2, for its first radius and the falling rates. Different from both: the margin is
+climbed, along the gradient's sign in linf, and once a point is known the ball stays inside its distance.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from robust_ext.attacks.linear_region.oracle import BoundaryOracle
+from robust_ext.attacks.linear_region.stepping import Going, Nearest
+
+# First and last share by which the ball changes from step to step.
+_CHANGE = (0.1, 0.001)
+# Lengths of the first and the last step, as multiples of the radius (in l1 of the perturbation's l2 norm).
+_LENGTH = (1.0, 0.01)
+# The same near a known point.
+_STEADY, _SHORT = (0.01, 0.01), (0.25, 0.01)
+# Halvings of the interval that holds an l1 ball's threshold.
+_HALVINGS = 25
+
+
+def descent_steps(
+    oracle: BoundaryOracle,
+    points: Tensor,
+    sample_index: Tensor,
+    *,
+    steps: int,
+    going: Going,
+    aims: Tensor | None = None,
+    limits: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Step from points ``(B, ...)``, and return the nearest adversarial ones that were met, with their distances.
+
+    The arguments and what is returned are those of :func:`~robust_ext.attacks.linear_region.fab.fab_steps`. With
+    ``limits``, float64 ``(B,)``, steps are short ones in balls that begin just below these distances.
+    """
+    norm, bounds = oracle.threat_model.norm, oracle.threat_model.bounds
+    met = Nearest(points)
+    rows = torch.arange(len(points), device=points.device)
+    inputs = oracle.inputs[sample_index].flatten(1)
+    offsets, radius = points.flatten(1) - inputs, torch.zeros_like(inputs[:, :1])
+    lengths, changes = (_LENGTH, _CHANGE) if limits is None else (_SHORT, _STEADY)
+    if limits is not None:
+        radius = limits.to(inputs)[:, None] * (1 - changes[0])
+        offsets = _inside(norm, offsets, inputs, radius, bounds)
+    for number in range(steps):
+        open_rows = going(sample_index[rows])
+        if not bool(open_rows.all()):
+            rows, inputs, offsets, radius = (part[open_rows] for part in (rows, inputs, offsets, radius))
+        if len(rows) == 0:
+            break
+        here, samples = (inputs + offsets).view(len(rows), *points.shape[1:]), sample_index[rows]
+        margin, gradient, good = oracle.linearised(here, samples, None if aims is None else aims[rows])
+        distance = oracle.distances(here, samples)
+        met.offer(rows, here, distance, good)
+        falling = (1 + math.cos(math.pi * number / max(1, steps - 1))) / 2
+        change, length = (last + (first - last) * falling for first, last in (changes, lengths))
+        gradient, own = gradient.nan_to_num(0, 0, 0), distance.to(inputs)[:, None]
+        ahead = margin.nan_to_num(0, 0, 0).abs()[:, None] / _dual_norm(norm, gradient)
+        smaller = torch.minimum(radius, own) * (1 - change)
+        if limits is not None:
+            radius = torch.where(good[:, None], smaller, radius)
+        elif number == 0:
+            radius = own + torch.where(good[:, None], 0, ahead)
+        else:
+            known = met.distances[rows].to(inputs)[:, None]
+            radius = torch.where(good[:, None], smaller, torch.minimum(radius * (1 + change), known))
+        offsets = _inside(norm, offsets + length * _direction(norm, gradient, offsets, radius), inputs, radius, bounds)
+    return met.points, met.distances
+
+
+def _direction(norm: str, gradient: Tensor, offsets: Tensor, radius: Tensor) -> Tensor:
+    """The longest step ``(B, D)``."""
+    if norm == "linf":
+        return gradient.sign() * radius
+    along: Tensor = gradient / gradient.norm(dim=1, keepdim=True).clamp_min(torch.finfo(gradient.dtype).tiny)
+    if norm == "l2":
+        return along * radius
+    size = offsets.norm(dim=1, keepdim=True)
+    return along * torch.where(size > 0, size, radius)
+
+
+def _dual_norm(norm: str, gradient: Tensor) -> Tensor:
+    order = {"linf": 1, "l2": 2, "l1": torch.inf}[norm]
+    size: Tensor = torch.linalg.vector_norm(gradient, ord=order, dim=1, keepdim=True)
+    return size.clamp_min(torch.finfo(gradient.dtype).tiny ** 0.5)
+
+
+def _inside(norm: str, offsets: Tensor, inputs: Tensor, radius: Tensor, bounds: tuple[float, float]) -> Tensor:
+    """Offsets ``(B, D)`` brought into balls of a radius ``(B, 1)`` each, and into the bounds."""
+    room = torch.where(offsets > 0, bounds[1] - inputs, inputs - bounds[0]).clamp_min_(0)
+    size = offsets.abs()
+    if norm == "linf":
+        size = torch.minimum(size, radius)
+    elif norm == "l2":
+        length = size.norm(dim=1, keepdim=True).clamp_min(torch.finfo(size.dtype).tiny)
+        size = size * (radius / length).clamp_max(1)
+    else:
+        low, high = torch.zeros_like(radius), size.amax(1, keepdim=True)
+        high = torch.where(torch.minimum(size, room).sum(1, keepdim=True) > radius, high, 0)
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            over = torch.minimum((size - middle).clamp_min_(0), room).sum(1, keepdim=True) > radius
+            low, high = torch.where(over, middle, low), torch.where(over, high, middle)
+        size = (size - high).clamp_min_(0)
+    return torch.minimum(size, room) * offsets.sign()
