@@ -87,12 +87,16 @@ def _annotation(kind: Any) -> str:
         return str(kind.__name__)
     if typing.get_origin(kind) is tuple:
         return f"tuple[{', '.join(_annotation(part) for part in typing.get_args(kind))}]"
+    if kind is Ellipsis:
+        return "..."
     return "None" if kind is type(None) else "Any"
 
 
 def _default(value: Any) -> str:
     if isinstance(value, float) and math.isinf(value):
         return "..."
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_default, value))}{',' * (len(value) == 1)})"
     return f'"{value}"' if isinstance(value, str) else repr(value)
 
 

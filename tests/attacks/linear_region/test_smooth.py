@@ -12,7 +12,7 @@ from robust_ext.core.threat import NORMS, ThreatModel
 from tests.attacks.linear_region.test_solver import ORDER
 from tests.attacks.problems import images, predicted, target_of
 
-SMALL = {"starts": 6, "fab_steps": 15, "survivors": 3, "basin_hops": 4, "hop_steps": 8}
+SMALL = {"draws": 4, "start_steps": 20, "survivors": 3, "hops": 4}
 
 
 class Attention(nn.Module):
