@@ -16,7 +16,7 @@ from torch import Tensor
 
 from robust_ext.attacks.linear_region.network.affine import AffineMap
 from robust_ext.attacks.linear_region.network.calls import Call, PerRow, snapshot, tensors_in
-from robust_ext.attacks.linear_region.network.gates import ChosenMap
+from robust_ext.attacks.linear_region.network.chosen_map import ChosenMap
 from robust_ext.attacks.linear_region.network.tape import Tape
 
 Function = Callable[..., Any]
@@ -162,35 +162,6 @@ def _close(first: Sequence[Tensor], second: Sequence[Tensor], *, rounding: float
     return True
 
 
-def assign(tape: Tape, call: Call) -> Any:
-    """``x[index] = value``, and ``x.copy_(value)``: the new values of ``x`` as a function of the old ones."""
-    base, *others = call.args
-    index, value = (..., others[0]) if call.name == "copy" else others
-    # Of what is replaced as a whole, such as an empty buffer, no old value matters.
-    old = torch.zeros_like(base) if call.name == "copy" else base
-    if isinstance(value, Tensor) and tape.changed_through(value, base):
-        taken = base[index]
-        same = (taken.data_ptr(), taken.shape, taken.stride()) == (value.data_ptr(), value.shape, value.stride())
-        if same:
-            tape.bind(base, tape.number_before(base))
-    after = affine_call(tape, Call(call.name, _assigned, (old, index, value), {}))
-    out = call.run()
-    tape.bind(base, tape.number(after))
-    return out
-
-
-def _assigned(base: Tensor, index: Any, value: Any) -> Tensor:
-    out = base.clone()
-    out[index] = value
-    return out
-
-
-def _taken(tape: Tape, call: Call) -> Any:
-    out = affine_call(tape, call)
-    tape.bind_view(out, call.input)
-    return out
-
-
 _SUMS = {"add", "sub", "subtract", "rsub", "neg", "negative", "positive", "lerp", "diff", "cumsum", "mean", "sum"}
 _PRODUCTS = {
     *("mul", "multiply", "div", "divide", "true_divide", "addcmul", "addcdiv"),
@@ -215,6 +186,4 @@ _INDEXING = {
 
 RULES: dict[str, Callable[[Tape, Call], Any]] = {
     **dict.fromkeys((*_SUMS, *_PRODUCTS, *_SPATIAL, *_MOVES, *_INDEXING), affine_call),
-    **dict.fromkeys(("__setitem__", "copy"), assign),
-    "__getitem__": _taken,
 }

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from robust_ext.attacks.linear_region.network.calls import Call, snapshot
-from robust_ext.attacks.linear_region.network.gates import ChosenMap, Gate, take_rows
+from robust_ext.attacks.linear_region.network.chosen_map import ChosenMap
+from robust_ext.attacks.linear_region.network.gates import Gate, take_rows
 from robust_ext.attacks.linear_region.network.tape import Tape
 
 

@@ -5,7 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from robust_ext.attacks.linear_region.network import affine_rules, gate_rules, layer_rules, max_gates, order_gates
+from robust_ext.attacks.linear_region.network import (
+    affine_rules,
+    gate_rules,
+    index_rules,
+    layer_rules,
+    max_gates,
+    order_gates,
+)
 from robust_ext.attacks.linear_region.network.changes import changing_module
 from robust_ext.attacks.linear_region.network.regions import Regions, merge_scales
 from robust_ext.attacks.linear_region.network.tape import Tape
@@ -15,7 +22,14 @@ from robust_ext.core.random import stream
 from robust_ext.core.target import frozen
 from robust_ext.models.compiled import evaluable
 
-_RULES = {**affine_rules.RULES, **layer_rules.RULES, **gate_rules.RULES, **max_gates.RULES, **order_gates.RULES}
+_RULES = {
+    **affine_rules.RULES,
+    **index_rules.RULES,
+    **layer_rules.RULES,
+    **gate_rules.RULES,
+    **max_gates.RULES,
+    **order_gates.RULES,
+}
 
 
 def record(network: nn.Module, points: Tensor) -> Regions:

@@ -12,7 +12,8 @@ from torch.overrides import TorchFunctionMode
 
 from robust_ext.attacks.linear_region.network.affine import AffineMap
 from robust_ext.attacks.linear_region.network.calls import Call, name_of, tensors_in
-from robust_ext.attacks.linear_region.network.gates import ChosenMap, Gate
+from robust_ext.attacks.linear_region.network.chosen_map import ChosenMap
+from robust_ext.attacks.linear_region.network.gates import Gate
 from robust_ext.core.errors import ModelError
 
 _SUPPORTED = (
