@@ -6,9 +6,9 @@ Robust accuracy is that of the network of the MEAD paper at random weights, on n
 test is that of the network of the demo, on noise of 8 x 8 pixels, with 299 inner points and 120 of the random attack,
 and without the sequential rule. The attack is PGD by hand, of 10 steps. Printed are the shares of the whole time of a
 call with a run folder: of the attack (with its passes), of the passes of the judge (verification, and the features of
-what is planted and drawn), of planting (drawing points, fitting readouts and the steps of witnesses, which is the method
-itself), and of the rest, with what a resumed call takes when everything is there.
-Memory is that of the process after a tenth of the blocks, and at the end.
+what is planted and drawn), of planting (drawing points, fitting readouts and the steps of witnesses, which is the
+method itself), and of the rest, with what a resumed call takes when everything is there. Memory is that of the process
+after a tenth of the blocks, and at the end.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
 # What is compiled is kept: each of many processes would compile all of the project and of its tests anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
+import hypothesis
 import numpy as np
 import pytest
 import torch
@@ -25,8 +26,12 @@ FEW = 3
 
 
 def pytest_configure():
-    """Ctrl-C reaches processes that tests start, also where a shell in the background has it ignored."""
+    """What holds for the whole process."""
+    # Ctrl-C reaches processes that tests start, also where a shell in the background has it ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Times of single examples say nothing on cores that others use too.
+    hypothesis.settings.register_profile("untimed", deadline=None)
+    hypothesis.settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -58,6 +58,7 @@ def test_every_block_is_run_here():
         "binarization.md": 2,
         "case_studies.md": 1,
         "results.md": 1,
+        "adaptive_defenses.md": 1,
         # It fetches weights; names are run in tests/adapters/test_model_libraries.py.
         "models.md": 1,
         # In tests/test_user_paths.py and tests/testing/test_upstream_attacks.py.
@@ -72,7 +73,9 @@ def test_results_are_objects(tmp_path, monkeypatch, capsys):
     found = {}
     exec(blocks("docs/results.md")[0], found)  # noqa: S102
     # Intervals and counts, as on the page.
-    shown, printed = (" ".join(text.split()) for text in (RESULTS.split("```\n")[2], capsys.readouterr().out))
+    shown, printed = (
+        " ".join(text.split()) for text in (RESULTS.split("```python")[1].split("```\n")[2], capsys.readouterr().out)
+    )
     assert printed.startswith(shown.partition("p = ")[0].strip())
     assert found["weak"] == found["again"]
     assert found["table"] == (tmp_path / "weak.csv").read_text()
@@ -90,6 +93,14 @@ def test_the_detector_runs_through_both_tests(tmp_path):
     (attack,) = result.content["attacks"]
     documented = set(re.findall(r"`(\w+)`", RESULTS.split("With a detector, an attack has ")[1]))
     assert {*attack, *attack["tests"], *attack["tests"]["regular"]["planting"]} <= documented
+
+
+def test_a_purifier_states_what_it_is(inputs):
+    names = {}
+    exec(blocks("docs/adaptive_defenses.md")[0], names)  # noqa: S102
+    defense = robust_ext.as_defense(names["purify"], digits_network(), inputs, bounds=(0, 1))
+    assert (defense.group_size, defense.random) == (16, True)
+    assert not torch.equal(names["purify"](inputs), inputs)
 
 
 def test_a_case_study_is_trained():

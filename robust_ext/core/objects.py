@@ -172,11 +172,16 @@ def _import_failure(what: str, argument: str, error: BaseException) -> DataError
 
 @contextmanager
 def _also_searched(folder: Path) -> Iterator[None]:
-    """Let imports find what lies in ``folder``, after everything that is installed."""
+    """Let imports find what lies in ``folder``, after everything that is installed, and leave no compiled files there.
+
+    Python takes a compiled file for a source of the same size and second, which may hold something else by then.
+    """
+    before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     sys.path.append(str(folder))
     try:
         yield
     finally:
+        sys.dont_write_bytecode = before
         if str(folder) in sys.path:
             # Remove the last one: the user may have had the folder on the path before.
             del sys.path[len(sys.path) - 1 - sys.path[::-1].index(str(folder))]

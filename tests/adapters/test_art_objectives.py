@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -29,7 +29,6 @@ ROWS = st.lists(st.lists(st.floats(-40, 40, width=32), min_size=3, max_size=3), 
 )
 
 
-@settings(deadline=None)
 @given(ROWS, st.sampled_from(OBJECTIVES))
 def test_gradients_are_the_derivatives_on_paper(rows, name):
     table = torch.tensor(rows, dtype=torch.float64)

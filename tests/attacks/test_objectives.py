@@ -186,7 +186,6 @@ def test_fisher_rao_is_exact_for_near_distributions(distance):
     assert found == pytest.approx(length, rel=max(distance, 1e-6))
 
 
-@settings(deadline=None)
 @given(scale=st.floats(1e-3, 30), seed=st.integers(0, 1000), distance=st.floats(1e-5, 10))
 def test_fisher_rao_has_a_gradient_of_bounded_length(scale, seed, distance):
     """The distance of two distributions cannot grow faster than the logits move."""

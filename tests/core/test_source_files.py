@@ -158,3 +158,5 @@ def test_a_module_that_this_process_imported_and_that_changed_is_an_error(tmp_pa
         resolve_object(f"{tmp_path}/a.py:VALUE")
     monkeypatch.delitem(sys.modules, "changing_helper")
     assert resolve_object(f"{tmp_path}/a.py:VALUE") == 2
+    # Compiled files would hide a change of the same size within a second.
+    assert not list(tmp_path.rglob("*.pyc"))

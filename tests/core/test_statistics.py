@@ -5,7 +5,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import integrate, stats
 
@@ -15,7 +15,6 @@ from robust_ext.core.statistics import lower_bound, proportion_interval, sequent
 COUNTS = st.integers(1, 400).flatmap(lambda trials: st.tuples(st.integers(0, trials), st.just(trials)))
 
 
-@settings(deadline=None)
 @given(COUNTS, st.sampled_from([0.5, 0.9, 0.95, 0.999]))
 def test_intervals_are_beta_quantiles(counts, confidence):
     hits, trials = counts
@@ -25,7 +24,6 @@ def test_intervals_are_beta_quantiles(counts, confidence):
     assert proportion_interval(hits, trials, confidence=confidence) == pytest.approx((low, high), abs=1e-9)
 
 
-@settings(deadline=None)
 @given(COUNTS, st.sampled_from([0.01, 0.05, 0.5]))
 def test_one_sided_bounds_are_beta_quantiles(counts, error_rate):
     hits, trials = counts
@@ -102,7 +100,6 @@ def test_how_soon_it_decides():
     assert [sequential_decision(0, n, threshold=0.95) for n in range(4)] == [None] * 2 + ["below"] * 2
 
 
-@settings(deadline=None)
 @given(COUNTS, st.floats(0.05, 0.99))
 def test_more_hits_never_look_worse(counts, threshold):
     rank = {"below": 0, None: 1, "above": 2}

@@ -24,7 +24,7 @@ def record(index):
 def fill(path, **options):
     """A folder of a finished run, and what is in it."""
     with opened(path, **options) as folder:
-        with folder.once("plan") as slot:
+        with folder.once("once") as slot:
             if slot.empty:
                 slot.fill([1, 2.5])
         for rows in BLOCKS:
@@ -108,7 +108,7 @@ def test_what_was_cut_off_is_done_again(whole):
         file = path / name
         file.write_bytes(b"".join(lines_of(file)[:keep]))
         assert fill(path) == expected
-    for name in ("candidates-3.npz", "timings.jsonl", "plan.json"):
+    for name in ("candidates-3.npz", "timings.jsonl", "once.json"):
         (path / name).unlink()
         assert fill(path) == expected
     (path / "run.json").unlink()

@@ -163,11 +163,11 @@ def test_once_is_computed_once(tmp_path):
     expected = {"value": [1, 2.5, None, "a"]}
     compute = Mock(return_value=expected)
     with opened(tmp_path) as folder:
-        assert [once(folder, "plan", compute) for _ in range(2)] == [expected] * 2
+        assert [once(folder, "once", compute) for _ in range(2)] == [expected] * 2
         assert once(folder, "other", lambda: None) is None
         assert once(folder, "other", lambda: 5) is None
     with opened(tmp_path) as folder:
-        assert once(folder, "plan", compute) == expected
+        assert once(folder, "once", compute) == expected
         # One that failed is tried again.
         with pytest.raises(ZeroDivisionError):
             once(folder, "failed", lambda: 1 / 0)
@@ -183,9 +183,9 @@ def test_nothing_is_written_outside_the_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(elsewhere)
     with opened(tmp_path / "run") as folder:
         folder.append([record(0)], {"block": 0})
-        once(folder, "plan", lambda: 1)
+        once(folder, "once", lambda: 1)
         folder.finish(folder.records())
-    expected = {"run.json", "records.jsonl", "timings.jsonl", "plan.json", ".lock"}
+    expected = {"run.json", "records.jsonl", "timings.jsonl", "once.json", ".lock"}
     assert tree(tmp_path) == {"elsewhere", "run", *(f"run/{name}" for name in expected)}
 
 

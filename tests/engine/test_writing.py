@@ -88,7 +88,7 @@ def test_errors_of_the_system_keep_their_words(tmp_path, monkeypatch, number):
         ):
             with pytest.raises(RunFolderError, match=rf"cannot be written \({os.strerror(number)}\); free space"):
                 write()
-        with pytest.raises(RunFolderError, match="cannot be written"), folder.once("plan") as slot:
+        with pytest.raises(RunFolderError, match="cannot be written"), folder.once("once") as slot:
             slot.fill(1)
     assert not list(tmp_path.rglob("*.tmp"))
 

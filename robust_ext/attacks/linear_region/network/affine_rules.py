@@ -147,7 +147,7 @@ def _drawn(example: Tensor, count: int, moving: bool, generator: torch.Generator
 
 
 def _close(first: Sequence[Tensor], second: Sequence[Tensor], *, rounding: float) -> bool:
-    """Whether numbers are the same but for rounding, relative to the largest of each tensor."""
+    """Whether numbers are the same but for rounding, relative to the largest of each tensor; or both no numbers."""
     for one, other in zip(first, second, strict=True):
         if one.shape != other.shape:
             return False
@@ -157,6 +157,8 @@ def _close(first: Sequence[Tensor], second: Sequence[Tensor], *, rounding: float
             continue
         if not one.numel():
             continue
+        lost = ~(one.isfinite() | other.isfinite())
+        one, other = one.masked_fill(lost, 0), other.masked_fill(lost, 0)
         if not float((one - other).abs().max()) <= rounding * (1 + float(one.abs().max())):
             return False
     return True
