@@ -67,6 +67,7 @@ def summarise_attack(
             lost=lost_words(mine, of="problem"),
             inseparable=unplanted["not_separable"],
             unplanted=unplanted["not_planted"],
+            unfound=len(records) - len(planted) - sum(unplanted.values()),
         ),
         "depth": solved_depth(depths, settings),
         "depths": depths,

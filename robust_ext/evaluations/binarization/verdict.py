@@ -56,6 +56,7 @@ def judge(
     lost: str = "",
     inseparable: int = 0,
     unplanted: int = 0,
+    unfound: int = 0,
 ) -> dict[str, Any]:
     """The verdict with what it rests on: shares of planted problems solved, None without any, and exact intervals.
 
@@ -64,7 +65,8 @@ def judge(
     greater depths, in order, of problems that others proved. Of ``planted`` canaries, posed with the wrong label, the
     attack ``repaired`` some. In ``non_finite`` other problems it came to points at which the network's logits are not
     finite; ``lost`` is how many it was not run on and why, in words. In ``inseparable`` further samples no readout was
-    found, in ``unplanted`` none of the planted points stayed adversarial.
+    found, in ``unplanted`` none of the planted points stayed adversarial, in ``unfound`` there was none to plant that
+    the detector judges as the test wants.
     """
     interval = proportion_interval(found, samples, confidence=settings.confidence)
     searched = samples if random_samples is None else random_samples
@@ -80,7 +82,7 @@ def judge(
         counts = {"found": found, "random_found": random_found, "samples": samples, "random_samples": searched}
         first = Solved(**counts, non_finite=non_finite)
         verdict, at = rules.decide([first, *depths])
-        reason = explain(verdict, at, first, rules, without=inseparable + unplanted)
+        reason = explain(verdict, at, first, rules, without=inseparable + unplanted + unfound)
         depth = at.depth
     if non_finite:
         reason += (

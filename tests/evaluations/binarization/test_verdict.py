@@ -140,6 +140,12 @@ def test_it_passes_no_earlier_than_asked_for(deeper, verdict, depth, reason):
         ((8, 1, 8), {}, "To settle it: 29 samples (--samples 29), if it misses no more and R-ASR stays"),
         ((18, 0, 19), {}, "To settle it: 46 samples (--samples 46), if it misses no more."),
         ((38, 0, 40), {}, "To settle it: 61 samples (--samples 61), if it misses no more."),
+        # As many samples again as the share of planted ones asks for, whatever the others were lost by.
+        (
+            (24, 1, 24),
+            {"unplanted": 26, "unfound": 14},
+            "To settle it: 78 samples (--samples 78), if it misses no more",
+        ),
         ((50, 0, 50), {"attacks": 10}, "To settle it: 51 samples (--samples 51), if it misses no more."),
         # Above the maximum no number of samples settles it, and a kappa of .999 is as good as one nearer to 1.
         ((10, 6, 10), {}, "To settle it: inner_points=1600 (--inner-points 1600), with 29 samples (--samples 29)."),
@@ -163,7 +169,8 @@ def test_it_passes_no_earlier_than_asked_for(deeper, verdict, depth, reason):
     ],
 )
 def test_inconclusive_names_what_would_settle_it(counts, options, advice):
-    of_run = {key: options[key] for key in ("inseparable", "unplanted", "non_finite", "attacks") if key in options}
+    counted = ("inseparable", "unplanted", "unfound", "non_finite", "attacks")
+    of_run = {key: options[key] for key in counted if key in options}
     rules = BinarizationSettings(threat_model=LINF, **{key: options[key] for key in options.keys() - of_run})
     judgement = judge(*counts, planted=8, repaired=0, settings=rules, **of_run)
     assert judgement["verdict"] == "inconclusive"
