@@ -110,11 +110,18 @@ class BoundaryOracle:
         distances = self.distances(points[rows], sample_index[rows])
         near = distances < self.nearest[sample_index[rows]]
         rows, distances = rows[near], distances[near]
-        order = distances.argsort(descending=True, stable=True).tolist()
-        for row, distance in zip(rows[order].tolist(), distances[order], strict=True):
-            # The last write of an input counts: that of its nearest point.
-            self.points[sample_index[row]], self.nearest[sample_index[row]] = points[row], distance
+        first = nearest_rows(distances, sample_index[rows])
+        samples = sample_index[rows[first]]
+        self.points[samples], self.nearest[samples] = points[rows[first]], distances[first]
 
     @staticmethod
     def _certain(margin: Tensor, logits: Tensor) -> Tensor:
         return margin > _CERTAIN * (1 + logits.abs().amax(1))
+
+
+def nearest_rows(distances: Tensor, sample_index: Tensor) -> Tensor:
+    """Indices, int64, of the point nearest to each input, of distances ``(B,)`` to inputs ``sample_index (B,)``."""
+    order = distances.argsort(stable=True)
+    order = order[sample_index[order].argsort(stable=True)]
+    samples = sample_index[order]
+    return order[torch.cat([samples.new_ones(len(samples[:1])), samples.diff()]) != 0]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from robust_ext.attacks.linear_region.oracle import BoundaryOracle
+from robust_ext.attacks.linear_region.oracle import BoundaryOracle, nearest_rows
 from robust_ext.attacks.linear_region.state import KINDS, SearchState
 from robust_ext.attacks.native import Step, Watch
 
@@ -97,12 +97,10 @@ class SearchRecord:
     def add(self, state: SearchState) -> None:
         """Append to the history, and note which kind of start led nearer since the last entry."""
         nearest = self._oracle.nearest
-        order = state.distances.argsort(descending=True, stable=True)
-        order = order[torch.isfinite(state.distances[order])]
+        found = torch.isfinite(state.distances).nonzero().flatten()
+        found = found[nearest_rows(state.distances[found], state.sample_index[found])]
         latest = self._kinds.clone()
-        # The last write counts: that of the nearest start.
-        for row in order.tolist():
-            latest[state.sample_index[row]] = state.kinds[row]
+        latest[state.sample_index[found]] = state.kinds[found]
         self._kinds = torch.where(nearest < self._before, latest, self._kinds)
         self._before = nearest.clone()
         seconds, passes = time.process_time() - self._began, self._oracle.passes.clone()
