@@ -86,17 +86,21 @@ def as_defense(
             )
         return obj
     if isinstance(obj, type) or takes_classifier(obj, *_CLASSIFIER):
-        factory: Any = obj
-        with foreign_code(argument, _name(obj), hint="it is called with the classifier alone"):
-            made = factory(classifier)
-        if isinstance(made, (str, type)) or takes_classifier(made, *_CLASSIFIER):
-            raise InvalidArgumentError(argument, f"{_name(obj)}, which made {made!r}", _ACCEPTED)
-        for name in STATED:
-            # What a factory states is about what it makes.
-            if name in getattr(obj, "__dict__", {}) and not hasattr(made, name):
-                setattr(made, name, getattr(obj, name))
+        made = _made_by(obj, classifier, argument)
         return as_defense(made, classifier, inputs, argument=argument)
     return _wrapped(obj, classifier, inputs, argument)
+
+
+def _made_by(factory: Any, classifier: nn.Module, argument: str) -> Any:
+    """What a factory makes of the classifier, with what it states of that."""
+    with foreign_code(argument, _name(factory), hint="it is called with the classifier alone"):
+        made = factory(classifier)
+    if isinstance(made, (str, type)) or takes_classifier(made, *_CLASSIFIER):
+        raise InvalidArgumentError(argument, f"{_name(factory)}, which made {made!r}", _ACCEPTED)
+    for name in STATED:
+        if name in getattr(factory, "__dict__", {}) and not hasattr(made, name):
+            setattr(made, name, getattr(factory, name))
+    return made
 
 
 def named_defense(

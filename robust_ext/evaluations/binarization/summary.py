@@ -42,12 +42,9 @@ def summarise_attack(
     random = [record["random_reach"] for record in planted if record["random_reach"] is not None]
     hardness = _hardness(planted, mine, settings) if planted else []
     planting = _planting(name, records, attacked)
-    unplanted = {
-        "not_separable": sum(
-            not record["separable"] and record.get("planting", {}).get("found", True) for record in records
-        ),
-        "not_planted": len(attacked) - len(planted),
-    }
+    not_separable = [one for one in records if not one["separable"] and one.get("planting", {}).get("found", True)]
+    unplanted = {"not_separable": len(not_separable), "not_planted": len(attacked) - len(planted)}
+    unfound = len(records) - len(planted) - sum(unplanted.values())
     depths = score_depths(name, planted, settings)
     return {
         "name": name,
@@ -67,7 +64,7 @@ def summarise_attack(
             lost=lost_words(mine, of="problem"),
             inseparable=unplanted["not_separable"],
             unplanted=unplanted["not_planted"],
-            unfound=len(records) - len(planted) - sum(unplanted.values()),
+            unfound=unfound,
         ),
         "depth": solved_depth(depths, settings),
         "depths": depths,
