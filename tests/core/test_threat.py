@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from robust_ext.core.errors import InvalidArgumentError
-from robust_ext.core.sampling import evenly_mixed
+from robust_ext.core.sampling import _order, evenly_mixed
 from robust_ext.core.threat import ThreatModel
 
 NORMS = ("linf", "l2", "l1")
@@ -301,6 +301,15 @@ def test_a_stretch_uses_up_the_budget(power, size, seed, zeros, share):
             short = np.linalg.norm(np.minimum(middle * abs(direction), room), ord=power) < threat_model.epsilon
             low, high = (middle, high) if short else (low, middle)
         np.testing.assert_allclose(abs(moved), np.minimum(high * abs(direction), room), rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("size", [1, 2, 31, 32, 33, 1000])
+def test_values_are_ordered_as_by_a_stable_sort(size):
+    """Equal ones, and those that differ in no more than the lowest bits, by their index."""
+    values = np.random.default_rng(size).choice([0.0, 1e-300, 1.0, 1.0 + 2**-52, 1.5, 7.25, 1e300], (5, size))
+    found = _order(torch.from_numpy(values).view(torch.int64)).numpy()
+    expected = np.argsort(np.where(values == 1.0 + 2**-52, 1.0, values) if size > 1 else values, kind="stable")
+    np.testing.assert_array_equal(found, expected)
 
 
 def inner(norm, size, count, radius=1.0):
