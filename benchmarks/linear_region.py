@@ -155,13 +155,13 @@ def measured(sample: Sample, norm: str, seed: int, runs: Callable[[int], object]
     return {"distances": known, "classes": classes.tolist(), "seconds": spent, "runs": number, "failures": failures}
 
 
-def target_of(network: nn.Module, inputs: Tensor) -> Target:
+def target_of(network: nn.Module, inputs: Tensor, *, classes: int = 10) -> Target:
     """What attacks may query, with its gradients to the inputs alone."""
     counter = PassCounter()
     return Target(
         module=Counted(network.requires_grad_(False), counter),
         bounds=(0.0, 1.0),
-        classes=10,
+        classes=classes,
         input_shape=tuple(inputs.shape[1:]),
         device=inputs.device,
         counter=counter,

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -24,6 +25,7 @@ from robust_ext.engine.pool.pool import current_pool
 from robust_ext.engine.progress import Progress, is_shown, phase, showing
 from robust_ext.engine.run import Outcome, Run, end, finish, keep, tell, timed
 from robust_ext.engine.run_folder import RunFolder
+from robust_ext.engine.saved import saving
 from robust_ext.engine.store import Store
 from robust_ext.engine.task import Task, TaskResult, verified
 
@@ -134,7 +136,10 @@ def _run(run: R, store: Store, speed: Speedometer, bar: Progress | None) -> Gene
                     if run.partial and is_over():
                         raise OutOfTimeError("the time that was given is over")
                     forecast.begin(run.key, len(rows))
-                    keep((yield from timed(run.work(rows, run.needs(rows, store)), speed)), store)
+                    with saving(getattr(store, "path", None), rows) as resumed:
+                        block = yield from timed(run.work(rows, run.needs(rows, store)), speed)
+                        more = {"resumed": True} if resumed else {}
+                        keep(replace(block, timing={**block.timing, **more}), store)
                 tell(run, rows, store)
                 forecast.end(run.key, len(rows))
                 if bar is not None:

@@ -6,16 +6,19 @@ own. What its candidates are checked by stays behind, see :class:`Check`.
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from robust_ext.attacks.base import Attack
+from robust_ext.attacks.native import NativeAttack
 from robust_ext.attacks.running import undisturbed
 from robust_ext.core.cost import Spent
 from robust_ext.core.heap import keep_freed_memory, trimmed
@@ -23,12 +26,14 @@ from robust_ext.core.random import derive_seed, seeded_globals, stream
 from robust_ext.core.target import Target, count_calls
 from robust_ext.core.threat import ThreatModel
 from robust_ext.engine.context import current_context
+from robust_ext.engine.identity import describe, tensor_bytes, versions
 from robust_ext.engine.phases import Phases
 from robust_ext.engine.progress import phase, watching
 from robust_ext.engine.recorder import record_queries
+from robust_ext.engine.saved import TaskSearch, current_file
 from robust_ext.engine.trace import Trace
 from robust_ext.engine.verify import Verification, take_witnesses, unverified, verify
-from robust_ext.engine.witness import witness_queries
+from robust_ext.engine.witness import Witness, witness_queries
 from robust_ext.models.precision import ambient_autocast
 
 Key = int | str
@@ -48,6 +53,8 @@ class Task:
     counted: nn.Module | None = None  # Network whose rows are counted meanwhile; None where the target counts its own
     # Parts of the target that are the same in every task of a run: a worker in another process is sent them once
     shared: tuple[object, ...] = ()
+    # Where a search is kept that can be gone on with; None where it is not
+    saved: Path | None = field(default_factory=current_file)
     # Of the global generators, for targets that draw from them; None: it follows from the stream
     global_seed: int | None = None
 
@@ -113,18 +120,34 @@ def run_task(task: Task) -> TaskResult:
         witness = stack.enter_context(witness_queries(task.target, task.inputs, task.threat_model))
         recorder = stack.enter_context(record_queries(task.target, task.inputs, task.labels, task.threat_model))
         target = stack.enter_context(undisturbed(task.attack, task.target, generator))
+        search = _search_of(task, witness)
         candidates = task.attack.search(
             target,
             task.inputs.clone(),
             task.labels.clone(),
             threat_model=replace(task.threat_model),
             generator=generator,
+            **({} if search is None else {"saved": search}),
         )
     seconds, spent = time.perf_counter() - begun, counter.since(before)
     passes = {"forward": spent.forward, "backward": spent.backward}
+    earlier = 0.0 if search is None else search.seconds
     return TaskResult(
-        candidates=candidates, seconds=seconds, passes=passes, witnesses=witness.points, trace=recorder.trace()
+        candidates=candidates,
+        seconds=seconds + earlier,
+        passes=passes,
+        witnesses=witness.points,
+        # Of queries of an earlier process nothing is known.
+        trace=None if earlier else recorder.trace(),
     )
+
+
+def _search_of(task: Task, witness: Witness) -> TaskSearch | None:
+    if task.saved is None or not isinstance(task.attack, NativeAttack) or not task.attack.resumable:
+        return None
+    content = hashlib.blake2b(tensor_bytes(task.inputs) + tensor_bytes(task.labels), digest_size=16).hexdigest()
+    key = (describe(task.attack), task.stream, task.threat_model, content, sorted(versions().items()))
+    return TaskSearch(task.saved, repr(key), task.target.counter, witness)
 
 
 # A protocol's work: it yields tasks, is sent what they came to, and returns what it makes of them.

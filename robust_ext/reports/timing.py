@@ -44,7 +44,9 @@ def sentence(result: Mapping[str, Any]) -> str:
         words += f", {total['ratio']:.2f} times its bare passes ({bare})"
     longest = sorted(_phases(result), key=lambda row: -row["seconds"])[:_NAMED]
     shares = [f"{_label(row)} {100 * row['seconds'] / max(total['seconds'], 1e-9):.0f}%" for row in longest]
-    return f"{words}; {', '.join(shares)}."
+    resumed = result["time"].get("resumed")
+    begun = f" Searches of an earlier call were gone on with within {count(resumed, 'block')}." if resumed else ""
+    return f"{words}; {', '.join(shares)}.{begun}"
 
 
 def table_rows(result: Mapping[str, Any]) -> list[Line]:

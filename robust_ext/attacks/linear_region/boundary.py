@@ -21,7 +21,7 @@ from robust_ext.attacks.linear_region.results import LinearRegionResult, SearchR
 from robust_ext.attacks.linear_region.starts import Portfolio
 from robust_ext.attacks.linear_region.state import KINDS, SearchState
 from robust_ext.attacks.linear_region.stepping import Going, Steps, stepped
-from robust_ext.attacks.native import NativeAttack, Watch
+from robust_ext.attacks.native import NativeAttack, SavedSearch, Watch
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.settings import setting, settings_class
 from robust_ext.core.target import Target
@@ -76,6 +76,7 @@ class BoundarySearch(NativeAttack):
 
     name = "BoundarySearch"
     takes_starting_points: ClassVar[bool] = True
+    resumable: ClassVar[bool] = True
     traits = AttackTraits(
         minimum_norm=True,
         batching="any",
@@ -147,12 +148,14 @@ class BoundarySearch(NativeAttack):
         generator: torch.Generator,
         targeted: bool = False,
         watch: Watch | None = None,
+        saved: SavedSearch | None = None,
     ) -> LinearRegionResult:
         """Search, and return the distances and the history too; for the arguments see :meth:`NativeAttack.search`.
 
         Inputs of any floating point dtype are taken as float32. ``watch`` is called before each step and round with
         the nearest points found so far (the input where there is none) and minus their distances; how many steps there
-        will be is reckoned from the share of the budget that is spent.
+        will be is reckoned from the share of the budget that is spent. What ``saved`` keeps after each kind of start
+        and each hop is gone on with, to the same result.
 
         Returns:
             Candidates, distances and history. An input that is adversarial as it is comes back with distance 0.
@@ -167,7 +170,7 @@ class BoundarySearch(NativeAttack):
         given, pool = self._checked(target, inputs)
         seeds = [draw_seed(generator) for _ in range(len(inputs))]
         oracle = BoundaryOracle(target, inputs, labels, threat_model=threat_model, targeted=targeted)
-        found = SearchRecord(oracle, budget=self.budget, unit=self.budget_unit, watch=watch)
+        found = SearchRecord(oracle, budget=self.budget, unit=self.budget_unit, watch=watch, saved=saved)
         if len(inputs) > 0:
             every = torch.arange(len(inputs), device=inputs.device)
             oracle.adversarial(inputs, every, beyond_rounding=False)
@@ -191,12 +194,13 @@ class BoundarySearch(NativeAttack):
             given=given,
             pool=pool,
         )
-        state = portfolio.starts()
+        state, hops = portfolio.starts()
         until = 1.0 if refine is None else _HOPS[oracle.threat_model.norm].until
-        for number in range(self.hops):
+        for number in range(hops, self.hops):
             hopped = partial(self._hopped, oracle, found.limited(until), number)
             if not self._improve(state, found, hopped, alive=self.survivors, until=until):
                 break
+            found.keep([state])
         if refine is not None:
             refine(state)
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from robust_ext.attacks.linear_region.oracle import BoundaryOracle, nearest_rows
 from robust_ext.attacks.linear_region.state import KINDS, SearchState
-from robust_ext.attacks.native import Step, Watch
+from robust_ext.attacks.native import SavedSearch, Step, Watch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +43,8 @@ class LinearRegionResult:
         kinds: The kind of start that led to each candidate, one of :data:`KINDS`; None where nothing was found, and
             where the input is adversarial as it is.
         regions: Regions solved for each input, int64 ``(N,)``.
-        history: An entry after each kind of start, after each hop and after each round of regions.
+        history: An entry after each kind of start, after each hop and after each round of regions; those of this
+            process alone, where it went on with what another one had begun.
     """
 
     candidates: Tensor
@@ -59,9 +61,11 @@ class SearchRecord:
     The nearest points themselves are kept by the oracle, which sees them first.
     """
 
-    def __init__(self, oracle: BoundaryOracle, *, budget: float, unit: str, watch: Watch | None) -> None:
-        self._oracle, self._budget, self._unit, self._watch = oracle, budget, unit, watch
-        self._began, self._shown = time.process_time(), 0
+    def __init__(
+        self, oracle: BoundaryOracle, *, budget: float, unit: str, watch: Watch | None, saved: SavedSearch | None
+    ) -> None:
+        self._oracle, self._budget, self._unit, self._watch, self._saved = oracle, budget, unit, watch, saved
+        self._began, self._shown, self._stages = time.process_time(), 0, 0
         self._history: list[HistoryEntry] = []
         self._before = oracle.nearest.clone()
         self._kinds = torch.full_like(oracle.passes, -1)
@@ -105,7 +109,32 @@ class SearchRecord:
         self._before = nearest.clone()
         seconds, passes = time.process_time() - self._began, self._oracle.passes.clone()
         regions = self.regions.clone()
+        self._stages += 1
         self._history.append(HistoryEntry(regions=regions, passes=passes, seconds=seconds, distances=nearest.clone()))
+
+    def keep(self, starts: Sequence[SearchState]) -> None:
+        """Have all starts, after a stage, and what was found outlive this process where they are to."""
+        if self._saved is not None:
+            self._saved.offer(lambda: self._plain(SearchState.join(starts)))
+
+    def resumed(self) -> tuple[SearchState | None, int]:
+        """The starts that an earlier process came to, after so many stages; what it found and spent is that of this.
+
+        None and 0 where there was none.
+        """
+        plain = None if self._saved is None else self._saved.load()
+        if plain is None:
+            return None, 0
+        oracle = self._oracle
+        oracle.points, oracle.nearest, oracle.passes = plain["points"], plain["nearest"], plain["passes"]
+        self._kinds, self._before, self._stages = plain["kinds"], oracle.nearest.clone(), plain["stages"]
+        self._began -= plain["seconds"]
+        return SearchState.of_plain(plain["starts"]), self._stages
+
+    def _plain(self, state: SearchState) -> dict[str, Any]:
+        oracle, seconds = self._oracle, time.process_time() - self._began
+        found = {"points": oracle.points, "nearest": oracle.nearest, "passes": oracle.passes, "kinds": self._kinds}
+        return {**found, "seconds": seconds, "stages": self._stages, "starts": state.plain()}
 
     def result(self) -> LinearRegionResult:
         """What was found."""

@@ -44,8 +44,8 @@ class Portfolio:
     given: Tensor | None
     pool: Tensor | None
 
-    def starts(self) -> SearchState:
-        """The starts, those of which nothing is adversarial infinitely far."""
+    def starts(self) -> tuple[SearchState, int]:
+        """The starts, those of which nothing is adversarial infinitely far, and how often they were hopped from."""
         oracle, makers = self.oracle, list[Callable[[], SearchState]]()
         classes = self._likeliest() if self.target_classes and not oracle.targeted else None
         if self.given is not None:
@@ -55,11 +55,14 @@ class Portfolio:
         if classes is not None and classes.shape[1]:
             makers += [partial(self._from_inputs, kind, classes) for kind in from_inputs]
         makers += [make for kind, make in (("noise", self._noise), ("nearest", self._nearest)) if kind in self.kinds]
-        parts: list[SearchState] = []
-        for make in makers:
+        # What is spent until here is part of what an earlier process kept.
+        earlier, done = self.found.resumed()
+        parts = [] if earlier is None else [earlier]
+        for make in makers[done:]:
             parts.append(make())
             self.found.add(parts[-1])
-        return SearchState.join(parts)
+            self.found.keep(parts)
+        return SearchState.join(parts), max(0, done - len(makers))
 
     def _likeliest(self) -> Tensor:
         """The likeliest classes beside the label, int64 ``(N, target_classes)`` or fewer; none where there is one."""

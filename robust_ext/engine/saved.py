@@ -1,0 +1,119 @@
+"""How far a search has come within a block of samples, in a file of the run folder until the block is done.
+
+Attacks that can go on from there (:attr:`robust_ext.attacks.native.NativeAttack.resumable`) then find what they would
+have found without a stop. The file is written by the process that runs the attack.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load, save
+from torch import Tensor
+
+from robust_ext.core.errors import RunFolderError
+from robust_ext.core.files import replace_file
+from robust_ext.core.target import PassCounter
+from robust_ext.engine.chain import DIGITS, checksum
+from robust_ext.engine.witness import Witness
+
+logger = logging.getLogger(__name__)
+
+# A search is kept every so many seconds, or more rarely, so that this takes at most a fiftieth of its time.
+_SECONDS, _RATIO = 5.0, 50.0
+_FILE: ContextVar[Path | None] = ContextVar("robust_ext_saved", default=None)
+
+
+@contextmanager
+def saving(folder: Path | None, rows: range) -> Iterator[bool]:
+    """Tasks that are made inside the block have their search kept in a folder, until the block ends without an error.
+
+    Yields whether there is one of an earlier call.
+    """
+    file = None if folder is None else folder / f"search-{rows[0]:06d}"
+    token = _FILE.set(file)
+    try:
+        yield file is not None and file.exists()
+    finally:
+        _FILE.reset(token)
+    if file is not None:
+        file.unlink(missing_ok=True)
+
+
+def current_file() -> Path | None:
+    """Where the search of a task that is made now is kept; None where it is not."""
+    return _FILE.get()
+
+
+class TaskSearch:
+    """The search of one task, as :class:`robust_ext.attacks.native.SavedSearch` has it.
+
+    What was kept with another ``key`` is not its own. ``seconds`` are those that went into what was gone on with.
+    """
+
+    def __init__(self, file: Path, key: str, counter: PassCounter, witness: Witness) -> None:
+        self._file, self._key, self._counter, self._witness = file, key, counter, witness
+        self._begun, self._before, self.seconds = time.perf_counter(), counter.snapshot(), 0.0
+        self._due = self._begun + _SECONDS
+
+    def load(self) -> dict[str, Any] | None:
+        """What an earlier process kept of the same task; None where there is nothing."""
+        content = self._file.read_bytes() if self._file.exists() else b""
+        stated, content = content[:DIGITS], content[DIGITS:]
+        if stated != checksum(self._key, content).encode():
+            if stated:
+                logger.warning("%s: of another search, or damaged; the search is begun anew", self._file)
+            return None
+        kept = _read(content)
+        self.seconds = kept["seconds"]
+        # What the search did until here it did before, too.
+        again = self._counter.since(self._before)
+        self._counter.count_forward(kept["forward"] - again.forward)
+        self._counter.count_backward(kept["backward"] - again.backward)
+        self._witness.restore(kept["witness"])
+        search: dict[str, Any] = kept["search"]
+        return search
+
+    def offer(self, state: Callable[[], dict[str, Any]]) -> None:
+        """Keep what ``state`` returns, once enough time went by."""
+        begun = time.perf_counter()
+        if begun < self._due:
+            return
+        spent, seconds = self._counter.since(self._before), begun - self._begun + self.seconds
+        kept = {"forward": spent.forward, "backward": spent.backward, "seconds": seconds}
+        content = _written({**kept, "witness": self._witness.state(), "search": state()})
+        replace_file(self._file, checksum(self._key, content).encode() + content, error=RunFolderError, sync=False)
+        now = time.perf_counter()
+        self._due = now + max(_SECONDS, _RATIO * (now - begun))
+
+
+def _written(value: dict[str, Any]) -> bytes:
+    """Dicts by name of tensors, numbers and such dicts as a safetensors file; the text of the rest is a tensor too."""
+    tensors: dict[str, Tensor] = {}
+
+    def put(tensor: Tensor) -> dict[str, str]:
+        name = str(len(tensors))
+        tensors[name] = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+        return {"tensor": name, "device": str(tensor.device)}
+
+    text = json.dumps(value, default=put).encode()
+    content: bytes = save({**tensors, "text": torch.tensor(list(text), dtype=torch.uint8)})
+    return content
+
+
+def _read(content: bytes) -> dict[str, Any]:
+    tensors = load(content)
+
+    def get(entry: dict[str, Any]) -> Any:
+        return tensors[entry["tensor"]].to(entry["device"]) if "tensor" in entry else entry
+
+    found: dict[str, Any] = json.loads(tensors["text"].numpy().tobytes(), object_hook=get)
+    return found
