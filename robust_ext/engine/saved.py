@@ -1,7 +1,7 @@
 """How far a search has come within a block of samples, in a file of the run folder until the block is done.
 
 Attacks that can go on from there (:attr:`robust_ext.attacks.native.NativeAttack.resumable`) then find what they would
-have found without a stop. The file is written by the process that runs the attack.
+have found without a stop. The process that runs the attack writes and reads what is kept; the judge keeps bytes.
 """
 
 from __future__ import annotations
@@ -12,13 +12,16 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
+from robust_ext.attacks.base import Attack
+from robust_ext.attacks.native import NativeAttack
 from robust_ext.core.errors import RunFolderError
 from robust_ext.core.files import replace_file
 from robust_ext.core.target import PassCounter
@@ -29,28 +32,62 @@ logger = logging.getLogger(__name__)
 
 # A search is kept every so many seconds, or more rarely, so that this takes at most a fiftieth of its time.
 _SECONDS, _RATIO = 5.0, 50.0
-_FILE: ContextVar[Path | None] = ContextVar("robust_ext_saved", default=None)
+
+
+class Place(Protocol):
+    """Where the search of a task is kept."""
+
+    def load(self) -> bytes:
+        """What was kept last; empty where there is nothing."""
+
+    def save(self, content: bytes) -> None:
+        """Keep this instead."""
+
+
+@dataclass(frozen=True)
+class FilePlace:
+    """A file, which need not be there."""
+
+    file: Path
+
+    def load(self) -> bytes:
+        """What was kept last; empty where there is nothing."""
+        return self.file.read_bytes() if self.file.exists() else b""
+
+    def save(self, content: bytes) -> None:
+        """Keep this instead."""
+        replace_file(self.file, content, error=RunFolderError, sync=False)
+
+
+_PLACE: ContextVar[Place | None] = ContextVar("robust_ext_saved", default=None)
+
+
+@contextmanager
+def kept_at(place: Place | None) -> Iterator[None]:
+    """Searches inside the block are kept there; nowhere with None."""
+    token = _PLACE.set(place)
+    try:
+        yield
+    finally:
+        _PLACE.reset(token)
+
+
+def current_place(attack: Attack) -> Place | None:
+    """Where the search that an attack begins now is kept; None where it is not."""
+    return _PLACE.get() if isinstance(attack, NativeAttack) and attack.resumable else None
 
 
 @contextmanager
 def saving(folder: Path | None, rows: range) -> Iterator[bool]:
-    """Tasks that are made inside the block have their search kept in a folder, until the block ends without an error.
+    """Searches inside the block are kept in a folder, until the block ends without an error.
 
     Yields whether there is one of an earlier call.
     """
     file = None if folder is None else folder / f"search-{rows[0]:06d}"
-    token = _FILE.set(file)
-    try:
+    with kept_at(None if file is None else FilePlace(file)):
         yield file is not None and file.exists()
-    finally:
-        _FILE.reset(token)
     if file is not None:
         file.unlink(missing_ok=True)
-
-
-def current_file() -> Path | None:
-    """Where the search of a task that is made now is kept; None where it is not."""
-    return _FILE.get()
 
 
 class TaskSearch:
@@ -59,18 +96,18 @@ class TaskSearch:
     What was kept with another ``key`` is not its own. ``seconds`` are those that went into what was gone on with.
     """
 
-    def __init__(self, file: Path, key: str, counter: PassCounter, witness: Witness) -> None:
-        self._file, self._key, self._counter, self._witness = file, key, counter, witness
+    def __init__(self, place: Place, key: str, counter: PassCounter, witness: Witness) -> None:
+        self._place, self._key, self._counter, self._witness = place, key, counter, witness
         self._begun, self._before, self.seconds = time.perf_counter(), counter.snapshot(), 0.0
         self._due = self._begun + _SECONDS
 
     def load(self) -> dict[str, Any] | None:
         """What an earlier process kept of the same task; None where there is nothing."""
-        content = self._file.read_bytes() if self._file.exists() else b""
+        content = self._place.load()
         stated, content = content[:DIGITS], content[DIGITS:]
         if stated != checksum(self._key, content).encode():
             if stated:
-                logger.warning("%s: of another search, or damaged; the search is begun anew", self._file)
+                logger.warning("what is kept of a search is another's, or damaged: the search is begun anew")
             return None
         kept = _read(content)
         self.seconds = kept["seconds"]
@@ -90,7 +127,7 @@ class TaskSearch:
         spent, seconds = self._counter.since(self._before), begun - self._begun + self.seconds
         kept = {"forward": spent.forward, "backward": spent.backward, "seconds": seconds}
         content = _written({**kept, "witness": self._witness.state(), "search": state()})
-        replace_file(self._file, checksum(self._key, content).encode() + content, error=RunFolderError, sync=False)
+        self._place.save(checksum(self._key, content).encode() + content)
         now = time.perf_counter()
         self._due = now + max(_SECONDS, _RATIO * (now - begun))
 

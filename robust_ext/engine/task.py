@@ -10,15 +10,13 @@ import hashlib
 import time
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from robust_ext.attacks.base import Attack
-from robust_ext.attacks.native import NativeAttack
 from robust_ext.attacks.running import undisturbed
 from robust_ext.core.cost import Spent
 from robust_ext.core.heap import keep_freed_memory, trimmed
@@ -30,7 +28,7 @@ from robust_ext.engine.identity import describe, tensor_bytes, versions
 from robust_ext.engine.phases import Phases
 from robust_ext.engine.progress import phase, watching
 from robust_ext.engine.recorder import record_queries
-from robust_ext.engine.saved import TaskSearch, current_file
+from robust_ext.engine.saved import TaskSearch, current_place
 from robust_ext.engine.trace import Trace
 from robust_ext.engine.verify import Verification, take_witnesses, unverified, verify
 from robust_ext.engine.witness import Witness, witness_queries
@@ -53,8 +51,6 @@ class Task:
     counted: nn.Module | None = None  # Network whose rows are counted meanwhile; None where the target counts its own
     # Parts of the target that are the same in every task of a run: a worker in another process is sent them once
     shared: tuple[object, ...] = ()
-    # Where a search is kept that can be gone on with; None where it is not
-    saved: Path | None = field(default_factory=current_file)
     # Of the global generators, for targets that draw from them; None: it follows from the stream
     global_seed: int | None = None
 
@@ -143,11 +139,12 @@ def run_task(task: Task) -> TaskResult:
 
 
 def _search_of(task: Task, witness: Witness) -> TaskSearch | None:
-    if task.saved is None or not isinstance(task.attack, NativeAttack) or not task.attack.resumable:
+    place = current_place(task.attack)
+    if place is None:
         return None
     content = hashlib.blake2b(tensor_bytes(task.inputs) + tensor_bytes(task.labels), digest_size=16).hexdigest()
     key = (describe(task.attack), task.stream, task.threat_model, content, sorted(versions().items()))
-    return TaskSearch(task.saved, repr(key), task.target.counter, witness)
+    return TaskSearch(place, repr(key), task.target.counter, witness)
 
 
 # A protocol's work: it yields tasks, is sent what they came to, and returns what it makes of them.

@@ -1,6 +1,8 @@
 """A search that is stopped within a block is gone on with, to the records that it would have left anyway."""
 
 import json
+import os
+import signal
 
 import numpy as np
 import pytest
@@ -9,6 +11,8 @@ from torch import nn
 
 import robust_ext
 from robust_ext import ThreatModel
+from robust_ext.attacks.linear_region.boundary import BoundarySearch
+from robust_ext.core.settings import settings_class
 from robust_ext.engine import saved
 
 INPUTS = torch.rand(5, 12, generator=torch.Generator().manual_seed(0))
@@ -81,6 +85,38 @@ def test_a_process_of_an_attack_goes_on_too(tmp_path, monkeypatch):
     assert left(tmp_path / "cut") == left(tmp_path / "whole")
 
 
+@settings_class
+class Dying(BoundarySearch):
+    """Kills its process after it was kept twice, where nothing was kept before."""
+
+    name = "Dying"
+
+    def run(self, *args, saved, **given):
+        first = saved.load() is None
+        times, offer = [], saved.offer
+
+        def dying(state):
+            saved._due = 0.0
+            offer(state)
+            times.append(0)
+            if first and len(times) == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        saved.offer = dying
+        return super().run(*args, saved=saved, **given)
+
+
+@pytest.mark.exhaustive
+def test_the_judge_keeps_what_a_process_of_an_attack_sends(tmp_path):
+    network = nn.Linear(12, 3).eval()
+    labels, threat_model = network(INPUTS).argmax(1), ThreatModel(norm="l2", epsilon=9.0)
+    given = {"out": tmp_path, "isolate": True}
+    found = robust_ext.robust_accuracy(network, Dying(budget=200, hops=2), INPUTS, labels, threat_model, **given)
+    assert found.robust_accuracy(9.0) == 0
+    (records,) = tmp_path.rglob("records.jsonl")
+    assert all(json.loads(line)["trace"] is None for line in records.read_text().splitlines()), "it was gone on with"
+
+
 def test_seconds_go_on_and_what_is_damaged_is_begun_anew(tmp_path, monkeypatch, caplog):
     stopped(monkeypatch, tmp_path, 2, unit="seconds")
     (file,) = tmp_path.rglob("search-*")
@@ -88,4 +124,4 @@ def test_seconds_go_on_and_what_is_damaged_is_begun_anew(tmp_path, monkeypatch, 
     file.write_bytes(content[:90] + bytes([content[90] ^ 1]) + content[91:])
     with caplog.at_level("WARNING"):
         evaluate(tmp_path, unit="seconds")
-    assert "damaged; the search is begun anew" in caplog.text
+    assert "damaged: the search is begun anew" in caplog.text
