@@ -68,7 +68,8 @@ class Store:
         if self._saved:
             kept["arrays"] = self._saved
         # One that is there already, from a block that was cut off or has lost something else, is not written again.
-        new = [record for record in records if self._records.get(record["index"]) != json.dumps(record)]
+        there = self._records
+        new = [one for one in records if one["index"] not in there or there[one["index"]] != json.dumps(one)]
         self._write(new, kept)
         self._take(new, [kept])
         self._saved = []
