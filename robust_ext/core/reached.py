@@ -61,8 +61,11 @@ def outermost_calls(networks: Mapping[str, nn.Module], note: Mapping[str, Note])
     def enter(module: nn.Module, args: tuple[Any, ...], *, called: Note, share: float) -> tuple[Any, ...]:
         nonlocal depth
         depth += 1
-        tensor = bool(args) and isinstance(args[0], Tensor)
-        return (called(share, args[0]), *args[1:]) if depth == 1 and tensor else args
+        # Others may come before the rows, as the time does before the state of an ODE.
+        place = next((n for n, one in enumerate(args) if isinstance(one, Tensor) and one.dim()), None)
+        if depth > 1 or place is None:
+            return args
+        return (*args[:place], called(share, args[place]), *args[place + 1 :])
 
     def leave(*_: object) -> None:
         nonlocal depth
