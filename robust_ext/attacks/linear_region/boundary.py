@@ -8,19 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from robust_ext.attacks.base import AttackTraits, draw_seed
-from robust_ext.attacks.linear_region.descent import descent_steps
-from robust_ext.attacks.linear_region.fab import fab_steps, random_jump
+from robust_ext.attacks.linear_region.hops import Hops
 from robust_ext.attacks.linear_region.oracle import BoundaryOracle
 from robust_ext.attacks.linear_region.results import LinearRegionResult, SearchRecord
 from robust_ext.attacks.linear_region.starts import Portfolio
 from robust_ext.attacks.linear_region.state import KINDS, SearchState
-from robust_ext.attacks.linear_region.stepping import Going, Steps, stepped
 from robust_ext.attacks.native import NativeAttack, SavedSearch, Watch
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.settings import setting, settings_class
@@ -32,19 +30,9 @@ from robust_ext.core.validation import check_inputs, check_labels
 _START_SHARE = 0.4
 
 
-class _Hop(NamedTuple):
-    """A jump's length, as a multiple of the perturbation's l2 norm, and the steps back.
-
-    ``until`` is the share of the budget after which regions are solved, where they are: most is gained there in l1.
-    """
-
-    length: float
-    steps: int
-    until: float = 1.0
-
-
-_HOPS = {"linf": _Hop(0.1, 30, 0.8), "l2": _Hop(1.5, 12, 0.65), "l1": _Hop(1.5, 12, 0.5)}
-_LINF_DESCENT = _Hop(0.5, 24)
+# The share of the budget after which regions are solved, where they are: by then hops gain little, and regions little
+# more.
+_UNTIL = 0.9
 
 
 def _images(value: Any) -> Tensor:
@@ -194,10 +182,10 @@ class BoundarySearch(NativeAttack):
             given=given,
             pool=pool,
         )
-        state, hops = portfolio.starts()
-        until = 1.0 if refine is None else _HOPS[oracle.threat_model.norm].until
-        for number in range(hops, self.hops):
-            hopped = partial(self._hopped, oracle, found.limited(until), number)
+        state, done = portfolio.starts()
+        until = 1.0 if refine is None else _UNTIL
+        hopped = partial(Hops(oracle, found.hops, batch=self.batch), going=found.limited(until))
+        for _ in range(done, self.hops):
             if not self._improve(state, found, hopped, alive=self.survivors, until=until):
                 break
             found.keep([state])
@@ -225,17 +213,6 @@ class BoundarySearch(NativeAttack):
         state.update(rows, latest)
         found.add(latest)
         return True
-
-    def _hopped(self, oracle: BoundaryOracle, going: Going, number: int, state: SearchState) -> SearchState:
-        """The starts after a random jump and a few steps back, or where they were."""
-        norm, bounds, samples = oracle.threat_model.norm, oracle.threat_model.bounds, state.sample_index
-        hop = _HOPS[norm]
-        more: dict[str, Tensor | None] = {}
-        take: Steps = fab_steps
-        if norm == "linf" and number % 2 == 0:
-            hop, take, more = _LINF_DESCENT, descent_steps, {"limits": oracle.nearest[samples]}
-        away = random_jump(state.points, oracle.inputs[samples], state.streams, length=hop.length, bounds=bounds)
-        return stepped(oracle, state, away, take, steps=hop.steps, going=going, batch=self.batch, **more)
 
     def _checked(self, target: Target, inputs: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """The starting points and the pool, as float32 on the inputs' device."""

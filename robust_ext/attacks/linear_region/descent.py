@@ -3,7 +3,8 @@
 Sources: Rony et al., "Decoupling direction and norm for efficient gradient-based l2 adversarial attacks and defenses"
 (2019), algorithm 1, for the ball; Pintor et al., "Fast minimum-norm adversarial attacks through adaptive norm
 constraints" (2021), section 2, for its first radius and the falling rates. Different from both: the margin is
-climbed, along the gradient's sign in linf, and once a point is known the ball stays inside its distance.
+climbed, along the gradient's sign in linf, once a point is known the ball stays inside its distance, and the first steps in l2
+are longer. In l1, :mod:`robust_ext.attacks.linear_region.proximal` takes their place.
 """
 
 from __future__ import annotations
@@ -17,13 +18,12 @@ from robust_ext.attacks.linear_region.oracle import BoundaryOracle
 from robust_ext.attacks.linear_region.stepping import Going, Nearest
 
 # First and last share by which the ball changes from step to step.
-_CHANGE = (0.1, 0.001)
-# Lengths of the first and the last step, as multiples of the radius (in l1 of the perturbation's l2 norm).
-_LENGTH = (1.0, 0.01)
+_CHANGE = {"linf": (0.1, 0.001), "l2": (0.3, 0.001)}
+# Lengths of the first and the last step, as multiples of the radius. In l2 the first ones turn the perturbation nearly
+# into the gradient, which leads to nearer points than shorter ones do.
+_LENGTH = {"linf": (1.0, 0.01), "l2": (5.0, 0.01)}
 # The same near a known point.
 _STEADY, _SHORT = (0.01, 0.01), (0.25, 0.01)
-# Halvings of the interval that holds an l1 ball's threshold.
-_HALVINGS = 25
 
 
 def descent_steps(
@@ -46,7 +46,7 @@ def descent_steps(
     rows = torch.arange(len(points), device=points.device)
     inputs = oracle.inputs[sample_index].flatten(1)
     offsets, radius = points.flatten(1) - inputs, torch.zeros_like(inputs[:, :1])
-    lengths, changes = (_LENGTH, _CHANGE) if limits is None else (_SHORT, _STEADY)
+    lengths, changes = (_LENGTH[norm], _CHANGE[norm]) if limits is None else (_SHORT, _STEADY)
     if limits is not None:
         radius = limits.to(inputs)[:, None] * (1 - changes[0])
         offsets = _inside(norm, offsets, inputs, radius, bounds)
@@ -72,24 +72,21 @@ def descent_steps(
         else:
             known = met.distances[rows].to(inputs)[:, None]
             radius = torch.where(good[:, None], smaller, torch.minimum(radius * (1 + change), known))
-        offsets = _inside(norm, offsets + length * _direction(norm, gradient, offsets, radius), inputs, radius, bounds)
+        offsets = _inside(norm, offsets + length * _direction(norm, gradient, radius), inputs, radius, bounds)
     return met.points, met.distances
 
 
-def _direction(norm: str, gradient: Tensor, offsets: Tensor, radius: Tensor) -> Tensor:
+def _direction(norm: str, gradient: Tensor, radius: Tensor) -> Tensor:
     """The longest step ``(B, D)``."""
     if norm == "linf":
         return gradient.sign() * radius
-    along: Tensor = gradient / gradient.norm(dim=1, keepdim=True).clamp_min(torch.finfo(gradient.dtype).tiny)
-    if norm == "l2":
-        return along * radius
-    size = offsets.norm(dim=1, keepdim=True)
-    return along * torch.where(size > 0, size, radius)
+    size = gradient.norm(dim=1, keepdim=True).clamp_min(torch.finfo(gradient.dtype).tiny)
+    longest: Tensor = gradient / size * radius
+    return longest
 
 
 def _dual_norm(norm: str, gradient: Tensor) -> Tensor:
-    order = {"linf": 1, "l2": 2, "l1": torch.inf}[norm]
-    size: Tensor = torch.linalg.vector_norm(gradient, ord=order, dim=1, keepdim=True)
+    size: Tensor = torch.linalg.vector_norm(gradient, ord=1 if norm == "linf" else 2, dim=1, keepdim=True)
     return size.clamp_min(torch.finfo(gradient.dtype).tiny ** 0.5)
 
 
@@ -99,15 +96,7 @@ def _inside(norm: str, offsets: Tensor, inputs: Tensor, radius: Tensor, bounds: 
     size = offsets.abs()
     if norm == "linf":
         size = torch.minimum(size, radius)
-    elif norm == "l2":
+    else:
         length = size.norm(dim=1, keepdim=True).clamp_min(torch.finfo(size.dtype).tiny)
         size = size * (radius / length).clamp_max(1)
-    else:
-        low, high = torch.zeros_like(radius), size.amax(1, keepdim=True)
-        high = torch.where(torch.minimum(size, room).sum(1, keepdim=True) > radius, high, 0)
-        for _ in range(_HALVINGS):
-            middle = (low + high) / 2
-            over = torch.minimum((size - middle).clamp_min_(0), room).sum(1, keepdim=True) > radius
-            low, high = torch.where(over, middle, low), torch.where(over, high, middle)
-        size = (size - high).clamp_min_(0)
     return torch.minimum(size, room) * offsets.sign()

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from robust_ext.attacks.linear_region.hops import blank_account
 from robust_ext.attacks.linear_region.oracle import BoundaryOracle, nearest_rows
 from robust_ext.attacks.linear_region.state import KINDS, SearchState
 from robust_ext.attacks.native import SavedSearch, Step, Watch
@@ -58,7 +59,7 @@ class LinearRegionResult:
 class SearchRecord:
     """The one budget of a search, in passes or CPU seconds for each input, and its history.
 
-    The nearest points themselves are kept by the oracle, which sees them first.
+    The nearest points themselves are kept by the oracle, which sees them first. ``hops`` is the account of :class:`Hops`.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class SearchRecord:
         self._before = oracle.nearest.clone()
         self._kinds = torch.full_like(oracle.passes, -1)
         self.regions = torch.zeros_like(oracle.passes)
+        self.hops = blank_account(oracle)
 
     def spent(self) -> Tensor:
         """The share of the budget that is spent for each input, float64 ``(N,)``; may end above 1."""
@@ -127,14 +129,15 @@ class SearchRecord:
             return None, 0
         oracle = self._oracle
         oracle.points, oracle.nearest, oracle.passes = plain["points"], plain["nearest"], plain["passes"]
-        self._kinds, self._before, self._stages = plain["kinds"], oracle.nearest.clone(), plain["stages"]
+        self._kinds, self.hops = plain["kinds"], plain["hops"]
+        self._before, self._stages = oracle.nearest.clone(), plain["stages"]
         self._began -= plain["seconds"]
         return SearchState.of_plain(plain["starts"]), self._stages
 
     def _plain(self, state: SearchState) -> dict[str, Any]:
         oracle, seconds = self._oracle, time.process_time() - self._began
         found = {"points": oracle.points, "nearest": oracle.nearest, "passes": oracle.passes, "kinds": self._kinds}
-        return {**found, "seconds": seconds, "stages": self._stages, "starts": state.plain()}
+        return {**found, "hops": self.hops, "seconds": seconds, "stages": self._stages, "starts": state.plain()}
 
     def result(self) -> LinearRegionResult:
         """What was found."""

@@ -16,6 +16,7 @@ from torch import Tensor
 from robust_ext.attacks.linear_region.descent import descent_steps
 from robust_ext.attacks.linear_region.fab import fab_steps
 from robust_ext.attacks.linear_region.oracle import BoundaryOracle
+from robust_ext.attacks.linear_region.proximal import proximal_steps
 from robust_ext.attacks.linear_region.results import SearchRecord
 from robust_ext.attacks.linear_region.state import SearchState
 from robust_ext.attacks.linear_region.stepping import Steps, stepped
@@ -23,6 +24,8 @@ from robust_ext.core.random import stream
 
 # Most draws of noise for a start.
 _DRAWS = 10
+# How many times the steps of other norms descents in l1 take.
+_L1_STEPS = 4
 
 
 @dataclass
@@ -81,9 +84,11 @@ class Portfolio:
         """Starts from the inputs towards any class, or towards each of these ``(N, K)``."""
         count = 1 if classes is None else classes.shape[1]
         state = self._blank(kind, count, first=0 if classes is None else 1)
-        take = descent_steps if kind == "descent" else fab_steps
+        take, steps = descent_steps if kind == "descent" else fab_steps, self.steps
+        if kind == "descent" and self.oracle.threat_model.norm == "l1":
+            take, steps = proximal_steps, _L1_STEPS * steps
         aims = None if classes is None else classes.flatten()
-        return self._stepped(state, state.points, take, steps=self.steps, aims=aims)
+        return self._stepped(state, state.points, take, steps=steps, aims=aims)
 
     def _given(self) -> SearchState:
         given = self.given

@@ -1,0 +1,95 @@
+"""Basin hops: a random jump from a point and steps back, of several kinds that share the passes of each input."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from robust_ext.attacks.linear_region.descent import descent_steps
+from robust_ext.attacks.linear_region.fab import fab_steps, random_jump
+from robust_ext.attacks.linear_region.oracle import BoundaryOracle
+from robust_ext.attacks.linear_region.proximal import proximal_steps
+from robust_ext.attacks.linear_region.state import SearchState
+from robust_ext.attacks.linear_region.stepping import Going, Steps, stepped
+
+# The share of each kind of hop beside what it gained, and what is left of a gain after each hop of the kind.
+_LEAST, _FADING = 0.1, 0.5
+
+
+@dataclass(frozen=True)
+class Hop:
+    """A jump's length, as a multiple of the perturbation's l2 norm, and the steps back.
+
+    ``limited`` steps stay nearer than the nearest known point.
+    """
+
+    take: Steps
+    length: float
+    steps: int
+    limited: bool = False
+
+
+HOPS = {
+    "linf": (Hop(descent_steps, 0.5, 24, limited=True), Hop(fab_steps, 0.1, 30)),
+    "l2": (Hop(fab_steps, 1.5, 12), Hop(descent_steps, 2.0, 60)),
+    "l1": (
+        Hop(proximal_steps, 4.0, 240),
+        Hop(partial(proximal_steps, length=0.1), 4.0, 240),
+        Hop(fab_steps, 1.5, 12),
+    ),
+}
+
+
+def blank_account(oracle: BoundaryOracle) -> Tensor:
+    """What each kind of hop gained for a pass of each input, and its passes, float64 ``(2, N, kinds)``: nothing yet."""
+    shape = (2, len(oracle.inputs), len(HOPS[oracle.threat_model.norm]))
+    return torch.zeros(shape, dtype=torch.float64, device=oracle.inputs.device)
+
+
+class Hops:
+    """Hops from the starts of inputs: each kind gets passes of an input by what it gained there, and a least share.
+
+    The account, of :func:`blank_account`, is written as hops are made.
+    """
+
+    def __init__(self, oracle: BoundaryOracle, account: Tensor, *, batch: int) -> None:
+        self._oracle, self._batch = oracle, batch
+        self._kinds = HOPS[oracle.threat_model.norm]
+        self._gains, self._spent = account
+
+    def __call__(self, state: SearchState, *, going: Going) -> SearchState:
+        """The starts after a hop, each of one kind for all starts of its input, or where they were."""
+        oracle, samples = self._oracle, state.sample_index
+        kinds = self._chosen()[samples]
+        passes, nearest = oracle.passes.clone(), oracle.nearest.clone()
+        points, distances = state.points.clone(), state.distances.clone()
+        for number, hop in enumerate(self._kinds):
+            rows = (kinds == number).nonzero().flatten()
+            if len(rows):
+                latest = self._hopped(hop, state.select(rows), going)
+                points[rows], distances[rows] = latest.points, latest.distances
+                self._learn(number, samples[rows], passes, nearest)
+        return replace(state, points=points, distances=distances)
+
+    def _chosen(self) -> Tensor:
+        """The kind of hop that had least of its share of the passes of each input, int64 ``(N,)``."""
+        total = self._gains.sum(1, keepdim=True)
+        shares = _LEAST + torch.where(total > 0, self._gains / total, 0)
+        return (self._spent / shares).argmin(1)
+
+    def _learn(self, number: int, samples: Tensor, passes: Tensor, nearest: Tensor) -> None:
+        samples = samples.unique()
+        spent = (self._oracle.passes - passes)[samples].double()
+        gained = (1 - self._oracle.nearest[samples] / nearest[samples]).nan_to_num(0, 0, 0) / spent.clamp_min(1)
+        self._gains[samples, number] = torch.maximum(gained, self._gains[samples, number] * _FADING)
+        self._spent[samples, number] += spent
+
+    def _hopped(self, hop: Hop, state: SearchState, going: Going) -> SearchState:
+        oracle, bounds, samples = self._oracle, self._oracle.threat_model.bounds, state.sample_index
+        away = random_jump(state.points, oracle.inputs[samples], state.streams, length=hop.length, bounds=bounds)
+        more = {"limits": oracle.nearest[samples]} if hop.limited else {}
+        return stepped(oracle, state, away, hop.take, steps=hop.steps, going=going, batch=self._batch, **more)
