@@ -3,8 +3,8 @@
 Sources: Rony et al., "Decoupling direction and norm for efficient gradient-based l2 adversarial attacks and defenses"
 (2019), algorithm 1, for the ball; Pintor et al., "Fast minimum-norm adversarial attacks through adaptive norm
 constraints" (2021), section 2, for its first radius and the falling rates. Different from both: the margin is
-climbed, along the gradient's sign in linf, once a point is known the ball stays inside its distance, and the first steps in l2
-are longer. In l1, :mod:`robust_ext.attacks.linear_region.proximal` takes their place.
+climbed, along the gradient's sign in linf, once a point is known the ball stays inside its distance, and the first
+steps in l2 are longer. In l1, :mod:`robust_ext.attacks.linear_region.proximal` takes their place.
 """
 
 from __future__ import annotations

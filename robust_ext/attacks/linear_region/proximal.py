@@ -41,8 +41,8 @@ def proximal_steps(
 ) -> tuple[Tensor, Tensor]:
     """Step from points ``(B, ...)``, and return the nearest adversarial ones that were met, with their distances.
 
-    The arguments and what is returned are those of :func:`~robust_ext.attacks.linear_region.fab.fab_steps`. The first step
-    changes each value by the share ``length`` of the range of the bounds.
+    The arguments and what is returned are those of :func:`~robust_ext.attacks.linear_region.fab.fab_steps`. The first
+    step changes each value by the share ``length`` of the range of the bounds.
     """
     low, high = oracle.threat_model.bounds
     met = Nearest(points)

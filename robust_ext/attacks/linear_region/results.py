@@ -59,7 +59,8 @@ class LinearRegionResult:
 class SearchRecord:
     """The one budget of a search, in passes or CPU seconds for each input, and its history.
 
-    The nearest points themselves are kept by the oracle, which sees them first. ``hops`` is the account of :class:`Hops`.
+    The nearest points themselves are kept by the oracle, which sees them first. ``hops`` is the account of
+    :class:`~robust_ext.attacks.linear_region.hops.Hops`.
     """
 
     def __init__(

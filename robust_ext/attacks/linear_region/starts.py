@@ -53,7 +53,8 @@ class Portfolio:
         classes = self._likeliest() if self.target_classes and not oracle.targeted else None
         if self.given is not None:
             makers.append(self._given)
-        from_inputs = [kind for kind in ("descent", "boundary") if kind in self.kinds]
+        order = ("boundary", "descent") if oracle.threat_model.norm == "l1" else ("descent", "boundary")
+        from_inputs = [kind for kind in order if kind in self.kinds]
         makers += [partial(self._from_inputs, kind, None) for kind in from_inputs]
         if classes is not None and classes.shape[1]:
             makers += [partial(self._from_inputs, kind, classes) for kind in from_inputs]

@@ -64,7 +64,7 @@ def test_the_smallest_perturbation_in_the_plane_is_that_of_a_fine_grid(norm, see
     axis = torch.linspace(0, 1, 801, dtype=torch.float64)
     grid = torch.cartesian_prod(axis, axis)
     found_classes = predicted(target, grid.float())
-    found = attack(target, inputs, labels, norm=norm, draws=6, survivors=6, regions=48, gamma=3)
+    found = attack(target, inputs, labels, norm=norm, draws=6, survivors=6, regions=48, gamma=3, start_steps=60)
     for row in range(3):
         offsets = grid[found_classes != labels[row]] - inputs[row].double()
         nearest = float(torch.linalg.vector_norm(offsets, ord=ORDER[norm], dim=1).min())

@@ -11,8 +11,10 @@ from torch import nn
 from robust_ext.attacks.linear_region.attack import LinearRegion
 from robust_ext.attacks.linear_region.boundary import BoundarySearch
 from robust_ext.attacks.linear_region.descent import descent_steps
+from robust_ext.attacks.linear_region.hops import Hops, blank_account
 from robust_ext.attacks.linear_region.oracle import BoundaryOracle
-from robust_ext.attacks.linear_region.state import KINDS
+from robust_ext.attacks.linear_region.proximal import proximal_steps
+from robust_ext.attacks.linear_region.state import KINDS, SearchState
 from robust_ext.core.random import stream
 from robust_ext.core.target import PassCounter
 from robust_ext.core.threat import NORMS, ThreatModel
@@ -96,7 +98,8 @@ def test_descents_reach_the_nearest_point_of_a_linear_network(norm):
     model = ThreatModel(norm=norm, epsilon=0.1)
     oracle = BoundaryOracle(target, inputs, labels, threat_model=model, targeted=False)
     samples = torch.arange(5)
-    points, distances = descent_steps(oracle, inputs, samples, steps=80, going=lambda rows: rows >= 0)
+    take, count = (proximal_steps, 960) if norm == "l1" else (descent_steps, 80)
+    points, distances = take(oracle, inputs, samples, steps=count, going=lambda rows: rows >= 0)
     normal = (weight[1] - weight[0]).double()
     dual = {"linf": 1, "l2": 2, "l1": torch.inf}[norm]
     expected = ((inputs.double() - 0.5) @ normal).abs() / torch.linalg.vector_norm(normal, ord=dual)
@@ -119,3 +122,24 @@ def test_starts_that_win_are_named_and_classes_are_aimed_at():
     assert target.counter.backward == 4 * 5
     assert 4 * 6 <= target.counter.forward <= 4 * 14
     assert target.counter != PassCounter(0, 0)
+
+
+def test_hops_that_gained_get_passes_in_proportion_and_others_a_least_share():
+    """In l2, of each input by itself; at points that are farther than those known, so that nothing more is gained."""
+    target, inputs, labels = problem()
+    model = ThreatModel(norm="l2", epsilon=0.1)
+    oracle = BoundaryOracle(target, inputs, labels, threat_model=model, targeted=False)
+    account = blank_account(oracle)
+    hops = Hops(oracle, account, batch=8)
+    distances = torch.full((len(inputs),), 10.0, dtype=torch.float64)
+    streams = [stream(0, row) for row in range(len(inputs))]
+    state = SearchState.begin(torch.arange(len(inputs)), inputs + 0.1, distances, streams, "noise")
+    oracle.nearest = torch.zeros_like(distances)
+    oracle.passes.zero_()
+    for _ in range(60):
+        account[0] = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0], [3.0, 1.0]])
+        hops(state, going=lambda rows: rows >= 0)
+    torch.testing.assert_close(account[1].sum(1), oracle.passes.double())
+    shares = account[1, :, 0] / account[1].sum(1)
+    expected = torch.tensor([1.1 / 1.2, 0.1 / 1.2, 0.5, 0.85 / 1.2], dtype=torch.float64)
+    torch.testing.assert_close(shares, expected, rtol=0, atol=0.1)
