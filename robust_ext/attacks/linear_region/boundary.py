@@ -91,9 +91,9 @@ class BoundarySearch(NativeAttack):
     starts: tuple[str, ...] = setting(
         default=("descent", "boundary", "noise"),
         help='Kinds of starts besides starting points that are given. ``"descent"``: steepest descents in a shrinking '
-        'ball, in l1 proximal steps, from the input. ``"boundary"``: steps of the fast adaptive boundary attack, from the input. '
-        '``"noise"``: adversarial noise, blended with the input. ``"nearest"``: the nearest images of the likeliest '
-        "other classes in ``pool``.",
+        'ball, in l1 proximal steps, from the input. ``"boundary"``: steps of the fast adaptive boundary attack, from '
+        'the input. ``"noise"``: adversarial noise, blended with the input. ``"nearest"``: the nearest images of the '
+        "likeliest other classes in ``pool``.",
         choices=KINDS[1:],
     )
     target_classes: int = setting(

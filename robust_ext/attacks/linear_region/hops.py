@@ -78,10 +78,11 @@ class Hops:
         """The kind of hop that had least of its share of the passes of each input, int64 ``(N,)``."""
         total = self._gains.sum(1, keepdim=True)
         shares = _LEAST + torch.where(total > 0, self._gains / total, 0)
-        return (self._spent / shares).argmin(1)
+        kinds: Tensor = (self._spent / shares).argmin(1)
+        return kinds
 
     def _learn(self, number: int, samples: Tensor, passes: Tensor, nearest: Tensor) -> None:
-        samples = samples.unique()
+        samples = torch.unique(samples)
         spent = (self._oracle.passes - passes)[samples].double()
         gained = (1 - self._oracle.nearest[samples] / nearest[samples]).nan_to_num(0, 0, 0) / spent.clamp_min(1)
         self._gains[samples, number] = torch.maximum(gained, self._gains[samples, number] * _FADING)
