@@ -104,8 +104,8 @@ class BoundarySearch(NativeAttack):
     draws: int = setting(default=8, help="Starts of noise of each input, and nearest images.", minimum=1, trial=4)
     start_steps: int = setting(
         default=60,
-        help="Steps of each start from the input, and half as many from noise, images and given points; 0 to search on "
-        "from these as they are.",
+        help="Steps of each start from the input (descents in l1 take four times as many), and half as many from "
+        "noise, images and given points; 0 to search on from these as they are.",
         minimum=0,
         trial=10,
     )

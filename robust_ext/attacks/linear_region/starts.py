@@ -24,8 +24,14 @@ from robust_ext.core.random import stream
 
 # Most draws of noise for a start.
 _DRAWS = 10
-# How many times the steps of other norms descents in l1 take.
-_L1_STEPS = 4
+# Kinds of starts from the inputs by norm, the cheapest first: their steps, and how many times the number of the setting
+# they take.
+_DESCENTS = (("descent", descent_steps, 1), ("boundary", fab_steps, 1))
+_FROM_INPUTS: dict[str, tuple[tuple[str, Steps, int], ...]] = {
+    "linf": _DESCENTS,
+    "l2": _DESCENTS,
+    "l1": (("boundary", fab_steps, 1), ("descent", proximal_steps, 4)),
+}
 
 
 @dataclass
@@ -53,11 +59,10 @@ class Portfolio:
         classes = self._likeliest() if self.target_classes and not oracle.targeted else None
         if self.given is not None:
             makers.append(self._given)
-        order = ("boundary", "descent") if oracle.threat_model.norm == "l1" else ("descent", "boundary")
-        from_inputs = [kind for kind in order if kind in self.kinds]
-        makers += [partial(self._from_inputs, kind, None) for kind in from_inputs]
+        from_inputs = [one for one in _FROM_INPUTS[oracle.threat_model.norm] if one[0] in self.kinds]
+        makers += [partial(self._from_inputs, *one, None) for one in from_inputs]
         if classes is not None and classes.shape[1]:
-            makers += [partial(self._from_inputs, kind, classes) for kind in from_inputs]
+            makers += [partial(self._from_inputs, *one, classes) for one in from_inputs]
         makers += [make for kind, make in (("noise", self._noise), ("nearest", self._nearest)) if kind in self.kinds]
         # What is spent until here is part of what an earlier process kept.
         earlier, done = self.found.resumed()
@@ -81,15 +86,12 @@ class Portfolio:
             classes[rows] = logits.scatter(1, oracle.labels[rows, None], -torch.inf).topk(count, 1).indices
         return classes
 
-    def _from_inputs(self, kind: str, classes: Tensor | None) -> SearchState:
+    def _from_inputs(self, kind: str, take: Steps, times: int, classes: Tensor | None) -> SearchState:
         """Starts from the inputs towards any class, or towards each of these ``(N, K)``."""
         count = 1 if classes is None else classes.shape[1]
         state = self._blank(kind, count, first=0 if classes is None else 1)
-        take, steps = descent_steps if kind == "descent" else fab_steps, self.steps
-        if kind == "descent" and self.oracle.threat_model.norm == "l1":
-            take, steps = proximal_steps, _L1_STEPS * steps
         aims = None if classes is None else classes.flatten()
-        return self._stepped(state, state.points, take, steps=steps, aims=aims)
+        return self._stepped(state, state.points, take, steps=times * self.steps, aims=aims)
 
     def _given(self) -> SearchState:
         given = self.given
