@@ -136,9 +136,9 @@ def _run(run: R, store: Store, speed: Speedometer, bar: Progress | None) -> Gene
                     if run.partial and is_over():
                         raise OutOfTimeError("the time that was given is over")
                     forecast.begin(run.key, len(rows))
-                    with saving(getattr(store, "path", None), rows) as resumed:
+                    with saving(getattr(store, "path", None), rows) as place:
                         block = yield from timed(run.work(rows, run.needs(rows, store)), speed)
-                        more = {"resumed": True} if resumed else {}
+                        more = {"resumed": True} if place and place.used else {}
                         keep(replace(block, timing={**block.timing, **more}), store)
                 tell(run, rows, store)
                 forecast.end(run.key, len(rows))

@@ -41,22 +41,28 @@ class Place(Protocol):
         """What was kept last; empty where there is nothing."""
 
     def save(self, content: bytes) -> None:
-        """Keep this instead."""
+        """Keep this instead; without content, what was loaded is of no use and is left as it is."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class FilePlace:
-    """A file, which need not be there."""
+    """A file, which need not be there; ``used`` counts how often what it held was gone on with."""
 
     file: Path
+    used: int = 0
 
     def load(self) -> bytes:
         """What was kept last; empty where there is nothing."""
-        return self.file.read_bytes() if self.file.exists() else b""
+        content = self.file.read_bytes() if self.file.exists() else b""
+        self.used += bool(content)
+        return content
 
     def save(self, content: bytes) -> None:
-        """Keep this instead."""
-        replace_file(self.file, content, error=RunFolderError, sync=False)
+        """Keep this instead; without content, what was loaded is of no use and is left as it is."""
+        if content:
+            replace_file(self.file, content, error=RunFolderError, sync=False)
+        else:
+            self.used -= 1
 
 
 _PLACE: ContextVar[Place | None] = ContextVar("robust_ext_saved", default=None)
@@ -78,16 +84,13 @@ def current_place(attack: Attack) -> Place | None:
 
 
 @contextmanager
-def saving(folder: Path | None, rows: range) -> Iterator[bool]:
-    """Searches inside the block are kept in a folder, until the block ends without an error.
-
-    Yields whether there is one of an earlier call.
-    """
-    file = None if folder is None else folder / f"search-{rows[0]:06d}"
-    with kept_at(None if file is None else FilePlace(file)):
-        yield file is not None and file.exists()
-    if file is not None:
-        file.unlink(missing_ok=True)
+def saving(folder: Path | None, rows: range) -> Iterator[FilePlace | None]:
+    """Searches inside the block are kept in a folder, until the block ends without an error; yields where."""
+    place = None if folder is None else FilePlace(folder / f"search-{rows[0]:06d}")
+    with kept_at(place):
+        yield place
+    if place is not None:
+        place.file.unlink(missing_ok=True)
 
 
 class TaskSearch:
@@ -108,6 +111,7 @@ class TaskSearch:
         if stated != checksum(self._key, content).encode():
             if stated:
                 logger.warning("what is kept of a search is another's, or damaged: the search is begun anew")
+                self._place.save(b"")
             return None
         kept = _read(content)
         self.seconds = kept["seconds"]

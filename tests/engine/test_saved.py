@@ -123,5 +123,6 @@ def test_seconds_go_on_and_what_is_damaged_is_begun_anew(tmp_path, monkeypatch, 
     content = file.read_bytes()
     file.write_bytes(content[:90] + bytes([content[90] ^ 1]) + content[91:])
     with caplog.at_level("WARNING"):
-        evaluate(tmp_path, unit="seconds")
+        found = evaluate(tmp_path, unit="seconds")
+    assert found.content["time"]["resumed"] == 0
     assert "damaged: the search is begun anew" in caplog.text
