@@ -1,7 +1,7 @@
 """Steps that choose: each row has its own choice, fixed when it was recorded, and constraints that keep it.
 
 Every constraint is a linear function of the input that is at least 0 as long as the choice stays the same (Croce,
-Rauber and Hein 2020, equations 7 and 8).
+Rauber and Hein 2019, equations 7 and 8).
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ class Regions:
     """The linear regions of ``N`` points, and the network's affine map in each.
 
     In the region of row ``i`` the network is affine, and the region is the set of inputs at which all constraints
-    ``C_i z + d_i`` are at least 0 (Croce, Rauber and Hein 2020, section 2). A row of constraints that is 0 everywhere,
+    ``C_i z + d_i`` are at least 0 (Croce, Rauber and Hein 2019, section 2). A row of constraints that is 0 everywhere,
     or constant, is possible: a value that cannot change in this region constrains nothing.
 
     The weights are the network's own, not copies. Nothing here counts passes; ``forward`` and ``adjoint`` cost a
