@@ -61,7 +61,8 @@ def test_every_block_is_run_here():
         "adaptive_defenses.md": 1,
         # It fetches weights; names are run in tests/adapters/test_model_libraries.py.
         "models.md": 1,
-        # In tests/test_user_paths.py and tests/testing/test_upstream_attacks.py.
+        # In tests/test_user_paths.py, tests/testing/test_upstream_attacks.py, tests/evaluations/diagnosis.
+        "my_attack_failed.md": 1,
         "start.md": 6,
         "unit_tests_for_attacks.md": 2,
     }

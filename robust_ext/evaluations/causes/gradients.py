@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from robust_ext.attacks.adapted import AdaptedAttack
+from robust_ext.attacks.base import Attack
 from robust_ext.evaluations.causes import remedies
 from robust_ext.evaluations.causes.evidence import Case, Sample, number, share, typical
 from robust_ext.evaluations.causes.finding import Finding, ranked
@@ -22,11 +24,15 @@ UNRELIABLE = ("train_mode", "changes_input", "random_output", "batch_dependent")
 
 
 def model_at_fault(case: Case) -> Finding | None:
-    """What probes found in the model, as the cause of what this attack did not solve."""
+    """What probes found in the model, as the cause of what this attack did not solve.
+
+    What the attack has other gradients for is none of its causes.
+    """
     if case.probe is None or not case.enough(case.unsolved):
         return None
     codes = UNRELIABLE if case.black_box else (*UNRELIABLE, *MISLEADING)
-    fault = next((one for one in ranked(case.probe.findings) if one.code in codes), None)
+    faults = (one for one in ranked(case.probe.findings) if one.code in codes and not _adapted_to(case.attack, one))
+    fault = next(faults, None)
     if fault is None:
         return None
     seen = [one for one in (zero_gradient(case), saturated_loss(case), cut_gradient(case)) if one is not None]
@@ -142,3 +148,15 @@ def no_gradient(case: Case) -> Finding | None:
 def _saturated(one: Sample) -> bool:
     """Whether cross-entropy, of logits or of their logarithms, was flat at most of its points."""
     return one.count("saturated") >= MOSTLY * one.count("queries") > 0
+
+
+def _adapted_to(attack: Attack, fault: Finding) -> bool:
+    """Whether the attack replaces the backward pass of the layer at fault, or cools the logits that saturate a loss."""
+    if not isinstance(attack, AdaptedAttack) or fault.code not in MISLEADING:
+        return False
+    if fault.code == "saturated_loss":
+        return attack.temperature > 1
+    if attack.bpda is None:
+        return attack.gradient_mode == "straight_through"
+    layer = f".{fault.layer}"
+    return any(layer.endswith(f".{name.strip()}") for name in attack.bpda.split(","))

@@ -1,0 +1,77 @@
+"""What the examples of docs/my_attack_failed.md come to, each as it fails and as it is mended.
+
+    python benchmarks/my_attack_failed.py [--only WORDS] [--write]
+
+``--write`` puts findings and numbers into the page, and makes its table of contents. The examples are the page's own,
+see tests/evaluations/diagnosis/failures.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests.evaluations.diagnosis.failures import PAGE, change, finding, results, sections, shown
+
+BEGIN, END = "<!-- begin: contents -->\n", "<!-- end: contents -->"
+
+
+def written(page: str, code: str, printed: str, changed: str) -> str:
+    """The page with what an example came to."""
+    before, heading, rest = page.partition(f"\n### `{code}`\n")
+    here, after = re.split(r"(?=^##)|\Z", rest, maxsplit=1, flags=re.MULTILINE)
+    block = "```text\n" + textwrap.fill(printed, 110, subsequent_indent="  ", break_long_words=False) + "\n```"
+    here = re.sub(r"```text\n.*?```", lambda _: block, here, count=1, flags=re.DOTALL)
+    here = re.sub(
+        r"^\*\*Before and after\.\*\*.*$", lambda _: f"**Before and after.** {changed}", here, flags=re.MULTILINE
+    )
+    return before + heading + here + after
+
+
+def contents(page: str) -> str:
+    """The page with its table of contents: each finding as it is printed, and its section."""
+    before, rest = page.split(BEGIN)
+    lines = ["| | printed | section |", "|---|---|---|"]
+    for group in re.split(r"^## ", rest, flags=re.MULTILINE)[1:]:
+        title = group.partition("\n")[0]
+        for code, printed in re.findall(r"^### `(\w+)`\n+```text\n(.*?)```", group, re.DOTALL | re.MULTILINE):
+            lines.append(f"| {title} | {' '.join(printed.split())} | [`{code}`](#{code}) |")
+            title = ""
+    return before + BEGIN + "\n" + "\n".join(lines) + "\n\n" + END + rest.split(END)[1]
+
+
+def main() -> None:
+    """Run all and print what they came to."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--only", default="", help="words in the codes of the examples to run")
+    options.add_argument("--write", action="store_true", help="put the findings and numbers into the page")
+    arguments = options.parse_args()
+    torch.set_num_threads(1)
+    page = PAGE.read_text(encoding="utf-8")
+    for code in sections():
+        if not re.search(arguments.only, code):
+            continue
+        begun = time.perf_counter()
+        before, after = results(code)
+        found, left = finding(before, code), [one.code for one in after.findings]
+        changed = change(before, after)
+        codes = [one.code for one in before.findings]
+        print(f"{code}: {codes} then {left}. {changed} ({time.perf_counter() - begun:.1f} s)", flush=True)
+        if found is None:
+            print(before)
+            continue
+        print("   ", shown(found), "|", [one.words for one in found.remedies], flush=True)
+        page = written(page, code, shown(found), changed)
+    if arguments.write:
+        PAGE.write_text(contents(page), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

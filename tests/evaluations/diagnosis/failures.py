@@ -1,0 +1,105 @@
+"""The examples of docs/my_attack_failed.md: what fails and what is mended, taken from the page and run.
+
+Under each heading with a code stands one ``diff`` block. Its lines without ``+`` are what fails, those without ``-``
+what is mended. Both begin with the page's only ``python`` block, and end with a diagnosis or a ``result`` of their own.
+"""
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import robust_ext
+from robust_ext.evaluations.causes.finding import Finding
+from robust_ext.evaluations.result import EvaluationResult
+
+PAGE = Path(__file__).parents[3] / "docs" / "my_attack_failed.md"
+# Findings that need other attacks on the same samples.
+COMPARED = ("random_wins", "gradient_free_wins", "single_step_wins", "transfer_wins", "larger_budget_less")
+COMPARED += ("unbounded_fails",)
+_BLOCK = "```{}\n(.*?)```"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """A heading with a code, and what stands under it."""
+
+    code: str
+    text: str
+
+    def block(self, kind):
+        """The text of its only block of this kind."""
+        (found,) = re.findall(_BLOCK.format(kind), self.text, re.DOTALL)
+        return found
+
+    @property
+    def printed(self):
+        """What the page shows of the finding, in one line."""
+        return " ".join(self.block("text").split())
+
+    @property
+    def change(self):
+        """What the page states of the result."""
+        (found,) = re.findall(r"^\*\*Before and after\.\*\* (.*)$", self.text, re.MULTILINE)
+        return found
+
+
+@lru_cache
+def sections():
+    """All sections of the page, by code and in its order."""
+    parts = re.split(
+        r"^### `(\w+)`\n", re.sub(r"^## .*$", "", PAGE.read_text(encoding="utf-8"), flags=re.M), flags=re.M
+    )
+    return {code: Section(code=code, text=text) for code, text in zip(parts[1::2], parts[2::2], strict=True)}
+
+
+def half(diff, dropped):
+    """One of the two programs of a block."""
+    return "\n".join(line[1:] for line in diff.splitlines() if not line.startswith(dropped))
+
+
+def run(code, dropped, *, references=False):
+    """The result of what fails (``"+"`` is dropped) or of what is mended (``"-"``)."""
+    (shared,) = re.findall(_BLOCK.format("python"), PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    names = {}
+    exec(f"{shared}\n{half(sections()[code].block('diff'), dropped)}", names)  # noqa: S102 - our own page
+    if "result" in names:
+        return names["result"]
+    given = (names[name] for name in ("model", "attack", "inputs", "labels", "threat_model"))
+    return robust_ext.diagnose(*given, references=references or code in COMPARED)
+
+
+@lru_cache
+def results(code):
+    """The results of what fails and of what is mended."""
+    return run(code, "+"), run(code, "-")
+
+
+def finding(result: EvaluationResult, code) -> Finding | None:
+    """The finding of this code."""
+    return next((one for one in result.findings if one.code == code), None)
+
+
+def shown(found: Finding):
+    """The finding as evaluations print it, without the attack's name."""
+    return f"[{found.weight}] {found.cause}"
+
+
+def measured(result: EvaluationResult):
+    """Robust accuracy in per cent, and the share of planted examples that are found; None where nothing came back."""
+    if not result.content["attacks"]:
+        # The model is refused.
+        return None, None
+    (attack,) = result.content["attacks"]
+    return attack["robust_accuracy"], attack["score"]
+
+
+def change(before, after):
+    """Both results in words."""
+
+    def arrow(pair, unit):
+        then, now = ("none" if value is None else unit.format(value) for value in pair)
+        return f"{then} → {now}"
+
+    robust, score = zip(measured(before), measured(after), strict=True)
+    return f"Robust accuracy {arrow(robust, '{:.1%}')}; test score {arrow(score, '{:.2f}')}."
