@@ -6,10 +6,10 @@
 Networks: ``digits`` (of the demo), ``mnist`` and ``cifar10`` (small convnets, trained here in seconds, plainly),
 ``wong-kolter`` (robust, MNIST) and ``resnet20``; each where its files are given. ``--rows budgets`` compares the
 paper's points (999 uniform, the first one drawn planted), half corners and the default in three norms at three budgets
-each; ``--rows settings`` goes through share of corners, number and candidates in linf at the middle budget. A line
-gives R-ASR, the share of samples with a readout that separates, scores of FGSM (one step), of 20 steps of eps/200 and
-of a good attack (20 steps of eps/8; in l1 APGD with 20 steps), its depth as the median reach, and rows sent forward a
-sample without those of attacks.
+each; ``--rows settings`` goes through share of corners, number and candidates in linf at the middle budget; ``--rows
+others`` changes one other setting at a time, there too. A line gives R-ASR, the share of samples with a readout that
+separates, scores of FGSM (one step), of 20 steps of eps/200 and of a good attack (20 steps of eps/8; in l1 APGD with 20
+steps), its depth as the median reach, and rows sent forward a sample without those of attacks.
 """
 
 from __future__ import annotations
@@ -45,6 +45,15 @@ BUDGETS = {
     "cifar10": {"linf": (2 / 255, 8 / 255, 16 / 255), "l2": (0.25, 0.5, 1.0), "l1": (6.0, 12.0, 24.0)},
 }
 PAPER: dict[str, Any] = {"inner": "uniform", "inner_points": 999, "planted_candidates": 1}
+OTHERS: dict[str, tuple[Any, ...]] = {
+    "kappa": (0.5, 0.9, 0.99, 0.9999),
+    "C": (0.1, 1.0, 100.0),
+    "readout": ("max-margin",),
+    "gap": (0.0, 0.2, 0.5),
+    "boundary": ("surface",),
+    "boundary_points": (4,),
+    "logit_scale": ("unit",),
+}
 COMPARED: tuple[dict[str, Any], ...] = (PAPER, PAPER | {"inner": 0.5}, {})
 
 
@@ -109,7 +118,7 @@ def measured(network: nn.Module, inputs: Tensor, threat_model: ThreatModel, sett
     return {
         "norm": threat_model.norm,
         "epsilon": threat_model.epsilon,
-        **{name: result.content["settings"][name] for name in PAPER},
+        **{name: result.content["settings"][name] for name in {**PAPER, **settings}},
         "random_score": one[0]["random_score"],
         "planted": one[0]["samples"] / len(inputs),
         "fgsm": one[0]["score"],
@@ -125,6 +134,10 @@ def settings_of(rows: str) -> Iterator[dict[str, Any]]:
     if rows == "budgets":
         yield from COMPARED
         return
+    if rows == "others":
+        yield {}
+        yield from ({name: value} for name, values in OTHERS.items() for value in values)
+        return
     for inner in (0.0, 0.5, 1.0):
         for count in (199, 399, 499, 999):
             for candidates in (1, 8, 32):
@@ -137,7 +150,7 @@ def main() -> None:
     for name in ("network", "mnist-root", "cifar-root", "wong-kolter", "resnet20", "out"):
         options.add_argument(f"--{name}")
     options.add_argument("--samples", type=int, default=12)
-    options.add_argument("--rows", choices=("budgets", "settings"), default="budgets")
+    options.add_argument("--rows", choices=("budgets", "settings", "others"), default="budgets")
     arguments = options.parse_args()
     found: list[dict[str, Any]] = []
     for name, data, root, make in networks(arguments):
