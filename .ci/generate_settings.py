@@ -41,7 +41,8 @@ All settings of the evaluations and of the project's attacks, detectors and defe
 This page is written by `.ci/generate_settings.py`. In Python they are keywords (`binarization_test(..., kappa=0.99)`);
 on the command line the evaluations' have options of the same names (`--kappa 0.99`), and an attack's stand in its
 parentheses (`--attack "robust_ext:APGD(steps=50)"`). `robust-ext COMMAND --help-all` also lists the options of model,
-data and run, see [the command line](command_line.md).
+data and run, see [the command line](command_line.md). What each default rests on: [the case for each
+default](theory/defaults.md).
 """
 
 

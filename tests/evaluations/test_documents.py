@@ -1,5 +1,6 @@
 """The pages of docs name what results hold."""
 
+import dataclasses
 import re
 from pathlib import Path
 
@@ -8,8 +9,13 @@ import torch
 from torch import nn
 
 from robust_ext import ThreatModel, diagnose, evaluate_defense, mead, robust_accuracy
+from robust_ext.evaluations.adaptive.settings import AdaptiveSettings
+from robust_ext.evaluations.binarization.settings import BinarizationSettings
+from robust_ext.evaluations.diagnosis.settings import DiagnosisSettings
 from robust_ext.evaluations.mead import load_suite
+from robust_ext.evaluations.mead.settings import MeadSettings
 from robust_ext.evaluations.result import EvaluationResult
+from robust_ext.evaluations.robust_accuracy.settings import RobustAccuracySettings
 
 DOCS = Path(__file__).parents[2] / "docs"
 LINF = ThreatModel(norm="linf", epsilon=0.1)
@@ -85,3 +91,11 @@ def test_the_suite_can_be_loaded(tmp_path):
     arms = load_suite(str(file))
     assert len(arms) == 17
     assert {arm.group for arm in arms} == {"linf 0.03", "linf 0.1", "DeepFool"}
+
+
+@pytest.mark.parametrize(
+    "settings", [AdaptiveSettings, BinarizationSettings, DiagnosisSettings, MeadSettings, RobustAccuracySettings]
+)
+def test_each_default_has_its_case_or_none(settings):
+    page = (DOCS / "theory" / "defaults.md").read_text(encoding="utf-8")
+    assert {field.name for field in dataclasses.fields(settings)} <= names(page)
