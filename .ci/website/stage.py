@@ -1,0 +1,123 @@
+"""Write the pages of the documentation site: those of docs/, the top-level ones, and files that they link to.
+
+``python .ci/website/stage.py`` writes ``build/docs``, from which mkdocs builds, and ``build/package``, in which
+``adapters/`` lies where it is installed. Pages are plain Markdown that reads well on GitHub; what differs on the site
+is changed here: links to files of the repository lead to pages that show them, and sections between
+``<!-- tabs -->`` and ``<!-- end of tabs -->`` become tabs.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+import shutil
+import textwrap
+from pathlib import Path
+
+from docstrings import for_the_site
+from reference import links, public_names, reference_pages
+
+ROOT = Path(__file__).parents[2]
+# Pages that lie outside docs/, and where they are on the site.
+TOP = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+TOP["SECURITY.md"] = "security.md"
+_LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
+_TABS = re.compile(r"^<!-- tabs -->\n(.*?)^<!-- end of tabs -->\n", re.MULTILINE | re.DOTALL)
+_LANGUAGES = {".py": "python", ".toml": "toml", ".cff": "yaml", ".txt": "text", "": "text"}
+
+
+def stage(root: Path, to: Path) -> None:
+    """Write all pages to a folder, which is emptied first."""
+    shutil.rmtree(to, ignore_errors=True)
+    docs = root / "docs"
+    sources = {path.relative_to(docs).as_posix(): path for path in docs.rglob("*") if path.is_file()}
+    sources |= {name: root / top for top, name in TOP.items()}
+    linked: set[Path] = set()
+    for name, path in sources.items():
+        page = to / name
+        page.parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix == ".md":
+            page.write_text(_page(path, root, name, linked), encoding="utf-8")
+        elif path.suffix not in (".py", ".json"):
+            shutil.copyfile(path, page)
+    for name, text in reference_pages(root).items():
+        _write(to / "reference" / name, text)
+    for path in linked:
+        _write(to / _shown_at(path, root), _file_page(path, root))
+    shutil.copyfile(Path(__file__).with_name("site.css"), to / "site.css")
+
+
+def _write(page: Path, text: str) -> None:
+    page.parent.mkdir(parents=True, exist_ok=True)
+    page.write_text(text, encoding="utf-8")
+
+
+def _page(path: Path, root: Path, name: str, linked: set[Path]) -> str:
+    """A page with its links changed outside code blocks, and its tabs; adds files that it links to to ``linked``."""
+    folder = posixpath.dirname(name) or "."
+
+    def link(found: re.Match[str]) -> str:
+        opening, target, anchor, closing = found.groups(default="")
+        if "://" in target or target.startswith("mailto:"):
+            return found[0]
+        file = (path.parent / target).resolve()
+        return opening + posixpath.relpath(_place(file, root, linked), folder) + anchor + closing
+
+    parts = re.split(r"(^ *```.*?^ *```)", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    parts[::2] = (_LINK.sub(link, part) for part in parts[::2])
+    # Highlighting is by the first word after the fence.
+    parts[1::2] = (re.sub(r"^( *```\w+)[^\n]*", r"\1", part) for part in parts[1::2])
+    return _TABS.sub(lambda found: tabs(found[1]), "".join(parts))
+
+
+def _place(file: Path, root: Path, linked: set[Path]) -> str:
+    """Where a file of the repository is on the site; those that are no pages get one that shows them."""
+    name = file.relative_to(root).as_posix()
+    if name in TOP:
+        return TOP[name]
+    if name.startswith("docs/"):
+        return name.removeprefix("docs/")
+    if file.is_file():
+        linked.add(file)
+    return _shown_at(file, root)
+
+
+def _shown_at(file: Path, root: Path) -> str:
+    return f"files/{file.relative_to(root).as_posix()}.md"
+
+
+def _file_page(path: Path, root: Path) -> str:
+    """A file as a page, which the search leaves out."""
+    language = _LANGUAGES.get(path.suffix, "text")
+    code = path.read_text(encoding="utf-8").rstrip()
+    name = path.relative_to(root).as_posix()
+    return f"---\nsearch:\n  exclude: true\n---\n\n# `{name}`\n\n````{language}\n{code}\n````\n"
+
+
+def tabs(text: str) -> str:
+    """Sections of the second or third level as tabs: ``=== "Title"`` and the indented section."""
+    level = re.search(r"^(#{2,4}) ", text, re.MULTILINE)
+    if level is None:
+        raise ValueError("no headings between <!-- tabs --> and <!-- end of tabs -->")
+    _, *sections = re.split(rf"^{level[1]} +(.*)\n", text, flags=re.MULTILINE)
+    shown = []
+    for title, body in zip(sections[::2], sections[1::2], strict=True):
+        indented = textwrap.indent(body.strip("\n"), " " * 4)
+        shown.append(f'=== "{title.strip()}"\n\n{indented}\n\n')
+    return "".join(shown)
+
+
+def copy_package(root: Path, to: Path) -> None:
+    """The package as it is installed, with docstrings in Markdown; they are read without importing it."""
+    shutil.rmtree(to, ignore_errors=True)
+    known = links(public_names(root))
+    for top, place in (("robust_ext", to / "robust_ext"), ("adapters", to / "robust_ext" / "adapters")):
+        for file in (root / top).rglob("*.py*"):
+            if file.suffix in (".py", ".pyi"):
+                code = for_the_site(file.read_text(encoding="utf-8"), known)
+                _write(place / file.relative_to(root / top), code)
+
+
+if __name__ == "__main__":
+    copy_package(ROOT, ROOT / "build" / "package")
+    stage(ROOT, ROOT / "build" / "docs")
