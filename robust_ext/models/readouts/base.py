@@ -14,7 +14,7 @@ from robust_ext.core.settings import Settings
 
 
 class Readout(Settings, ABC):
-    """A two-class readout that is fitted for many problems at once (Zimmermann et al. 2022, algorithm 1, line 9).
+    """A two-class readout that is fitted for many problems at once (``TrainReadout`` of Zimmermann et al. 2022).
 
     A class of one's own has :meth:`fit` and :meth:`score`; it has settings where it is a
     :func:`~robust_ext.core.settings.settings_class`. Its objects are pickled where attacks run in other processes.
