@@ -1,7 +1,7 @@
 """What a case study consists of: a small version of a published defense, and two recipes to evaluate it by.
 
 Source: Zimmermann, Brendel, Tramer and Carlini, "Increasing Confidence in Adversarial Robustness Evaluations" (2022),
-section 4 and appendix A, where thirteen published evaluations are tested.
+section 4 and appendix B, where thirteen published evaluations are tested.
 """
 
 from __future__ import annotations

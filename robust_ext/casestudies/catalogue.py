@@ -1,4 +1,4 @@
-"""The case studies by name, in the order of Zimmermann et al. 2022, appendix A."""
+"""The case studies by name, in the order of Zimmermann et al. 2022, section 4."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """ECOC: every class has a code word, and a network a bit; the nearest word decides.
 
 Sources: Verma and Swami, "Error Correcting Output Codes Improve Probability Estimation and Adversarial Robustness of
-Deep Neural Networks" (2019); Zimmermann et al. 2022, appendix A.
+Deep Neural Networks" (2019); Zimmermann et al. 2022, appendix B.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """EMPIR: three networks of which two compute in few bits vote.
 
 Sources: Sen, Ravindran and Raghunathan, "EMPIR: Ensembles of Mixed Precision Deep Networks for Increased Robustness
-against Adversarial Attacks" (2020); Zimmermann et al. 2022, appendix A.
+against Adversarial Attacks" (2020); Zimmermann et al. 2022, appendix B.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Feature scattering: training on points whose features are scattered, not on points that are misclassified.
 
 Source: Zhang and Wang, "Defense Against Adversarial Attacks Using Feature Scattering-based Adversarial Training"
-(2019), sections 3 and 4; Zimmermann et al. 2022, appendix A; Cuturi, "Sinkhorn Distances: Lightspeed Computation of
+(2019), sections 3 and 4; Zimmermann et al. 2022, appendix B; Cuturi, "Sinkhorn Distances: Lightspeed Computation of
 Optimal Transport" (2013), algorithm 1, in logarithms.
 """
 

@@ -2,7 +2,7 @@
 
 Source: Xiao, Zhong and Zheng, "Enhancing Adversarial Defense by k-Winners-Take-All" (2020), section 3; Tramer, Carlini,
 Brendel and Madry, "On Adaptive Attacks to Adversarial Example Defenses" (2020), section 5, for what breaks it;
-Zimmermann et al. 2022, appendix A.
+Zimmermann et al. 2022, appendix B.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """ML-LOO: how unevenly single parts of an input matter to the units of a network tells whether it was perturbed.
 
 Sources: Yang, Chen, Hsieh, Wang and Jordan, "ML-LOO: Detecting Adversarial Examples with Feature Attribution" (2020);
-Zimmermann et al. 2022, appendix A.
+Zimmermann et al. 2022, appendix B.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Sources: Roth, Kilcher and Hofmann, "The Odds are Odd: A Statistical Test for Detecting Adversarial Examples" (2019);
 Tramer, Carlini, Brendel and Madry, "On Adaptive Attacks to Adversarial Example Defenses" (2020), section on it;
-Zimmermann et al. 2022, appendix A.
+Zimmermann et al. 2022, appendix B.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Prototype conformity loss (PCL): features are drawn to the centre of their class, and centres are driven apart.
 
 Source: Mustafa, Khan, Hayat, Goecke, Shen and Shao, "Adversarial Defense by Restricting the Hidden Space of Deep Neural
-Networks" (2019), section 3; Zimmermann et al. 2022, section 4 and appendix A.
+Networks" (2019), section 3; Zimmermann et al. 2022, section 4 and appendix B.
 """
 
 from __future__ import annotations

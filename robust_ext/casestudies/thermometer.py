@@ -2,7 +2,7 @@
 
 Source: Buckman, Roy, Raffel and Goodfellow, "Thermometer Encoding: One Hot Way To Resist Adversarial Examples" (2018),
 sections 3 and 4; Athalye, Carlini and Wagner, "Obfuscated Gradients Give a False Sense of Security" (2018), section
-5.2.1, for what breaks it; Zimmermann et al. 2022, appendix A.
+5.2.1, for what breaks it; Zimmermann et al. 2022, appendix B.
 """
 
 from __future__ import annotations

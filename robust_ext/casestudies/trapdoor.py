@@ -2,7 +2,7 @@
 
 Sources: Shan, Wenger, Wang, Li, Zheng and Zhao, "Gotta Catch 'Em All: Using Honeypots to Catch Adversarial Attacks on
 Neural Networks" (2020); Bryniarski et al., "Evading Adversarial Example Detection Defenses with Orthogonal Projected
-Gradient Descent" (2021); Zimmermann et al. 2022, appendix A.
+Gradient Descent" (2021); Zimmermann et al. 2022, appendix B.
 """
 
 from __future__ import annotations

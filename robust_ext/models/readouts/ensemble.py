@@ -15,7 +15,7 @@ from robust_ext.models.readouts.linear import fit_members, member_positions
 
 @settings_class
 class Ensemble(Readout):
-    """One linear readout for each member of an ensemble, as in the paper's test of EMPIR (appendix A).
+    """One linear readout for each member of an ensemble, as in the public code's test of EMPIR.
 
     A row is class 1 exactly where more than half of the members' positions are above the threshold: the score is their
     median, of an even number of members the lower one. A member's position is 0 at the planted point that is closest to
