@@ -1,0 +1,151 @@
+"""Figures of the patches beside this file, with the ART that is imported: ``python evidence.py CASE``.
+
+All cases run on the digits of scikit-learn (8 x 8, in [0, 1]), with a small network trained here on 1,000 of them.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from art.attacks import evasion
+from art.estimators.classification import PyTorchClassifier
+from sklearn.datasets import load_digits
+from torch import nn
+
+ROWS = 100
+
+
+class Rescaled(nn.Module):
+    """A network of inputs in [0, 1] as one of inputs in ``[0, width]``."""
+
+    def __init__(self, network: nn.Module, width: float) -> None:
+        super().__init__()
+        self.network, self.width = network, width
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Logits ``(N, 10)``."""
+        logits: torch.Tensor = self.network(x / self.width)
+        return logits
+
+
+def trained() -> tuple[nn.Module, Any, Any]:
+    """A network, and the images ``(100, 1, 8, 8)`` and labels ``(100,)`` to attack, all classified correctly."""
+    torch.manual_seed(0)
+    digits = load_digits()
+    images = (digits.images[:, None] / 16).astype(np.float32)
+    network = nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 16, 3), nn.ReLU(), nn.Flatten(), nn.Linear(576, 10)
+    )
+    x, y = torch.from_numpy(images[:1000]), torch.from_numpy(digits.target[:1000]).long()
+    optimizer = torch.optim.Adam(network.parameters(), lr=3e-3)
+    for _ in range(60):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(network(x), y).backward()
+        optimizer.step()
+    network.eval()
+    test, labels = images[1000:], digits.target[1000:]
+    right = network(torch.from_numpy(test)).argmax(1).numpy() == labels
+    return network, test[right][:ROWS], labels[right][:ROWS]
+
+
+def estimator(network: nn.Module, width: float = 1.0) -> PyTorchClassifier:
+    """ART's classifier of a network, for inputs in ``[0, width]``."""
+    module = network if width == 1 else Rescaled(network, width)
+    return PyTorchClassifier(
+        module, loss=nn.CrossEntropyLoss(), input_shape=(1, 8, 8), nb_classes=10, clip_values=(0.0, width)
+    )
+
+
+def success(classifier: PyTorchClassifier, points: Any, labels: Any) -> str:
+    """How many points are misclassified."""
+    wrong = int((classifier.predict(points).argmax(1) != labels).sum())
+    return f"{wrong} of {len(labels)} misclassified"
+
+
+def acg() -> None:
+    """The conjugate-gradient attacks in linf, beside APGD."""
+    network, x, y = trained()
+    classifier = estimator(network)
+    settings = {"eps": 0.15, "eps_step": 0.15, "max_iter": 20, "nb_random_init": 1, "loss_type": "cross_entropy"}
+    for name in ("AutoConjugateGradient", "RescalingAutoConjugateGradient", "AutoProjectedGradientDescent"):
+        np.random.seed(0)
+        points = getattr(evasion, name)(classifier, verbose=False, **settings).generate(x, y)
+        print(name, success(classifier, points, y))
+
+
+def deepfool() -> None:
+    """Lengths of DeepFool's perturbations relative to the width of the bounds, for one network in two scales."""
+    network, x, y = trained()
+    for width in (1.0, 255.0):
+        points = evasion.DeepFool(estimator(network, width), batch_size=ROWS, verbose=False).generate(x * width)
+        lengths = np.linalg.norm((points / width - x).reshape(ROWS, -1), axis=1)
+        found = success(estimator(network, width), points, y)
+        print(f"bounds (0, {width:g}): {found}, median l2 distance {np.median(lengths):.3f} of the width")
+
+
+class Counted(nn.Module):
+    """A network that counts the points it is queried with, and those of them with NaN or infinite values."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network, self.points, self.broken = network, 0, 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Logits ``(N, 10)``."""
+        self.points += len(x)
+        self.broken += int((~x.flatten(1).isfinite().all(1)).sum())
+        logits: torch.Tensor = self.network(x)
+        return logits
+
+
+def square() -> None:
+    """The square attack in l2."""
+    network, x, y = trained()
+    for epsilon in (0.5, 0.75, 1.0):
+        counted = Counted(network)
+        np.random.seed(0)
+        random.seed(0)
+        attack = evasion.SquareAttack(estimator(counted), norm=2, eps=epsilon, max_iter=500, verbose=False)
+        found = success(estimator(network), attack.generate(x, y), y)
+        print(f"eps {epsilon}: {found}, {counted.broken} of {counted.points} queries NaN")
+
+
+def vat() -> None:
+    """How far the virtual adversarial direction moves the prediction, with the default finite difference."""
+    network, x, y = trained()
+    classifier = estimator(nn.Sequential(network, nn.Softmax(1)))
+    x, y = x[:50], y[:50]
+    clean = classifier.predict(x)
+    np.random.seed(0)
+    attack = evasion.VirtualAdversarialMethod(classifier, max_iter=3, eps=1.0, batch_size=50, verbose=False)
+    points = attack.generate(x)
+    moved = (clean * np.log(clean / classifier.predict(points))).sum(1)
+    print(f"{success(classifier, points, y)}, mean KL divergence {moved.mean():.4f}")
+
+
+def apgd() -> None:
+    """Cross-entropy of the points that APGD returns, by whether they are misclassified."""
+    network, x, y = trained()
+    classifier = estimator(network)
+    for restarts in (1, 5):
+        np.random.seed(0)
+        attack = evasion.AutoProjectedGradientDescent(
+            classifier, eps=0.1, eps_step=0.1, max_iter=20, nb_random_init=restarts, verbose=False
+        )
+        points = attack.generate(x, y)
+        loss = classifier.compute_loss(points, np.eye(10)[y], reduction="none")
+        clean = classifier.compute_loss(x, np.eye(10)[y], reduction="none")
+        kept = classifier.predict(points).argmax(1) == y
+        print(f"{restarts} restarts: {success(classifier, points, y)}, mean loss of the others {loss[kept].mean():.4f}")
+        print(f"    the same images before the attack {clean[kept].mean():.4f}")
+
+
+CASES: dict[str, Callable[[], None]] = {"acg": acg, "deepfool": deepfool, "square": square, "vat": vat, "apgd": apgd}
+
+if __name__ == "__main__":
+    CASES[sys.argv[1]]()
