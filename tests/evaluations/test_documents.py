@@ -99,3 +99,12 @@ def test_the_suite_can_be_loaded(tmp_path):
 def test_each_default_has_its_case_or_none(settings):
     page = (DOCS / "theory" / "defaults.md").read_text(encoding="utf-8")
     assert {field.name for field in dataclasses.fields(settings)} <= names(page)
+
+
+def test_theory_names_files_that_exist():
+    root, pages = DOCS.parent, [page.read_text(encoding="utf-8") for page in (DOCS / "theory").glob("*.md")]
+    folders = [root / name for name in ("robust_ext", "tests", "benchmarks")]
+    files = [f"/{file.relative_to(root).as_posix()}" for folder in folders for file in folder.rglob("*.py")]
+    named = {name for page in pages for name in re.findall(r"`((?:\w+/)*\w+\.py)`", page)}
+    assert len(named) > 50
+    assert {name for name in named if not any(file.endswith(f"/{name}") for file in files)} == set()
