@@ -55,8 +55,8 @@ def main() -> None:
     arguments = options.parse_args()
     torch.set_num_threads(1)
     page = PAGE.read_text(encoding="utf-8")
-    for code in sections():
-        if not re.search(arguments.only, code):
+    for code, section in sections().items():
+        if not section.runs or not re.search(arguments.only, code):
             continue
         begun = time.perf_counter()
         before, after = results(code)

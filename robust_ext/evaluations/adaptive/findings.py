@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,8 +26,8 @@ def find_faults(ran: Sequence[Outcome[StepRun]]) -> list[Finding]:
         steps = [
             _attacked(one, ran[0].records) for one in ran[1:] if one.run.step and one.run.step.exposure == exposure
         ]
-        # Another backward pass than the defense's own is not what its probe is about.
-        used = probe if exposure in ("static", "defense") else ModelProbe
+        # Another backward pass than the defense's own is not what its probe is about; its draws are the same.
+        used = probe if exposure in ("static", "defense") else partial(ModelProbe, random=defense.random)
         found += find_causes(steps, used, compared=False)
     known = {"random_output": defense.random, "batch_dependent": defense.batch_level}
     return ranked(one for one in found if not known.get(one.code))

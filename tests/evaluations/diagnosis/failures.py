@@ -33,6 +33,11 @@ class Section:
         return found
 
     @property
+    def runs(self):
+        """Whether it has lines to run."""
+        return "```diff" in self.text
+
+    @property
     def printed(self):
         """What the page shows of the finding, in one line."""
         return " ".join(self.block("text").split())
@@ -58,11 +63,18 @@ def half(diff, dropped):
     return "\n".join(line[1:] for line in diff.splitlines() if not line.startswith(dropped))
 
 
+def shared():
+    """The names that all examples begin with."""
+    (block,) = re.findall(_BLOCK.format("python"), PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    names = {}
+    exec(block, names)  # noqa: S102 - our own page
+    return names
+
+
 def run(code, dropped, *, references=False):
     """The result of what fails (``"+"`` is dropped) or of what is mended (``"-"``)."""
-    (shared,) = re.findall(_BLOCK.format("python"), PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    names = {}
-    exec(f"{shared}\n{half(sections()[code].block('diff'), dropped)}", names)  # noqa: S102 - our own page
+    names = shared()
+    exec(half(sections()[code].block("diff"), dropped), names)  # noqa: S102 - our own page
     if "result" in names:
         return names["result"]
     given = (names[name] for name in ("model", "attack", "inputs", "labels", "threat_model"))
@@ -86,11 +98,17 @@ def shown(found: Finding):
 
 
 def measured(result: EvaluationResult):
-    """Robust accuracy in per cent, and the share of planted examples that are found; None where nothing came back."""
-    if not result.content["attacks"]:
+    """Robust accuracy, and the share of planted examples that are found; None where nothing came back."""
+    content = result.content
+    if content["kind"] == "test_time":
+        return content["defended"]["worst_case"]["robust_accuracy"], None
+    if not content["attacks"]:
         # The model is refused.
         return None, None
-    (attack,) = result.content["attacks"]
+    attack, *_ = content["attacks"]
+    if content["kind"] == "robust_accuracy":
+        (at,) = attack["robust_accuracy"]
+        return at["robust_accuracy"], None
     return attack["robust_accuracy"], attack["score"]
 
 
@@ -102,4 +120,5 @@ def change(before, after):
         return f"{then} → {now}"
 
     robust, score = zip(measured(before), measured(after), strict=True)
-    return f"Robust accuracy {arrow(robust, '{:.1%}')}; test score {arrow(score, '{:.2f}')}."
+    planted = "" if score == (None, None) else f"; test score {arrow(score, '{:.2f}')}"
+    return f"Robust accuracy {arrow(robust, '{:.1%}')}{planted}."

@@ -3,9 +3,11 @@
 import re
 
 import pytest
+from torch import nn
 
 from robust_ext.evaluations.causes.finding import CODES
-from tests.evaluations.diagnosis.failures import PAGE, change, finding, measured, results, sections, shown
+from robust_ext.evaluations.causes.probes import probe_model
+from tests.evaluations.diagnosis.failures import PAGE, change, finding, measured, results, sections, shared, shown
 
 QUICK = ("zero_gradient",)
 FIGURE = r"\d+\.?\d*"
@@ -22,7 +24,12 @@ def shares(words):
 
 
 @pytest.mark.parametrize(
-    "code", [pytest.param(code, marks=() if code in QUICK else pytest.mark.exhaustive) for code in sections()]
+    "code",
+    [
+        pytest.param(code, marks=() if code in QUICK else pytest.mark.exhaustive)
+        for code, section in sections().items()
+        if section.runs
+    ],
 )
 def test_the_failing_lines_have_the_finding_and_the_mended_ones_find_more(code):
     pytest.importorskip("foolbox")
@@ -35,6 +42,14 @@ def test_the_failing_lines_have_the_finding_and_the_mended_ones_find_more(code):
         assert re.sub(FIGURE, "#", now) == re.sub(FIGURE, "#", stated)
     # Other machines round otherwise: a sample more or less.
     assert shares(change(before, after)) == pytest.approx(shares(section.change), abs=0.07)
+
+
+def test_logarithms_of_probabilities_are_all_that_needs_no_mending():
+    assert [code for code, section in sections().items() if not section.runs] == ["log_probabilities"]
+    names = shared()
+    model = nn.Sequential(names["network"], nn.LogSoftmax(1))
+    (found,) = probe_model(model, names["inputs"], names["labels"], threat_model=names["threat_model"]).findings
+    assert shown(found) == sections()["log_probabilities"].printed
 
 
 def test_every_finding_has_a_section_and_stands_in_the_contents():
