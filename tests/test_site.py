@@ -102,6 +102,11 @@ def test_sections_become_tabs(website):
     assert made == '=== "ART"\n\n    Words.\n\n    ```python\n    x = 1\n    ```\n\n=== "Foolbox"\n\n    Others.\n\n'
 
 
+def test_notebooks_become_pages(website):
+    script = "# %% [markdown]\n# # Title\n#\n# Words.\n\n# %%\nx = 1\n"
+    assert website["stage"].from_notebook(script) == "# Title\n\nWords.\n\n```python\nx = 1\n```\n"
+
+
 def test_docstrings_have_links_and_settings(website):
     code = (
         "from __future__ import annotations\n@settings_class\nclass A:\n"

@@ -20,6 +20,9 @@ PAGE = Path(__file__).parents[1] / "docs" / "start.md"
 PATHS = dict(re.findall(r"<!-- path: (\w+) -->\n```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL))
 
 
+WHOLE = dict(re.findall(r"<!-- whole: (\w+) -->\n```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL))
+
+
 def lines(name):
     return [line for line in PATHS[name].splitlines() if line.strip()]
 
@@ -44,6 +47,18 @@ def digits():
 
 def verdicts(printed):
     return re.findall(r"^Verdict: ([A-Z]+)\.", printed, re.MULTILINE)
+
+
+@pytest.mark.filterwarnings("ignore:Please import `gaussian_filter`:DeprecationWarning")
+@pytest.mark.parametrize(
+    "name", ["torch", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("foolbox", "art"))]
+)
+def test_whole_scripts_print_the_verdict_that_is_shown(name, capsys):
+    if name != "torch":
+        pytest.importorskip(name)
+    exec(compile(WHOLE[name], PAGE.name, "exec"), {"__name__": "__main__"})  # noqa: S102 - our own page
+    (shown,) = re.findall(r"```text\n(Verdict: PASSED.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    assert shown in capsys.readouterr().out
 
 
 def test_each_path_takes_at_most_six_lines():

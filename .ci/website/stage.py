@@ -34,12 +34,11 @@ def stage(root: Path, to: Path) -> None:
     sources |= {name: root / top for top, name in TOP.items()}
     linked: set[Path] = set()
     for name, path in sources.items():
-        page = to / name
-        page.parent.mkdir(parents=True, exist_ok=True)
-        if path.suffix == ".md":
-            page.write_text(_page(path, root, name, linked), encoding="utf-8")
-        elif path.suffix not in (".py", ".json"):
-            shutil.copyfile(path, page)
+        if path.suffix in (".md", ".py"):
+            _write(to / _page_name(name), _page(path, root, name, linked))
+        elif path.suffix != ".json":
+            (to / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, to / name)
     for name, text in reference_pages(root).items():
         _write(to / "reference" / name, text)
     for path in linked:
@@ -63,11 +62,18 @@ def _page(path: Path, root: Path, name: str, linked: set[Path]) -> str:
         file = (path.parent / target).resolve()
         return opening + posixpath.relpath(_place(file, root, linked), folder) + anchor + closing
 
-    parts = re.split(r"(^ *```.*?^ *```)", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    text = path.read_text(encoding="utf-8")
+    text = from_notebook(text) if path.suffix == ".py" else text
+    parts = re.split(r"(^ *```.*?^ *```)", text, flags=re.MULTILINE | re.DOTALL)
     parts[::2] = (_LINK.sub(link, part) for part in parts[::2])
     # Highlighting is by the first word after the fence.
     parts[1::2] = (re.sub(r"^( *```\w+)[^\n]*", r"\1", part) for part in parts[1::2])
     return _TABS.sub(lambda found: tabs(found[1]), "".join(parts))
+
+
+def _page_name(name: str) -> str:
+    """Notebooks that are kept as scripts become pages."""
+    return f"{name.removesuffix('.py')}.md" if name.endswith(".py") else name
 
 
 def _place(file: Path, root: Path, linked: set[Path]) -> str:
@@ -76,7 +82,7 @@ def _place(file: Path, root: Path, linked: set[Path]) -> str:
     if name in TOP:
         return TOP[name]
     if name.startswith("docs/"):
-        return name.removeprefix("docs/")
+        return _page_name(name.removeprefix("docs/"))
     if file.is_file():
         linked.add(file)
     return _shown_at(file, root)
@@ -105,6 +111,18 @@ def tabs(text: str) -> str:
         indented = textwrap.indent(body.strip("\n"), " " * 4)
         shown.append(f'=== "{title.strip()}"\n\n{indented}\n\n')
     return "".join(shown)
+
+
+def from_notebook(script: str) -> str:
+    """A notebook in the percent format of jupytext as Markdown."""
+    cells = re.split(r"^# %%(.*)\n", script, flags=re.MULTILINE)[1:]
+    shown = []
+    for kind, cell in zip(cells[::2], cells[1::2], strict=True):
+        if "[markdown]" in kind:
+            shown.append(re.sub(r"^# ?", "", cell.strip(), flags=re.MULTILINE))
+        elif cell.strip():
+            shown.append(f"```python\n{cell.strip()}\n```")
+    return "\n\n".join(shown) + "\n"
 
 
 def copy_package(root: Path, to: Path) -> None:
