@@ -23,7 +23,7 @@ def website():
     folder = str(ROOT / ".ci" / "website")
     sys.path.insert(0, folder)
     try:
-        yield {name: importlib.import_module(name) for name in ("docstrings", "reference", "stage")}
+        yield {name: importlib.import_module(name) for name in ("docstrings", "reference", "stage", "tutorials")}
     finally:
         sys.path.remove(folder)
 
@@ -102,9 +102,31 @@ def test_sections_become_tabs(website):
     assert made == '=== "ART"\n\n    Words.\n\n    ```python\n    x = 1\n    ```\n\n=== "Foolbox"\n\n    Others.\n\n'
 
 
-def test_notebooks_become_pages(website):
-    script = "# %% [markdown]\n# # Title\n#\n# Words.\n\n# %%\nx = 1\n"
-    assert website["stage"].from_notebook(script) == "# Title\n\nWords.\n\n```python\nx = 1\n```\n"
+def test_notebooks_become_pages(website, tmp_path):
+    script = tmp_path / "notebook.py"
+    script.write_text("# %% [markdown]\n# # Title\n#\n# Words.\n\n# %%\nx = 1\n")
+    made = website["tutorials"].page(script, ["```text\n2\n```\n"])
+    assert made.rstrip() == "# Title\n\nWords.\n\n```python\nx = 1\n```\n\n```text\n2\n```"
+
+
+@pytest.mark.exhaustive
+def test_notebooks_are_run_once(website, tmp_path):
+    """What they print and draw is kept until they change."""
+    pytest.importorskip("nbclient", reason='the site needs pip install -e ".[docs]"')
+    (tmp_path / "constraints.txt").touch()
+    script = tmp_path / "docs" / "tutorials" / "1.py"
+    script.parent.mkdir(parents=True)
+    script.write_text(
+        "# %% [markdown]\n# # Title\n\n# %%\nimport matplotlib.pyplot as plt\nprint(1 + 1)\n_ = plt.plot([0, 1])\n"
+    )
+    made = website["tutorials"]
+    assert made.kept(script, tmp_path) is None
+    made.run(script, tmp_path)
+    kept = made.kept(script, tmp_path)
+    assert "```text\n2\n```\n\n![Figure 1](1-1.svg)" in (kept / "page.md").read_text()
+    assert "<svg" in (kept / "1-1.svg").read_text()
+    script.write_text("# %% [markdown]\n# # Other title\n")
+    assert made.kept(script, tmp_path) is None
 
 
 def test_docstrings_have_links_and_settings(website):
@@ -128,7 +150,7 @@ def test_the_site_builds():
     """Warnings are errors there, and every link is checked."""
     for package in ("mkdocs", "mkdocstrings", "material", "latex2mathml"):
         pytest.importorskip(package, reason='the site needs pip install -e ".[docs]"')
-    done = subprocess.run([ROOT / ".ci" / "site"], capture_output=True, text=True, check=False)
+    done = subprocess.run([ROOT / ".ci" / "site", "--no-outputs"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     checked, broken = map(int, re.findall(r"^(\d+) links checked, (\d+) broken$", done.stdout, re.M)[0])
     assert checked > 1000

@@ -23,6 +23,7 @@ def pyplot():
     pyplot.close("all")
 
 
+@pytest.mark.filterwarnings("ignore:Please import `gaussian_filter`:DeprecationWarning")
 @pytest.mark.parametrize(
     "script",
     [pytest.param(path, marks=() if path.stem in QUICK else pytest.mark.exhaustive) for path in TUTORIALS],

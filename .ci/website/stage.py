@@ -14,6 +14,7 @@ import shutil
 import textwrap
 from pathlib import Path
 
+import tutorials
 from docstrings import for_the_site
 from reference import links, public_names, reference_pages
 
@@ -34,8 +35,10 @@ def stage(root: Path, to: Path) -> None:
     sources |= {name: root / top for top, name in TOP.items()}
     linked: set[Path] = set()
     for name, path in sources.items():
-        if path.suffix in (".md", ".py"):
-            _write(to / _page_name(name), _page(path, root, name, linked))
+        if path.suffix == ".md":
+            _write(to / name, _page(path.read_text(encoding="utf-8"), path, root, name, linked))
+        elif path.suffix == ".py":
+            _stage_tutorial(path, root, name, to, linked)
         elif path.suffix != ".json":
             (to / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, to / name)
@@ -46,12 +49,22 @@ def stage(root: Path, to: Path) -> None:
     shutil.copyfile(Path(__file__).with_name("site.css"), to / "site.css")
 
 
+def _stage_tutorial(script: Path, root: Path, name: str, to: Path, linked: set[Path]) -> None:
+    """A notebook that is kept as a script: a page, with outputs and figures where they are kept, and the script."""
+    kept = tutorials.kept(script, root)
+    text = tutorials.page(script) if kept is None else (kept / "page.md").read_text(encoding="utf-8")
+    shown = _page(text, script, root, name, linked)
+    _write(to / _page_name(name), f"{shown}\n[This page as a script]({script.name})\n")
+    for file in (script, *(() if kept is None else kept.glob("*.svg"))):
+        shutil.copyfile(file, to / name.rpartition("/")[0] / file.name)
+
+
 def _write(page: Path, text: str) -> None:
     page.parent.mkdir(parents=True, exist_ok=True)
     page.write_text(text, encoding="utf-8")
 
 
-def _page(path: Path, root: Path, name: str, linked: set[Path]) -> str:
+def _page(text: str, path: Path, root: Path, name: str, linked: set[Path]) -> str:
     """A page with its links changed outside code blocks, and its tabs; adds files that it links to to ``linked``."""
     folder = posixpath.dirname(name) or "."
 
@@ -62,8 +75,6 @@ def _page(path: Path, root: Path, name: str, linked: set[Path]) -> str:
         file = (path.parent / target).resolve()
         return opening + posixpath.relpath(_place(file, root, linked), folder) + anchor + closing
 
-    text = path.read_text(encoding="utf-8")
-    text = from_notebook(text) if path.suffix == ".py" else text
     parts = re.split(r"(^ *```.*?^ *```)", text, flags=re.MULTILINE | re.DOTALL)
     parts[::2] = (_LINK.sub(link, part) for part in parts[::2])
     # Highlighting is by the first word after the fence.
@@ -111,18 +122,6 @@ def tabs(text: str) -> str:
         indented = textwrap.indent(body.strip("\n"), " " * 4)
         shown.append(f'=== "{title.strip()}"\n\n{indented}\n\n')
     return "".join(shown)
-
-
-def from_notebook(script: str) -> str:
-    """A notebook in the percent format of jupytext as Markdown."""
-    cells = re.split(r"^# %%(.*)\n", script, flags=re.MULTILINE)[1:]
-    shown = []
-    for kind, cell in zip(cells[::2], cells[1::2], strict=True):
-        if "[markdown]" in kind:
-            shown.append(re.sub(r"^# ?", "", cell.strip(), flags=re.MULTILINE))
-        elif cell.strip():
-            shown.append(f"```python\n{cell.strip()}\n```")
-    return "\n\n".join(shown) + "\n"
 
 
 def copy_package(root: Path, to: Path) -> None:
