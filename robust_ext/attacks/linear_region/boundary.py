@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from robust_ext.attacks.base import AttackTraits, draw_seed
-from robust_ext.attacks.linear_region.hops import Hops
+from robust_ext.attacks.linear_region.hops import LAST, Hops
 from robust_ext.attacks.linear_region.oracle import BoundaryOracle
 from robust_ext.attacks.linear_region.results import LinearRegionResult, SearchRecord
 from robust_ext.attacks.linear_region.starts import Portfolio
@@ -30,8 +30,8 @@ from robust_ext.core.validation import check_inputs, check_labels
 _START_SHARE = 0.4
 
 
-# The share of the budget after which regions are solved, where they are: by then hops gain little, and regions little
-# more.
+# The share of the budget after which the last steps are made and regions are solved, where they are: by then hops gain
+# little, and regions little more.
 _UNTIL = 0.9
 
 
@@ -183,12 +183,15 @@ class BoundarySearch(NativeAttack):
             pool=pool,
         )
         state, done = portfolio.starts()
-        until = 1.0 if refine is None else _UNTIL
-        hopped = partial(Hops(oracle, found.hops, batch=self.batch), going=found.limited(until))
+        hops, last = Hops(oracle, found.hops, batch=self.batch), LAST.get(oracle.threat_model.norm)
+        until = 1.0 if refine is None and last is None else _UNTIL
+        hopped = partial(hops, going=found.limited(until))
         for _ in range(done, self.hops):
             if not self._improve(state, found, hopped, alive=self.survivors, until=until):
                 break
             found.keep([state])
+        if self.hops and last is not None:
+            self._improve(state, found, partial(hops.made, last, going=found.going), alive=self.survivors)
         if refine is not None:
             refine(state)
 

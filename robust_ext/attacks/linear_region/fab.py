@@ -73,12 +73,18 @@ def random_jump(
 
 
 def project_beyond_plane(
-    norm: str, inputs: Tensor, normals: Tensor, heights: Tensor, *, bounds: tuple[float, float]
+    norm: str,
+    inputs: Tensor,
+    normals: Tensor,
+    heights: Tensor,
+    *,
+    bounds: tuple[float, float] | tuple[Tensor, Tensor],
 ) -> Tensor:
     """Minimise ``||z - inputs||`` over ``z`` in the bounds with ``normals . z >= heights``.
 
-    Inputs, in bounds, and normals are ``(B, D)``, heights ``(B,)``. The solution is in closed form, up to a sort. Where
-    no point of the box lies beyond the plane, the one that comes closest to it is returned.
+    Inputs, in bounds, and normals are ``(B, D)``, heights ``(B,)``, bounds numbers or ``(B, D)``. The solution is in
+    closed form, up to a sort. Where no point of the box lies beyond the plane, the one that comes closest to it is
+    returned.
     """
     size = normals.abs()
     room = torch.where(normals > 0, bounds[1] - inputs, inputs - bounds[0]).clamp_min_(0)

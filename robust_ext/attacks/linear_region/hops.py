@@ -14,6 +14,7 @@ from robust_ext.attacks.linear_region.oracle import BoundaryOracle
 from robust_ext.attacks.linear_region.proximal import proximal_steps
 from robust_ext.attacks.linear_region.state import SearchState
 from robust_ext.attacks.linear_region.stepping import Going, Steps, stepped
+from robust_ext.attacks.linear_region.trust_region import trust_region_steps
 
 # The share of each kind of hop beside what it gained, and what is left of a gain after each hop of the kind.
 _LEAST, _FADING = 0.1, 0.5
@@ -41,6 +42,8 @@ HOPS = {
         Hop(fab_steps, 1.5, 12),
     ),
 }
+# Steps after all hops, without a jump: in l1 the others end per cents away from the nearest point around.
+LAST = {"l1": Hop(trust_region_steps, 0.0, 40)}
 
 
 def blank_account(oracle: BoundaryOracle) -> Tensor:
@@ -69,10 +72,17 @@ class Hops:
         for number, hop in enumerate(self._kinds):
             rows = (kinds == number).nonzero().flatten()
             if len(rows):
-                latest = self._hopped(hop, state.select(rows), going)
+                latest = self.made(hop, state.select(rows), going=going)
                 points[rows], distances[rows] = latest.points, latest.distances
                 self._learn(number, samples[rows], passes, nearest)
         return replace(state, points=points, distances=distances)
+
+    def made(self, hop: Hop, state: SearchState, *, going: Going) -> SearchState:
+        """The starts after a hop of this kind, or where they were."""
+        oracle, bounds, samples = self._oracle, self._oracle.threat_model.bounds, state.sample_index
+        away = random_jump(state.points, oracle.inputs[samples], state.streams, length=hop.length, bounds=bounds)
+        more = {"limits": oracle.nearest[samples]} if hop.limited else {}
+        return stepped(oracle, state, away, hop.take, steps=hop.steps, going=going, batch=self._batch, **more)
 
     def _chosen(self) -> Tensor:
         """The kind of hop that had least of its share of the passes of each input, int64 ``(N,)``."""
@@ -87,9 +97,3 @@ class Hops:
         gained = (1 - self._oracle.nearest[samples] / nearest[samples]).nan_to_num(0, 0, 0) / spent.clamp_min(1)
         self._gains[samples, number] = torch.maximum(gained, self._gains[samples, number] * _FADING)
         self._spent[samples, number] += spent
-
-    def _hopped(self, hop: Hop, state: SearchState, going: Going) -> SearchState:
-        oracle, bounds, samples = self._oracle, self._oracle.threat_model.bounds, state.sample_index
-        away = random_jump(state.points, oracle.inputs[samples], state.streams, length=hop.length, bounds=bounds)
-        more = {"limits": oracle.nearest[samples]} if hop.limited else {}
-        return stepped(oracle, state, away, hop.take, steps=hop.steps, going=going, batch=self._batch, **more)

@@ -9,6 +9,7 @@ from scipy.optimize import linprog, minimize_scalar
 
 from robust_ext.attacks.linear_region.fab import project_beyond_plane
 from robust_ext.attacks.linear_region.solver.norms import is_contradiction, lower_bound, room_towards, shrink
+from robust_ext.attacks.linear_region.trust_region import nearest_in_box
 from robust_ext.core.threat import NORMS
 from tests.attacks.linear_region.test_solver import ORDER, exact
 
@@ -120,3 +121,29 @@ def test_no_normal_and_no_rows_move_nothing(norm):
     x, none = torch.tensor([[0.25, 0.5]]), torch.zeros(0, 2)
     assert torch.equal(project_beyond_plane(norm, x, torch.zeros(1, 2), torch.ones(1), bounds=(0, 1)), x)
     assert project_beyond_plane(norm, none, none, torch.zeros(0), bounds=(0, 1)).shape == (0, 2)
+
+
+@settings(max_examples=60, deadline=None)
+@given(values=st.integers(1, 8), seed=SEEDS, radius=st.floats(0.01, 2), share=st.floats(-0.1, 1.2))
+def test_nearest_in_box_is_the_optimum_of_the_linear_program(values, seed, radius, share):
+    generator = torch.Generator().manual_seed(seed)
+    points, x = torch.rand(2, 1, values, generator=generator, dtype=torch.float64)
+    # Some values were not changed.
+    points = torch.where(torch.rand(1, values, generator=generator) < 0.5, x, points)
+    normals = torch.randn(1, values, generator=generator, dtype=torch.float64)
+    low, high = (points - radius).clamp_min(0), (points + radius).clamp_max(1)
+    least, most = (torch.where((normals > 0) == up, high, low) @ normals[0] for up in (False, True))
+    heights = least + share * (most - least)
+    found = nearest_in_box(points, x, normals, heights, radius=radius, bounds=(0.0, 1.0))
+    assert bool(((found >= low) & (found <= high)).all())
+    if share > 1:
+        assert float(found @ normals[0]) == pytest.approx(float(most), abs=1e-9)
+        return
+    assert float(found @ normals[0]) >= float(heights) - 1e-9
+    # Offsets and their sizes; the sizes bound the offsets from both sides.
+    above = np.block([[np.eye(values), -np.eye(values)], [-np.eye(values), -np.eye(values)]])
+    above = np.vstack([above, np.concatenate([-normals[0].numpy(), np.zeros(values)])])
+    limits = np.concatenate([np.zeros(2 * values), [float(normals[0] @ x[0] - heights)]])
+    boxes = [*zip((low - x)[0].tolist(), (high - x)[0].tolist(), strict=True), *[(0, None)] * values]
+    optimum = linprog(np.concatenate([np.zeros(values), np.ones(values)]), above, limits, bounds=boxes).fun
+    assert float((found - x).abs().sum()) == pytest.approx(optimum, abs=1e-6)
