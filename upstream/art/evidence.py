@@ -67,6 +67,19 @@ def success(classifier: PyTorchClassifier, points: Any, labels: Any) -> str:
     return f"{wrong} of {len(labels)} misclassified"
 
 
+class Cast(nn.Module):
+    """A network that takes inputs of any type."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Logits ``(N, 10)``."""
+        logits: torch.Tensor = self.network(x.float())
+        return logits
+
+
 def acg() -> None:
     """The conjugate-gradient attacks in linf, beside APGD."""
     network, x, y = trained()
@@ -145,7 +158,56 @@ def apgd() -> None:
         print(f"    the same images before the attack {clean[kept].mean():.4f}")
 
 
-CASES: dict[str, Callable[[], None]] = {"acg": acg, "deepfool": deepfool, "square": square, "vat": vat, "apgd": apgd}
+def rays() -> None:
+    """RayS beside the other attacks of ART that see labels only, in linf with about as many queries an image."""
+    network, x, y = trained()
+    x, y = x[:20], y[:20]
+    for name, settings in (
+        ("RayS", {"max_queries": 1500}),
+        ("HopSkipJump", {"norm": np.inf, "max_iter": 10, "init_eval": 50, "max_eval": 200}),
+    ):
+        counted = Counted(Cast(network))
+        np.random.seed(0)
+        points = getattr(evasion, name)(estimator(counted), verbose=False, **settings).generate(x, y)
+        distance = np.abs(points - x).reshape(len(x), -1).max(1)
+        print(f"{name}: {success(estimator(network), points, y)}, median linf distance {np.median(distance):.4f}")
+        print(f"    {counted.points / len(x):.0f} queries an image")
+
+
+def orthogonal() -> None:
+    """PGD, selective and orthogonal PGD against a classifier with a detector that is trained on PGD's examples."""
+    network, x, y = trained()
+    classifier = estimator(network)
+    settings = {"eps": 0.15, "eps_step": 0.02, "max_iter": 100, "batch_size": ROWS, "verbose": False}
+    pgd = evasion.ProjectedGradientDescent(classifier, **settings)
+    clean = (load_digits().images[:1000, None] / 16).astype(np.float32)
+    made = pgd.generate(clean)
+    torch.manual_seed(1)
+    second = nn.Sequential(nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(1024, 2))
+    points, kinds = torch.from_numpy(np.concatenate([clean, made])), torch.tensor([0, 1]).repeat_interleave(1000)
+    optimizer = torch.optim.Adam(second.parameters(), lr=3e-3)
+    for _ in range(100):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(second(points), kinds).backward()
+        optimizer.step()
+    detector = PyTorchClassifier(
+        second, loss=nn.CrossEntropyLoss(), input_shape=(1, 8, 8), nb_classes=2, clip_values=(0, 1)
+    )
+    print(f"false positives: {int(detector.predict(x).argmax(1).sum())} of {len(x)}")
+    aware = evasion.OrthogonalProjectedGradientDescent
+    for name, attack in (
+        ("PGD", pgd),
+        ("selective", aware(classifier, detector, orthogonal=False, **{**settings, "eps_step": 0.1})),
+        ("orthogonal", aware(classifier, detector, **{**settings, "eps_step": 0.1})),
+    ):
+        found = attack.generate(x, y)
+        wrong, seen = classifier.predict(found).argmax(1) != y, detector.predict(found).argmax(1) == 1
+        print(f"{name}: {int(wrong.sum())} misclassified, {int((wrong & ~seen).sum())} of them not detected")
+
+
+CASES: dict[str, Callable[[], None]] = {
+    case.__name__: case for case in (acg, deepfool, square, vat, apgd, rays, orthogonal)
+}
 
 if __name__ == "__main__":
     CASES[sys.argv[1]]()
