@@ -60,7 +60,7 @@ assert seen["positives"] == len(inputs)
 assert seen["auroc"] > 0.75
 
 # %% [markdown]
-# The network has no robustness left, but the detector ranks most of what PGD finds from clean inputs. If PGD were all
+# The network has no robustness left, but the detector ranks most of what PGD finds above clean inputs. If PGD were all
 # that an attacker can do, the detector would be of use.
 #
 # ## Could the attack have done better?
