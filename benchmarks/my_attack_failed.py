@@ -18,14 +18,15 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from tests.evaluations.diagnosis.failures import PAGE, change, finding, results, sections, shown
+from robust_ext.evaluations.causes.finding import CODES
+from tests.evaluations.diagnosis.failures import PAGE, change, results, sections, shown
 
 BEGIN, END = "<!-- begin: contents -->\n", "<!-- end: contents -->"
 
 
-def written(page: str, code: str, printed: str, changed: str) -> str:
+def written(page: str, title: str, printed: str, changed: str) -> str:
     """The page with what an example came to."""
-    before, heading, rest = page.partition(f"\n### `{code}`\n")
+    before, heading, rest = page.partition(f"\n### {f'`{title}`' if title in CODES else title}\n")
     here, after = re.split(r"(?=^##)|\Z", rest, maxsplit=1, flags=re.MULTILINE)
     block = "```text\n" + textwrap.fill(printed, 110, subsequent_indent="  ", break_long_words=False) + "\n```"
     here = re.sub(r"```text\n.*?```", lambda _: block, here, count=1, flags=re.DOTALL)
@@ -37,14 +38,15 @@ def written(page: str, code: str, printed: str, changed: str) -> str:
 
 def contents(page: str) -> str:
     """The page with its table of contents: each finding as it is printed, and its section."""
-    before, rest = page.split(BEGIN)
+    before, after = page.split(BEGIN)[0], page.split(END)[1]
     lines = ["| | printed | section |", "|---|---|---|"]
-    for group in re.split(r"^## ", rest, flags=re.MULTILINE)[1:]:
+    for group in re.split(r"^## ", after, flags=re.MULTILINE)[1:]:
         title = group.partition("\n")[0]
-        for code, printed in re.findall(r"^### `(\w+)`\n+```text\n(.*?)```", group, re.DOTALL | re.MULTILINE):
-            lines.append(f"| {title} | {' '.join(printed.split())} | [`{code}`](#{code}) |")
+        for heading, printed in re.findall(r"^### ([^\n]+)\n+```text\n(.*?)```", group, re.DOTALL | re.MULTILINE):
+            link = re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
+            lines.append(f"| {title} | {' '.join(printed.split())} | [{heading}](#{link}) |")
             title = ""
-    return before + BEGIN + "\n" + "\n".join(lines) + "\n\n" + END + rest.split(END)[1]
+    return before + BEGIN + "\n" + "\n".join(lines) + "\n\n" + END + after
 
 
 def main() -> None:
@@ -55,20 +57,14 @@ def main() -> None:
     arguments = options.parse_args()
     torch.set_num_threads(1)
     page = PAGE.read_text(encoding="utf-8")
-    for code, section in sections().items():
-        if not section.runs or not re.search(arguments.only, code):
+    for title, section in sections().items():
+        if not section.runs or not re.search(arguments.only, title):
             continue
         begun = time.perf_counter()
-        before, after = results(code)
-        found, left = finding(before, code), [one.code for one in after.findings]
-        changed = change(before, after)
-        codes = [one.code for one in before.findings]
-        print(f"{code}: {codes} then {left}. {changed} ({time.perf_counter() - begun:.1f} s)", flush=True)
-        if found is None:
-            print(before)
-            continue
-        print("   ", shown(found), "|", [one.words for one in found.remedies], flush=True)
-        page = written(page, code, shown(found), changed)
+        before, after = results(title)
+        changed, codes = change(before, after), [[one.code for one in result.findings] for result in (before, after)]
+        print(f"{title}: {codes[0]}, mended {codes[1]}. {changed} ({time.perf_counter() - begun:.1f} s)", flush=True)
+        page = written(page, title, shown(before, title), changed)
     if arguments.write:
         PAGE.write_text(contents(page), encoding="utf-8")
 

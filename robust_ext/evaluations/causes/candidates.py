@@ -108,6 +108,9 @@ def stopped_early(case: Case) -> Finding | None:
     if not solved or len(ended) < len(solved) or not case.enough(together) or len(solved) > len(together):
         return None
     planned = step_remedies.steps_of(case.attack)
+    if planned is not None and min(lengths) >= planned:
+        # It took all its steps.
+        return None
     short = planned is not None and all(2 * length < planned for length in lengths)
     under_way = sum(one.far < NEAR_EDGE for one in together) >= MOSTLY * len(together)
     at_once = under_way and len(solved) >= REPAIRED and min(lengths) >= SEARCH

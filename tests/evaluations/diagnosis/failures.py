@@ -1,6 +1,6 @@
 """The examples of docs/my_attack_failed.md: what fails and what is mended, taken from the page and run.
 
-Under each heading with a code stands one ``diff`` block. Its lines without ``+`` are what fails, those without ``-``
+Under each heading stands at most one ``diff`` block. Its lines without ``+`` are what fails, those without ``-``
 what is mended. Both begin with the page's only ``python`` block, and end with a diagnosis or a ``result`` of their own.
 """
 
@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import robust_ext
-from robust_ext.evaluations.causes.finding import Finding
+from robust_ext.evaluations.causes.finding import CODES, Finding
 from robust_ext.evaluations.result import EvaluationResult
 
 PAGE = Path(__file__).parents[3] / "docs" / "my_attack_failed.md"
@@ -22,7 +22,7 @@ _BLOCK = "```{}\n(.*?)```"
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """A heading with a code, and what stands under it."""
+    """A heading, the code of a finding or words, and what stands under it."""
 
     code: str
     text: str
@@ -53,7 +53,7 @@ class Section:
 def sections():
     """All sections of the page, by code and in its order."""
     parts = re.split(
-        r"^### `(\w+)`\n", re.sub(r"^## .*$", "", PAGE.read_text(encoding="utf-8"), flags=re.M), flags=re.M
+        r"^### `?(.+?)`?\n", re.sub(r"^## .*$", "", PAGE.read_text(encoding="utf-8"), flags=re.M), flags=re.M
     )
     return {code: Section(code=code, text=text) for code, text in zip(parts[1::2], parts[2::2], strict=True)}
 
@@ -87,14 +87,19 @@ def results(code):
     return run(code, "+"), run(code, "-")
 
 
-def finding(result: EvaluationResult, code) -> Finding | None:
-    """The finding of this code."""
-    return next((one for one in result.findings if one.code == code), None)
+def finding(result: EvaluationResult, title) -> Finding | None:
+    """The finding of this code, or the first, where the title is none."""
+    return next((one for one in result.findings if one.code == title or title not in CODES), None)
 
 
-def shown(found: Finding):
-    """The finding as evaluations print it, without the attack's name."""
-    return f"[{found.weight}] {found.cause}"
+def shown(result: EvaluationResult, title):
+    """What the evaluation prints: the finding without the attack's name, else the verdict; None where neither is."""
+    found = finding(result, title)
+    if found is not None:
+        return f"[{found.weight}] {found.cause}"
+    if title in CODES or "verdict" not in result.content:
+        return None
+    return f"Verdict: {result.verdict.upper()}. {result.content['reason']}"
 
 
 def measured(result: EvaluationResult):
@@ -102,10 +107,17 @@ def measured(result: EvaluationResult):
     content = result.content
     if content["kind"] == "test_time":
         return content["defended"]["worst_case"]["robust_accuracy"], None
+    if content["kind"] == "mead":
+        (arm,) = content["arms"]
+        return 1 - arm["successes"] / arm["samples"], None
     if not content["attacks"]:
         # The model is refused.
         return None, None
     attack, *_ = content["attacks"]
+    if content["kind"] == "binarization":
+        # Where a verdict is taken at the planted points, what others prove deeper.
+        deepest = attack["depths"][-1]
+        return None, deepest["found_by_others"] / deepest["problems_by_others"]
     if content["kind"] == "robust_accuracy":
         (at,) = attack["robust_accuracy"]
         return at["robust_accuracy"], None
@@ -119,6 +131,9 @@ def change(before, after):
         then, now = ("none" if value is None else unit.format(value) for value in pair)
         return f"{then} → {now}"
 
+    if "verdict" in after.content and before.verdict != after.verdict:
+        return f"{before.verdict.capitalize()} → {after.verdict}."
     robust, score = zip(measured(before), measured(after), strict=True)
-    planted = "" if score == (None, None) else f"; test score {arrow(score, '{:.2f}')}"
-    return f"Robust accuracy {arrow(robust, '{:.1%}')}{planted}."
+    pairs = ("robust accuracy", robust, "{:.1%}"), ("test score", score, "{:.2f}")
+    words = "; ".join(f"{name} {arrow(pair, unit)}" for name, pair, unit in pairs if pair != (None, None))
+    return f"{words[0].upper()}{words[1:]}."

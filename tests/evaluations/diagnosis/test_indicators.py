@@ -137,6 +137,18 @@ def test_calls_that_end_with_the_first_success(lengths, ends, expected):
     assert _code(find_attack_faults("own", CallableAttack(lambda m, x, y: x), left, threat_model=LINF)) == expected
 
 
+def test_an_attack_that_took_all_its_steps_was_not_stopped():
+    """Where the path ends before the edge of the ball, first successes are at its end."""
+    trace = {"batch_queries": 11, "queries": 11, "gradients": 10, "step": 0.06, "reach": 0.6, "end": 0.6}
+    solved = [entry(outcome="found", trace={**trace, "adversarial_at": 10}) for _ in range(4)]
+    left = [*solved, *(entry(trace=trace, distance=0.06) for _ in range(8))]
+    assert (
+        _code(find_attack_faults("own", CallableAttack(lambda m, x, y: x), left, threat_model=LINF)) == "stopped_early"
+    )
+    ten = CallableAttack(lambda m, x, y, steps=10: x)
+    assert _code(find_attack_faults("own", ten, left, threat_model=LINF)) == "short_path"
+
+
 def test_too_short_a_path_in_numbers():
     trace = {"gradients": 20, "step": 1 / 30, "reach": 0.667, "end": 0.667, "late": 1.2}
     left = entries(12, solved=0, distance=0.0667, trace=trace)

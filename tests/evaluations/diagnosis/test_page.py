@@ -14,7 +14,7 @@ def section(title):
 
 
 def test_codes_stand_in_order_with_their_weights():
-    rows = re.findall(r"^\| `(\w+)` \| (\w+) \|", section("What is found"), re.MULTILINE)
+    rows = re.findall(r"^\| \[`(\w+)`\]\(my_attack_failed\.md#\1\) \| (\w+) \|", section("What is found"), re.MULTILINE)
     assert rows == list(CODES.items())
 
 
