@@ -2,8 +2,10 @@
 
 import importlib
 import inspect
+import json
 import pkgutil
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +16,19 @@ import robust_ext
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
+# What newcomers type, the page that has to come first, and what it has to hold.
+QUESTIONS = {
+    "install on Python 3.12": ("howto/install.html", "python3.12"),
+    "my model returns logits in a dict": ("howto/logits_in_a_dict.html", "LogitsOf"),
+    "R-ASR is high, what now": ("howto/high_r_asr.html", "--calibrate"),
+    "which attack for a detector": ("howto/attack_for_a_detector.html", "OrthogonalPGD"),
+    "resume a killed run": ("howto/resume.html", "it goes on where it was"),
+    "run on Slurm": ("howto/slurm.html", "slurm:gpu"),
+    "what does inconclusive mean": ("howto/inconclusive.html", "too few samples"),
+    "add my attack": ("howto/add_an_attack.html", "sign_steps"),
+    "use it in pytest": ("howto/pytest.html", "attack_test"),
+    "compare two runs": ("howto/compare.html", "gained and lost"),
+}
 CODE = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
 
 
@@ -145,9 +160,18 @@ def test_docstrings_have_links_and_settings(website):
     )
 
 
+def search_results(*questions):
+    """What the built site's own search script returns in node, which runs it as browsers do."""
+    command = ["node", ROOT / ".ci" / "website" / "search.js", ROOT / "build" / "site", *questions]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return dict(zip(questions, json.loads(done.stdout), strict=True))
+
+
 @pytest.mark.exhaustive
-def test_the_site_builds():
+def test_the_site_builds_and_its_search_has_the_right_page_first():
     """Warnings are errors there, and every link is checked."""
+    if shutil.which("node") is None:
+        pytest.skip("the search of the site is run by node")
     for package in ("mkdocs", "mkdocstrings", "material", "latex2mathml"):
         pytest.importorskip(package, reason='the site needs pip install -e ".[docs]"')
     done = subprocess.run([ROOT / ".ci" / "site", "--no-outputs"], capture_output=True, text=True, check=False)
@@ -155,3 +179,7 @@ def test_the_site_builds():
     checked, broken = map(int, re.findall(r"^(\d+) links checked, (\d+) broken$", done.stdout, re.M)[0])
     assert checked > 1000
     assert broken == 0
+    first = {question: pages[0] for question, pages in search_results(*QUESTIONS).items()}
+    assert first == {question: page for question, (page, _) in QUESTIONS.items()}
+    for page, wanted in QUESTIONS.values():
+        assert wanted in (ROOT / "build" / "site" / page).read_text(encoding="utf-8")

@@ -36,7 +36,9 @@ def stage(root: Path, to: Path) -> None:
     linked: set[Path] = set()
     for name, path in sources.items():
         if path.suffix == ".md":
-            _write(to / name, _page(path.read_text(encoding="utf-8"), path, root, name, linked))
+            # Whoever searches has a task: pages of one task come before those that mention it.
+            boost = "---\nsearch:\n  boost: 3\n---\n\n" if name.startswith("howto/") else ""
+            _write(to / name, boost + _page(path.read_text(encoding="utf-8"), path, root, name, linked))
         elif path.suffix == ".py":
             _stage_tutorial(path, root, name, to, linked)
         elif path.suffix != ".json":
