@@ -5,7 +5,7 @@ r"""Passes of the cascade against those of every attack on every sample, and bot
         --data cifar10 --data-root FOLDER --eps 8/255
 
 All nine when none are named, with lengths relative to epsilon and those that take many steps shortened. Passes are rows
-forward and rows back through the static model, judging included.
+forward and rows back through all networks, judging included.
 """
 
 from __future__ import annotations

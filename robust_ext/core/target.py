@@ -7,7 +7,7 @@ and ART classifiers become one through the adapters, which keep their preprocess
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from robust_ext.core.errors import OutOfTimeError
 from robust_ext.core.intact.tensors import GradientState, TensorState
+from robust_ext.core.reached import outermost_calls
 
 if TYPE_CHECKING:
     from robust_ext.models.defended import Defended
@@ -117,6 +118,32 @@ def count_calls(network: nn.Module, counter: PassCounter) -> Iterator[None]:
         yield
     finally:
         handle.remove()
+
+
+@contextmanager
+def count_all_calls(networks: Mapping[str, nn.Module], counter: PassCounter) -> Iterator[None]:
+    """Count the rows ``(N, ...)`` through several networks; a part that is called by itself counts as its share.
+
+    A share is that of its network's parameters. A backward pass is counted where a gradient arrives at the input.
+    """
+    # What is less than a row waits until it has come to one.
+    waiting = {"forward": 0.0, "backward": 0.0}
+
+    def add(way: str, count: Callable[[int], None], amount: float) -> None:
+        whole = int(waiting[way] + amount + 1e-6)
+        waiting[way] += amount - whole
+        count(whole)
+
+    def note(share: float, x: Tensor) -> Tensor:
+        amount = share * len(x)
+        add("forward", counter.count_forward, amount)
+        if x.requires_grad:
+            x = x.view_as(x)
+            x.register_hook(lambda _: add("backward", counter.count_backward, amount))  # type: ignore[no-untyped-call]
+        return x
+
+    with outermost_calls(networks, dict.fromkeys(networks, note)):
+        yield
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Generator
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Generator, Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -21,7 +21,7 @@ from robust_ext.attacks.running import undisturbed
 from robust_ext.core.cost import Spent
 from robust_ext.core.heap import keep_freed_memory, trimmed
 from robust_ext.core.random import derive_seed, seeded_globals, stream
-from robust_ext.core.target import Target, count_calls
+from robust_ext.core.target import PassCounter, Target, count_all_calls, count_calls
 from robust_ext.core.threat import ThreatModel
 from robust_ext.engine.context import current_context
 from robust_ext.engine.identity import describe, tensor_bytes, versions
@@ -48,7 +48,8 @@ class Task:
     labels: Tensor  # int64 (n,)
     threat_model: ThreatModel  # What it is given
     stream: tuple[Key, ...]  # Seed and keys of the generator it draws from, see robust_ext.core.random.stream
-    counted: nn.Module | None = None  # Network whose rows are counted meanwhile; None where the target counts its own
+    # Network, or networks by name, whose rows are counted meanwhile; None where the target counts its own
+    counted: nn.Module | Mapping[str, nn.Module] | None = None
     # Parts of the target that are the same in every task of a run: a worker in another process is sent them once
     shared: tuple[object, ...] = ()
     # Of the global generators, for targets that draw from them; None: it follows from the stream
@@ -104,8 +105,7 @@ def run_task(task: Task) -> TaskResult:
     before = counter.snapshot()
     with ExitStack() as stack:
         stack.enter_context(counter.until(current_context().deadline))
-        if task.counted is not None:
-            stack.enter_context(count_calls(task.counted, counter))
+        stack.enter_context(_counting(task, counter))
         # What draws from the global generators draws the same in every run, and leaves them as they were.
         own = derive_seed(int(task.stream[0]), *task.stream[1:], "globals")
         stack.enter_context(seeded_globals(own if task.global_seed is None else task.global_seed))
@@ -136,6 +136,15 @@ def run_task(task: Task) -> TaskResult:
         # Of queries of an earlier process nothing is known.
         trace=None if earlier else recorder.trace(),
     )
+
+
+def _counting(task: Task, counter: PassCounter) -> AbstractContextManager[None]:
+    """What counts rows while a task is run, or its candidates are verified."""
+    if task.counted is None:
+        return nullcontext()
+    if isinstance(task.counted, nn.Module):
+        return count_calls(task.counted, counter)
+    return count_all_calls(task.counted, counter)
 
 
 def _search_of(task: Task, witness: Witness) -> TaskSearch | None:
@@ -190,7 +199,7 @@ def drive(tasks: Generator[Task, TaskResult, T], worker: Worker = run_task) -> T
 def _verify(task: Task, check: Check, result: TaskResult) -> Attempt:
     phases, error = Phases(task.target.counter), None
     phase(f"verification of {check.name}")
-    with nullcontext() if task.counted is None else count_calls(task.counted, task.target.counter):
+    with _counting(task, task.target.counter):
         if result.lost is None:
             found = _judge(task, check, result)
         else:

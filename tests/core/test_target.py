@@ -6,7 +6,7 @@ from torch import nn
 
 from robust_ext.core.classifier import check_classifier
 from robust_ext.core.errors import ModelError
-from robust_ext.core.target import Counted, PassCounter, frozen, module_device
+from robust_ext.core.target import Counted, PassCounter, count_all_calls, frozen, module_device
 
 
 @pytest.fixture
@@ -179,3 +179,16 @@ def test_logits_that_sum_to_one_by_chance_are_logits():
             return torch.tensor([[2.0, -1.0], [0.5, 0.5]])
 
     assert check_classifier(Fixed().eval(), torch.rand(2, 4)).tolist() == [[2.0, -1.0], [0.5, 0.5]]
+
+
+def test_parts_of_several_networks_are_counted_as_their_share():
+    """Half a network four times is two of it; what is less than a row is not lost."""
+    halves, other = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), nn.Linear(4, 2)
+    counter, x = PassCounter(), torch.rand(3, 4, requires_grad=True)
+    with count_all_calls({"halves": halves, "other": other}, counter):
+        for part in (*halves, *halves):
+            part(x).sum().backward()
+        other(halves(x.detach()))
+    assert (counter.forward, counter.backward) == (4 * 3 // 2 + 3 + 3, 4 * 3 // 2)
+    other(x)
+    assert counter.forward == 12

@@ -343,7 +343,7 @@ def test_the_evaluation_of_an_authors_purifier():
     net, hidden = network(), network(1)
     purify = robust_ext.purifier(group_size=3)(soap(hidden))
     threat_model, labels = robust_ext.ThreatModel(norm="linf", epsilon=0.1), net(X).argmax(1)
-    given = {"classifier": net, "steps": 1, "queries": 2}
+    given = {"classifier": net, "steps": 1, "queries": 2, "full": True}
     found = robust_ext.evaluate_defense(purify, None, X, labels, threat_model, **given).content
     assert found["batch_level"]
     assert (found["cost"]["forward"], found["cost"]["backward"]) == (9, 8)

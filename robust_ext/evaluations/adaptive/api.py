@@ -27,6 +27,7 @@ from robust_ext.engine.task import Worker, drive
 from robust_ext.engine.workers import attack_worker
 from robust_ext.evaluations.adaptive.cascade import Cascade
 from robust_ext.evaluations.adaptive.content import make_content
+from robust_ext.evaluations.adaptive.costs import with_costs
 from robust_ext.evaluations.adaptive.options import AdaptiveOptions
 from robust_ext.evaluations.adaptive.plan import Step, as_steps
 from robust_ext.evaluations.adaptive.probes import measure_cost, probe_outputs
@@ -146,7 +147,7 @@ def _evaluate(
     some, their_labels = given.rows(runs[0].blocks[0])
     warnings = probe_outputs(defense, some, their_labels)
     cost = measure_cost(defense, some)
-    runs = [replace(run, queried=(cost["forward"], cost["backward"])) for run in runs]
+    runs = with_costs(runs, queried=(cost["forward"], cost["backward"]))
     cascade = Cascade()
     with run_context(replace(current_context(), deadline=_deadline(settings.minutes))):
         outcomes = drive(run_all(runs, out=out, progress=progress, title="test time", choose=cascade), worker)

@@ -1,8 +1,11 @@
 """The cascade: which step is run next, and on which samples.
 
 As AutoAttack does (Croce and Hein 2020, section 5), a step is run on what those before it left. Naive attacks and
-transfer come first; then, and among these, the one that promises most losses a pass: those of its kind so far, over
-what it costs. All of it follows from records and counted passes, so a run that is gone on with takes the same steps.
+transfer come first, then steps that come after no other; among these the one that promises most losses a pass: those
+of its kind so far, over what it costs. All others share a quarter of the passes of every attack on every sample, less
+what was spent, and spend it on the samples nearest to being broken: in a fixed number of passes, a long search of few
+samples breaks more than a short one of many. All of it follows from records and counted passes, so a run that is gone
+on with takes the same steps.
 """
 
 from __future__ import annotations
@@ -17,15 +20,19 @@ from numpy.typing import NDArray
 
 from robust_ext.engine.context import current_context
 from robust_ext.engine.run import Outcome
+from robust_ext.evaluations.adaptive.nearest import best_points, highest_margins
 from robust_ext.evaluations.adaptive.plan import Step
 from robust_ext.evaluations.adaptive.protocol import StepRun
 
 Outcomes = Sequence[Outcome[StepRun]]
+Bools, Floats = NDArray[np.bool_], NDArray[np.float64]
 
 OVER = "The time that was given was over"
 
-MANY = 16
-"""Samples of which a step has to break one for those that come after it to be run."""
+SHARE = 0.25
+"""Of the passes of every attack on every sample: what steps that come after others may add to."""
+
+SPENT = "More would take the cascade beyond a quarter of the passes of every attack on every sample"
 
 _FIRST = ("naive", "transfer")
 # What a step is taken to break of a sample before any of its kind was run.
@@ -92,10 +99,15 @@ class Cascade:
         stands, pace = standing_after(done), _seconds_a_pass(done)
         seconds = None if deadline is None else deadline - time.monotonic()
         waiting = {run.title for run in left}
-        best, most = None, (False, -1.0)
+        room = SHARE * _of_full([*left, *(one.run for one in done)]) - sum(map(_spent, done))
+        # Steps that come after others share alike what is left.
+        room /= max(sum(bool(run.step and run.step.after and not run.twin) for run in left), 1)
+        best, most, nearest = None, (False, False, -1.0), highest_margins(done)
         for run in left:
             self.not_run.pop(run.title, None)
             reason = _reason(run, stands, full=full) or _no_time(run, stands, seconds, pace)
+            if reason is None and not full and not _within(run, stands, nearest, room).any():
+                reason = f"{SPENT}."
             if reason is not None:
                 self.not_run[run.title] = reason
             elif full:
@@ -107,7 +119,11 @@ class Cascade:
                 if run.step and run.step.after in waiting:
                     self.not_run.setdefault(run.title, self.not_run[run.step.after])
             return None
-        return replace(best, standing=stands.under(best.step).tolist())
+        rows, wanted = _within(best, stands, nearest, room), stands.under(best.step)
+        if rows.sum() < wanted.sum():
+            self.not_run[best.title] = f"{SPENT}; it was run on the nearest {rows.sum()} of {wanted.sum()} samples."
+        assert best.step is not None
+        return replace(best, standing=rows.tolist(), starts=best_points(done) if best.step.warm else None)
 
     def stated(self, attacked: Outcomes) -> list[dict[str, str]]:
         """The steps that were not run, or not on all samples that they were for, and why."""
@@ -122,8 +138,36 @@ def _reason(run: StepRun, stands: Standing, *, full: bool) -> str | None:
         return None
     if not stands.under(step).any():
         return "No sample was left standing."
-    tried, lost = stands.broken.get(step.after, (0, 0))
-    return f"{step.after} broke none of {tried} samples." if tried >= MANY and not lost else None
+    return f"Its gradients are those of {run.twin}." if run.twin else None
+
+
+def _of_full(runs: Sequence[StepRun]) -> float:
+    """Passes of every attack on every sample, without those that are in a cascade alone."""
+    short = {run.step.after for run in runs if run.step and run.step.category == "black-box"}
+    costs = [_passes(run) for run in runs if run.title not in short and not (run.step and run.step.warm)]
+    return len(runs[0].given.ids) * sum(cost for cost in costs if cost < inf)
+
+
+def _spent(one: Outcome[StepRun]) -> int:
+    """Passes of a step, and of judging it."""
+    return sum(spent.forward + spent.backward for phase in ("attack", "verify") for spent in [one.spent(phase)])
+
+
+def _within(run: StepRun, stands: Standing, nearest: Floats, room: float) -> Bools:
+    """The samples that a step is run on: all that stand; after another one those nearest to being broken.
+
+    These are as many as the ``room`` is enough for.
+    """
+    rows = stands.under(run.step)
+    if not run.step or not run.step.after or _passes(run) == inf:
+        return rows
+    size = run.defense.group_size or 1
+    groups = np.arange(len(rows)) // size
+    # The margin of each group that is its highest among those that stand.
+    best = np.full(groups[-1] + 1, -np.inf)
+    np.maximum.at(best, groups[rows], nearest[rows])
+    count = max(int(room / (_passes(run) * size)), 0)
+    return rows & np.isin(groups, np.argsort(-best, kind="stable")[:count])
 
 
 def _no_time(run: StepRun, stands: Standing, seconds: float | None, pace: float | None) -> str | None:
@@ -139,7 +183,7 @@ def _no_time(run: StepRun, stands: Standing, seconds: float | None, pace: float 
 def _passes(run: StepRun) -> float:
     """What a sample costs; infinity where that is not known."""
     cost = run.cost()
-    return inf if cost.unknown else cost.forward + 2 * cost.backward
+    return inf if cost.unknown else cost.forward + cost.backward
 
 
 def _seconds_a_pass(done: Outcomes) -> float | None:
@@ -149,8 +193,8 @@ def _seconds_a_pass(done: Outcomes) -> float | None:
     return sum(one.spent("attack").seconds for one in known) / passes if passes else None
 
 
-def _promise(run: StepRun, done: Outcomes, stands: Standing) -> tuple[bool, float]:
-    """Whether a step is of those that come first; and the samples that its kind is expected to break for each pass."""
+def _promise(run: StepRun, done: Outcomes, stands: Standing) -> tuple[bool, bool, float]:
+    """Whether a step comes first, whether after no other, and how many samples its kind should break for each pass."""
     step = run.step
     assert step is not None
     tried, lost = 0, _PROMISE.get(step.category, _USUAL)
@@ -159,4 +203,4 @@ def _promise(run: StepRun, done: Outcomes, stands: Standing) -> tuple[bool, floa
         if other and (other.category, other.exposure) == (step.category, step.exposure):
             more = stands.broken.get(other.name, (0, 0))
             tried, lost = tried + more[0], lost + more[1]
-    return step.category in _FIRST, lost / (tried + 1) / _passes(run)
+    return step.category in _FIRST, not step.after, lost / (tried + 1) / _passes(run)

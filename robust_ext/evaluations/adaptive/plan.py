@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
@@ -39,8 +40,9 @@ class Step:
         exposure: What it is run on: the ``"static"`` model, the ``"defense"`` with its own gradients, or with those of
             :class:`robust_ext.models.bpda.BPDA`, ``"identity"``, ``"frozen"`` or ``"trajectory"``.
         averaged: Whether a random defense is averaged over draws.
-        after: Name of a step like it that is run first; where that one breaks none of many samples, this one is not
-            run, unless all are.
+        after: Name of a step that is run first; this one is then run on as many samples as a share of the passes
+            allows, unless all are run on all.
+        warm: Whether it begins, unless all are run, at each sample's best point of the steps before it.
     """
 
     name: str
@@ -49,6 +51,7 @@ class Step:
     exposure: str
     averaged: bool = True
     after: str = ""
+    warm: bool = False
 
     def __post_init__(self) -> None:
         check_choice("category", self.category, CATEGORIES)
@@ -129,11 +132,10 @@ def plan_steps(
     sure = not (settings.full or defense.random or defense.batch_level)
     apgd = _apgd(settings.steps, stop_early=sure)
     for exposure, words in _exposures(defense).items():
-        names = {loss: f"APGD-{loss}, {words}" for loss in apgd}
-        planned.append(_step(names["margin"], "white-box", apgd["margin"], exposure))
-        # Where the margin breaks nothing, cross-entropy, whose gradients may vanish, hardly does; it is tried in one.
-        after = "" if exposure == "identity" else names["margin"]
-        planned.append(_step(names["ce"], "white-box", apgd["ce"], exposure, after=after))
+        after = "" if settings.full or exposure == "identity" else "APGD-ce, BPDA identity"
+        planned += [
+            _step(f"APGD-{loss}, {words}", "white-box", attack, exposure, after=after) for loss, attack in apgd.items()
+        ]
     single = as_attack("robust_ext:ObjectivePGD(algorithm='fgsm')", name="FGSM")
     planned.append(_step("FGSM, BPDA identity", "white-box", single, "identity"))
     return planned
@@ -148,22 +150,27 @@ def _apgd(steps: int, *, stop_early: bool = False) -> dict[str, Attack]:
 
 
 def _black_box(norm: str, settings: AdaptiveSettings) -> list[Step]:
-    """Attacks by labels or logits alone, each with few queries first, but where everything is run."""
+    """Attacks by labels or logits alone; where not everything is run, Square with few queries comes before them."""
     kinds = {"linf": ("Square", "RayS"), "l2": ("Square",)}.get(norm, ())
     few, planned = max(settings.queries // 10, 1), list[Step]()
-    for kind in kinds:
-        whole = as_attack(f"robust_ext:{kind}(queries={settings.queries})", name=kind)
-        first = as_attack(f"robust_ext:{kind}(queries={few})", name=f"{kind} ({few} queries)")
-        for exposure, words in (("static", "static model"), ("defense", "defense")):
-            after = "" if settings.full else f"{first.name} on the {words}"
-            if after:
-                planned.append(_step(after, "black-box", first, exposure))
-            planned.append(_step(f"{kind} on the {words}", "black-box", whole, exposure, after=after))
+    for exposure, words in (("static", "static model"), ("defense", "defense")) if kinds else ():
+        warm, after = exposure == "defense", ""
+        if not settings.full:
+            first = as_attack(f"robust_ext:Square(queries={few})", name=f"Square ({few} queries)")
+            after = f"{first.name} on the {words}"
+            planned.append(_step(after, "black-box", first, exposure, warm=warm))
+        whole = {kind: as_attack(f"robust_ext:{kind}(queries={settings.queries})", name=kind) for kind in kinds}
+        if after and warm:
+            planned.append(_step("Square, warm start", "black-box", whole["Square"], exposure, after=after, warm=True))
+        planned += [
+            _step(f"{kind} on the {words}", "black-box", attack, exposure, after=after)
+            for kind, attack in whole.items()
+        ]
     return planned
 
 
-def _step(name: str, category: str, attack: Attack, exposure: str = "static", *, after: str = "") -> Step:
-    return Step(name=name, category=category, attack=attack, exposure=exposure, after=after)
+def _step(name: str, category: str, attack: Attack, exposure: str = "static", **more: Any) -> Step:
+    return Step(name=name, category=category, attack=attack, exposure=exposure, **more)
 
 
 def _exposures(defense: AdaptiveDefense) -> dict[str, str]:

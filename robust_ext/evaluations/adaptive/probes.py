@@ -68,17 +68,22 @@ def probe_outputs(defense: AdaptiveDefense, inputs: Tensor, labels: Tensor) -> l
 
 def _zero_gradients(module: nn.Module, inputs: Tensor, labels: Tensor) -> float | None:
     """Share of inputs at which the cross-entropy has no gradient, or one that is not finite; None without a graph."""
+    gradient = gradient_at(module, inputs, labels)
+    if gradient is None:
+        return None
+    size = gradient.flatten(1).abs().amax(1)
+    return float(((size == 0) | ~torch.isfinite(size)).double().mean())
+
+
+def gradient_at(module: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor | None:
+    """The gradient of the cross-entropy at inputs ``(n, ...)``, with the draws of a fixed seed; None without one."""
     points = inputs.clone().requires_grad_(True)
     with torch.enable_grad(), seeded_globals(0):
         logits = module(points)
         if not logits.requires_grad:
             return None
         loss = nn.functional.cross_entropy(logits, labels, reduction="sum")
-        gradient: Tensor | None = torch.autograd.grad(loss, points, allow_unused=True)[0]
-    if gradient is None:
-        return None
-    size = gradient.flatten(1).abs().amax(1)
-    return float(((size == 0) | ~torch.isfinite(size)).double().mean())
+        return torch.autograd.grad(loss, points, allow_unused=True)[0]
 
 
 def _fastest(call: Callable[[], object]) -> float:

@@ -9,12 +9,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from robust_ext.attacks._common.objectives import margin
 from robust_ext.attacks.transfer import Transfer
 from robust_ext.core.cost import Cost, Costs, Spent
 from robust_ext.core.errors import AttackError, AttackRefusedError, ModelError, RobustExtError
 from robust_ext.core.random import derive_seed, seeded_globals
 from robust_ext.core.speed import Probe
-from robust_ext.core.target import PassCounter, Target, count_calls
+from robust_ext.core.target import PassCounter, Target, count_all_calls
 from robust_ext.engine.behaviour import behaviour
 from robust_ext.engine.code_digest import attack_code, module_code
 from robust_ext.engine.identity import describe, model_digest, plain_settings
@@ -36,7 +37,8 @@ class StepRun(Run):
 
     Records hold the ``outcome`` of the verification by the static model (``"non_finite_logits"`` also where it is the
     defense that returns such), ``static`` (whether the static model is right), ``right`` (of each prediction of the
-    defense), and whether the logits were finite, likewise: ``static_finite``, ``finite``.
+    defense), whether the logits were finite, likewise: ``static_finite``, ``finite``; and the defense's ``margin``, its
+    mean over the predictions that choose attacks.
     """
 
     partial: ClassVar[bool] = True
@@ -45,8 +47,11 @@ class StepRun(Run):
     defense: AdaptiveDefense
     settings: AdaptiveSettings
     step: Step | None = None
-    queried: tuple[float, float] = (1, 0)  # Rows of the static model, forward and back, that a prediction takes
+    queried: tuple[float, float] = (1, 0)  # Rows of all networks, forward and back, that a prediction takes
+    differentiated: tuple[float, float] | None = None  # Likewise of a gradient; None where that was not measured
+    twin: str = ""  # Name of a step of the same attack and the same gradients, where there is one
     standing: Sequence[bool] | None = None  # Which samples it is run on, with their groups; None for all
+    starts: Tensor | None = None  # Where it begins, (N, ...); None where the attack chooses
 
     @property
     def draws(self) -> int:
@@ -76,7 +81,7 @@ class StepRun(Run):
             )
 
     def costs(self) -> Costs:
-        """The step on a sample and its predictions, as rows of the static model, of which a query takes several."""
+        """The step on a sample and its predictions, in rows of all networks, of which a query takes several."""
         # The static model predicts once to verify, and once to be judged.
         costs: Costs = {("verify", None): Cost(self.queried[0], self.queried[1]) * self.draws + Cost(2)}
         if self.step is None:
@@ -93,11 +98,12 @@ class StepRun(Run):
             return Cost(unknown=(step.name,))
         if step.exposure == "static":
             return found
-        forward, backward = self.queried
         averaged = self.defense.random and step.averaged and step.category == "white-box"
-        draws = self.settings.draws if averaged else 1
-        # The gradient of a prediction comes back through all that it was made by.
-        return Cost(found.forward * forward + found.backward * backward, found.backward * forward) * draws
+        queried = Cost(*self.queried) * (self.settings.draws if averaged else 1)
+        if self.differentiated is None:
+            # The gradient of a prediction comes back through all that it was made by.
+            return queried * found.forward + Cost(0, queried.forward) * found.backward
+        return queried * max(found.forward - found.backward, 0) + Cost(*self.differentiated) * found.backward
 
     def probe(self) -> Probe:
         """The static model, at the first inputs."""
@@ -109,19 +115,24 @@ class StepRun(Run):
 
     def common(self) -> Sequence[object]:
         """The static model, the defense, and the networks that points are transferred from."""
+        return (*self.networks().values(), self.defense)
+
+    def networks(self) -> dict[str, nn.Module]:
+        """All whose rows are counted: those of the defense, and those that points are transferred from."""
         attack = None if self.step is None else self.step.attack
-        networks = attack.surrogates.values() if isinstance(attack, Transfer) else ()
-        return (self.defense.classifier, self.defense, *networks)
+        others = attack.surrogates if isinstance(attack, Transfer) else {}
+        return {**self.defense.networks(), **{f"surrogate {name}": network for name, network in others.items()}}
 
     def samples(self) -> Sequence[Tensor]:
-        """Those of the evaluation."""
-        return self.given.samples
+        """Those of the evaluation, and where it begins."""
+        return self.given.samples if self.starts is None else (*self.given.samples, self.starts)
 
     def needs(self, rows: range, store: Store) -> Mapping[str, Any]:
         """The rows that it is run on."""
         inputs, labels = self.given.rows(rows)
         run_on = [row - rows[0] for row in self.run_on(rows)]
-        return {"inputs": inputs[run_on], "labels": labels[run_on]}
+        starts = None if self.starts is None else self.starts[rows.start : rows.stop][run_on].to(inputs)
+        return {"inputs": inputs[run_on], "labels": labels[run_on], "starts": starts}
 
     def run_on(self, rows: range) -> list[int]:
         """Which rows of a block it is run on: those that stand, and for batch-level defenses their groups."""
@@ -144,10 +155,10 @@ class StepRun(Run):
     def _work(self, rows: Sequence[int], needs: Mapping[str, Any], *, first: int) -> Work[Block]:
         """The step on these rows, with the draws of a block whose first sample has this id."""
         given, name = self.given, self.title
-        inputs, labels, counter = needs["inputs"], needs["labels"], PassCounter()
+        inputs, labels, counter, networks = needs["inputs"], needs["labels"], PassCounter(), self.networks()
         if self.step is None:
             static_model, threat_model, phases = self.defense.classifier, given.threat_model, Phases(counter)
-            with count_calls(static_model, counter):
+            with count_all_calls(networks, counter):
                 verified = verify(inputs, inputs, labels, module=static_model, threat_model=threat_model, attack=name)
             attempt = Attempt(verified=verified, spent={"attack": Spent(), "verify": Spent()})
         else:
@@ -157,6 +168,7 @@ class StepRun(Run):
                 classes=given.logits.shape[1],
                 input_shape=tuple(inputs.shape[1:]),
                 device=inputs.device,
+                starting_points=None if needs["starts"] is None else needs["starts"][:, None],
             )
             task = Task(
                 attack=self.step.attack,
@@ -165,29 +177,30 @@ class StepRun(Run):
                 labels=labels,
                 threat_model=given.threat_model,
                 stream=(self.settings.seed, first, "test time", name),
-                counted=self.defense.classifier,
-                shared=(self.defense.classifier, self.defense),
+                counted=networks,
+                shared=(*networks.values(), self.defense),
                 # Random defenses draw from the global generators where nothing seeds them.
                 global_seed=derive_seed(self.settings.seed, first, "test time draws", name),
             )
             # Witnesses are of the defense, not of the static model.
             attempt = yield task, Check(module=self.defense.classifier, name=name, witnessed=False)
             phases = Phases(counter)
-        with count_calls(self.defense.classifier, counter):
+        with count_all_calls(networks, counter):
             of_static, judged = self._judged(inputs, labels, attempt, first)
-            static, static_finite = _predict(self.defense.classifier, of_static, labels)
+            static, static_finite, _ = _predict(self.defense.classifier, of_static, labels)
             keys = [("test time answers", name, number) for number in range(self.draws)]
             predictions = [self._predict(judged, labels, first, *key) for key in keys]
         phases.stop("verify")
         attempt.spent["verify"] = Spent.total([attempt.spent["verify"], phases.spent["verify"]])
-        right, finite = (torch.stack(parts, 1) for parts in zip(*predictions, strict=True))
+        right, finite, margins = (torch.stack(parts, 1) for parts in zip(*predictions, strict=True))
+        near = margins[:, : self.settings.repeats].mean(1).nan_to_num()
         sound = (static_finite & finite.all(1)).tolist()
         outcomes = tuple(
             old if old in LOST or good else "non_finite_logits"
             for old, good in zip(attempt.verified.outcomes, sound, strict=True)
         )
         attempt = replace(attempt, verified=replace(attempt.verified, outcomes=outcomes))
-        columns = {"static": static, "right": right, "static_finite": static_finite, "finite": finite}
+        columns = {"static": static, "right": right, "static_finite": static_finite, "finite": finite, "margin": near}
         return Block.of(rows, given.ids, attempt, judged, **{key: column.tolist() for key, column in columns.items()})
 
     def _judged(self, inputs: Tensor, labels: Tensor, attempt: Attempt, first: int) -> tuple[Tensor, Tensor]:
@@ -203,25 +216,28 @@ class StepRun(Run):
         seen = verify(witnesses, inputs, labels, module=static_model, threat_model=threat_model, attack=self.title)
         points = _admissible(seen, judged)
 
-        def chosen(predict: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Tensor:
-            (right, _), (_, finite) = predict(judged), predict(points)
+        def chosen(predict: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]) -> Tensor:
+            (right, *_), (_, finite, _) = predict(judged), predict(points)
             return _where(right & ~finite, points, judged)
 
         of_static = chosen(lambda x: _predict(static_model, x, labels))
         return of_static, chosen(lambda x: self._predict(x, labels, first, "test time witnesses", self.title))
 
-    def _predict(self, points: Tensor, labels: Tensor, *keys: Key) -> tuple[Tensor, Tensor]:
+    def _predict(self, points: Tensor, labels: Tensor, *keys: Key) -> tuple[Tensor, Tensor, Tensor]:
         """One fresh prediction of the defense, as :func:`_predict` returns it."""
         with seeded_globals(derive_seed(self.settings.seed_of_judge, *keys)):
             return _predict(self.defense, points, labels)
 
 
-def _predict(module: nn.Module, points: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Whether predictions are right, and whether logits are finite, bool ``(n,)``; those that are not are wrong."""
+def _predict(module: nn.Module, points: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Whether predictions are right, and whether logits are finite, bool ``(n,)``, and margins ``(n,)``.
+
+    Those that are not finite are wrong. A margin is the highest other logit less the label's.
+    """
     with torch.no_grad():
         logits = module(points)
     finite = torch.isfinite(logits).all(1)
-    return (logits.argmax(1) == labels) & finite, finite
+    return (logits.argmax(1) == labels) & finite, finite, margin(logits, labels)
 
 
 def _admissible(found: Verification, others: Tensor) -> Tensor:

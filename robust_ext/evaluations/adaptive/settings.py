@@ -22,8 +22,7 @@ class AdaptiveSettings(JudgedSettings):
     )
     queries: int = setting(
         default=500,
-        help="Of Square and RayS for each sample; a tenth of them first, and all only where that broke a sample, or "
-        "with full.",
+        help="Of Square and RayS for each sample; unless full, Square takes a tenth of them first.",
         minimum=1,
     )
     draws: int = setting(default=8, help="Draws that gradients of a random defense are averaged over.", minimum=1)

@@ -57,10 +57,14 @@ def test_each_step_runs_on_what_those_before_it_left(subject, tmp_path, defense)
     result = evaluate(subject, defense, out=tmp_path, repeats=3, draws=2)
     records, attacks = records_of(tmp_path), result.content["defended"]["attacks"]
     static, defended = (np.ones(20, dtype=bool) for _ in range(2))
+    partial = {one["name"] for one in result.content["not_run"]}
     for name in ("clean", *(attack["name"] for attack in attacks)):
         exposure = next((attack["exposure"] for attack in attacks if attack["name"] == name), "clean")
         wanted = {"clean": np.ones(20, dtype=bool), "static": static | defended}.get(exposure, defended)
-        assert {record["index"] for record in records[name]} == set(np.flatnonzero(wanted)), name
+        indices = {record["index"] for record in records[name]}
+        assert indices <= set(np.flatnonzero(wanted)), name
+        # Of few the passes were not enough for all.
+        assert len(indices) == wanted.sum() or name in partial, name
         for record in records[name]:
             static[record["index"]] &= record["static"]
             # Three predictions choose, three count.

@@ -1,0 +1,76 @@
+"""What the cascade spends: passes of all networks, the nearest samples first, from the best points so far."""
+
+from unittest.mock import Mock
+
+import torch
+
+from robust_ext import ThreatModel, as_attack
+from robust_ext.attacks._common.objectives import margin
+from robust_ext.evaluations.adaptive import Step
+from tests.evaluations.adaptive.test_cascade import Still, evaluate, records_of, subject
+
+__all__ = ["subject"]
+WEAK = ThreatModel(norm="linf", epsilon=0.04)
+
+
+class Doubtful(torch.nn.Module):
+    """Moves its inputs by one step of the classifier's and one of another network."""
+
+    def __init__(self, classifier):
+        super().__init__()
+        self.classifier, self.other = classifier, torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+
+    def forward(self, x):
+        with torch.enable_grad():
+            point = x.detach().requires_grad_(True)
+            loss = self.classifier(point).logsumexp(1).sum() + 0.1 * self.other(point).sum()
+            (step,) = torch.autograd.grad(loss, point)
+        return self.classifier(x + 0.02 * step.sign())
+
+
+def test_a_quarter_of_the_passes_of_everything(subject):
+    """Of all networks; the steps that come last are run on the samples nearest to being broken, or not at all."""
+    torch.manual_seed(0)
+    defense = Doubtful(subject[0]).eval()
+    short, full = (
+        evaluate(subject, defense, full=everything, queries=300, threat=WEAK) for everything in (False, True)
+    )
+    assert short.content["cost"]["forward"] == 3
+    fgsm = next(one for one in full.content["defended"]["attacks"] if one["name"].startswith("FGSM"))
+    assert fgsm["passes"] == {"forward": 20 * 3, "backward": 20 * 3}
+    total = [sum(one.content["time"]["total"][way] for way in ("forward", "backward")) for one in (short, full)]
+    assert total[0] <= total[1] / 4
+    cut = {one["name"]: one["reason"] for one in short.content["not_run"]}
+    assert cut["APGD-ce, plain gradients"] == "Its gradients are those of APGD-ce, BPDA identity."
+    samples = {one["name"]: one["samples"] for one in short.content["defended"]["attacks"]}
+    partial = {name: samples[name] for name, reason in cut.items() if "nearest" in reason}
+    assert partial
+    assert all(f"the nearest {count} of" in cut[name] for name, count in partial.items())
+
+
+class Beginning(Still):
+    """Keeps where it was to begin."""
+
+    def search(self, target, inputs, labels, *, threat_model, generator):
+        self.tell(target.starting_points)
+        return inputs
+
+
+def test_a_warm_start_is_the_best_point_so_far(subject, tmp_path):
+    network, inputs, labels = subject
+    tell = Mock()
+    steps = [
+        Step(name="first", category="naive", attack=as_attack("robust_ext:APGD(steps=3)"), exposure="static"),
+        Step(name="second", category="black-box", attack=Beginning("second", tell), exposure="defense", warm=True),
+    ]
+    evaluate(subject, lambda x: x, steps, out=tmp_path, threat=WEAK)
+    records = records_of(tmp_path)
+    rows = [record["index"] for record in records["second"]]
+    (starts,) = tell.call_args.args
+    assert rows
+    assert not torch.equal(starts[:, 0], inputs[rows])
+    best = [
+        max(one["margin"] for name in ("clean", "first") for one in records[name] if one["index"] == row)
+        for row in rows
+    ]
+    torch.testing.assert_close(margin(network(starts[:, 0]), labels[rows]).detach(), torch.tensor(best))
