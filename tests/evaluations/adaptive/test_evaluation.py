@@ -161,14 +161,12 @@ def test_groups_keep_their_composition(subject):
 
 
 @pytest.mark.parametrize(
-    ("defense", "full"),
-    [pytest.param(rounded, True, marks=pytest.mark.exhaustive), (Noise(), True), (rounded, False)],
-    ids=["rounded", "noise", "cascade"],
+    "defense", [pytest.param(rounded, marks=pytest.mark.exhaustive), Noise()], ids=["rounded", "noise"]
 )
-def test_stopped_and_gone_on_with(subject, tmp_path, defense, full):
+def test_stopped_and_gone_on_with(subject, tmp_path, defense):
     def run(attack, **keywords):
         step = Step(name="mine", category="black-box", attack=attack, exposure="defense")
-        return evaluate(subject, defense, repeats=2, draws=2, full=full, attacks=[step], **keywords)
+        return evaluate(subject, defense, repeats=2, draws=2, attacks=[step], **keywords)
 
     whole = run(Leaving())
     with pytest.raises(Exception, match="stopped"):

@@ -2,12 +2,16 @@
 
 from unittest.mock import Mock
 
+import pytest
 import torch
 
 from robust_ext import ThreatModel, as_attack
 from robust_ext.attacks._common.objectives import margin
+from robust_ext.core.errors import AttackError
 from robust_ext.evaluations.adaptive import Step
 from tests.evaluations.adaptive.test_cascade import Still, evaluate, records_of, subject
+from tests.evaluations.adaptive.test_evaluation import Leaving, plain
+from tests.evaluations.subjects import rounded
 
 __all__ = ["subject"]
 WEAK = ThreatModel(norm="linf", epsilon=0.04)
@@ -74,3 +78,18 @@ def test_a_warm_start_is_the_best_point_so_far(subject, tmp_path):
         for row in rows
     ]
     torch.testing.assert_close(margin(network(starts[:, 0]), labels[rows]).detach(), torch.tensor(best))
+
+
+def test_a_cascade_is_gone_on_with(subject, tmp_path):
+    """What was spent, what is nearest and where searches begin are found again in the run folder."""
+
+    def run(attack, **keywords):
+        mine = Step(name="mine", category="black-box", attack=attack, exposure="defense")
+        return evaluate(subject, rounded, ["recommended", mine], threat=WEAK, queries=300, **keywords)
+
+    whole = run(Leaving())
+    assert any("nearest" in one["reason"] for one in whole.content["not_run"])
+    with pytest.raises(AttackError, match="stopped"):
+        run(Leaving(raises=True), out=tmp_path)
+    assert plain(run(Leaving(), out=tmp_path).content) == plain(whole.content)
+    assert plain(run(Leaving(), out=tmp_path).content) == plain(whole.content)
