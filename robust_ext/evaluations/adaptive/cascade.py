@@ -25,7 +25,8 @@ from robust_ext.evaluations.adaptive.plan import Step
 from robust_ext.evaluations.adaptive.protocol import StepRun
 
 Outcomes = Sequence[Outcome[StepRun]]
-Bools, Floats = NDArray[np.bool_], NDArray[np.float64]
+Bools = NDArray[np.bool_]
+Floats = NDArray[np.float64]
 
 OVER = "The time that was given was over"
 
