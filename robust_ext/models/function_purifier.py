@@ -19,7 +19,7 @@ from robust_ext.models.adaptive_solution import Solution
 from robust_ext.models.purifier import Purifier
 from robust_ext.models.row_rng import RowRNG
 from robust_ext.models.seen_points import SEEN, evenly, seen_points
-from robust_ext.models.vjp import attach, wants_gradient
+from robust_ext.models.vjp import attach, detach, wants_gradient
 
 F = TypeVar("F")
 STATED = ("group_size", "random", "trajectory")
@@ -179,7 +179,7 @@ def called_alone(function: Callable[[Tensor], Any], x: Tensor, networks: Iterabl
     name = getattr(function, "__name__", type(function).__name__)
     hint = "it is called with gradients enabled, on a copy of the inputs that it may change"
     with _parameters_kept(networks), torch.inference_mode(False), torch.enable_grad():
-        leaf = x.detach().requires_grad_(wanted)
+        leaf = detach(x).requires_grad_(wanted)
         own = leaf.clone()
         if wanted:
             own.retain_grad()  # It may be looked for after a backward pass
@@ -188,13 +188,13 @@ def called_alone(function: Callable[[Tensor], Any], x: Tensor, networks: Iterabl
     if not isinstance(out, Tensor):
         return out
     if not (wanted and out.requires_grad):
-        return out.detach()
+        return detach(out)
 
     def vjp(cotangent: Tensor) -> Sequence[Tensor | None]:
         with torch.inference_mode(False):
             return torch.autograd.grad(out, leaf, cotangent, retain_graph=True, allow_unused=True)
 
-    return attach(lambda _: (out.detach(), vjp), x)
+    return attach(lambda _: (out, vjp), x)
 
 
 @contextmanager

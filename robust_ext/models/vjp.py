@@ -20,6 +20,12 @@ def wants_gradient(*inputs: Tensor) -> bool:
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
 
 
+def detach(tensor: Tensor) -> Tensor:
+    """The tensor without its graph, also inside of :class:`robust_ext.models.straight_through.StraightThrough`."""
+    with torch._C.DisableTorchFunction():
+        return tensor.detach()
+
+
 def row_gradient(loss: Callable[[Tensor], Tensor], point: Tensor, *, differentiable: bool = False) -> Tensor:
     """The gradient ``(N, ...)`` of each row's own loss ``(N,)``, for the inner steps of a defense.
 
@@ -63,7 +69,7 @@ def attach_checkpoint(compute: Callable[..., Tensor], *inputs: Tensor) -> Tensor
     """A value with its own gradient of the inputs alone, no graph held: each backward pass computes it once more."""
 
     def both(*detached: Tensor) -> tuple[Tensor, VJP]:
-        return compute(*detached).detach(), lambda cotangent: with_vjp(compute, *detached)[1](cotangent)
+        return compute(*detached), lambda cotangent: with_vjp(compute, *detached)[1](cotangent)
 
     return attach(both, *inputs)
 
@@ -87,16 +93,16 @@ def with_vjp(compute: Callable[..., Tensor], *inputs: Tensor) -> tuple[Tensor, V
             )
         return gradients
 
-    return value.detach(), vjp
+    return detach(value), vjp
 
 
 class _Attached(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, compute: Callable[..., tuple[Tensor, VJP]], *inputs: Tensor) -> Tensor:
-        detached = [tensor.detach() for tensor in inputs]
+        detached = [detach(tensor) for tensor in inputs]
         value, ctx.vjp = compute(*detached)
         # An output must not be its own input under another name, and not of inference mode.
-        return value.clone() if value.is_inference() or any(value is tensor for tensor in detached) else value
+        return value.clone() if value.is_inference() or any(value is tensor for tensor in detached) else detach(value)
 
     @staticmethod
     @once_differentiable
@@ -106,7 +112,7 @@ class _Attached(torch.autograd.Function):
 
 def _leaf(tensor: Tensor) -> Tensor:
     """A leaf with the tensor's values; a copy where they were made in inference mode, which autograd refuses."""
-    return (tensor.clone() if tensor.is_inference() else tensor.detach()).requires_grad_()
+    return (tensor.clone() if tensor.is_inference() else detach(tensor)).requires_grad_()
 
 
 def _differentiate(

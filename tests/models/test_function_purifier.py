@@ -105,6 +105,14 @@ def test_its_inputs_are_its_own():
     assert torch.equal(x, X)
 
 
+def test_rounding_inside_it_passes_gradients_straight_through():
+    net, x = network(), X.clone().requires_grad_()
+    defended = BPDA(as_defense(lambda x: (x * 4).round() / 4, net, X, bounds=(0, 1)), backward="straight_through")
+    found = torch.autograd.grad(defended(x).square().sum(), x)[0]
+    rounded = ((X * 4).round() / 4).requires_grad_()
+    assert torch.equal(found, torch.autograd.grad(net(rounded).square().sum(), rounded)[0])
+
+
 def test_memory_does_not_grow():
     net = network()
     made = as_defense(soap(network(1)), net, X[:2])
