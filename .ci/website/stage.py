@@ -52,12 +52,15 @@ def stage(root: Path, to: Path) -> None:
 
 
 def _stage_tutorial(script: Path, root: Path, name: str, to: Path, linked: set[Path]) -> None:
-    """A notebook that is kept as a script: a page, with outputs and figures where they are kept, and the script."""
+    """A notebook that is kept as a script: a page, with what it drew and saved where that is kept, and the script."""
     kept = tutorials.kept(script, root)
     text = tutorials.page(script) if kept is None else (kept / "page.md").read_text(encoding="utf-8")
     shown = _page(text, script, root, name, linked)
-    _write(to / _page_name(name), f"{shown}\n[This page as a script]({script.name})\n")
-    for file in (script, *(() if kept is None else kept.glob("*.svg"))):
+    reports = [] if kept is None else sorted(kept.glob("*.html"))
+    list_of_them = "".join(f"- [{one.stem.replace('-', ' ')}]({one.name})\n" for one in reports)
+    found = f"\n## Reports that were saved\n\n{list_of_them}" if reports else ""
+    _write(to / _page_name(name), f"{shown}{found}\n[This page as a script]({script.name})\n")
+    for file in (script, *reports, *(() if kept is None else kept.glob("*.svg"))):
         shutil.copyfile(file, to / name.rpartition("/")[0] / file.name)
 
 

@@ -1,7 +1,8 @@
 """Pages of the tutorials: scripts in jupytext's percent format, with what they print and draw as notebooks.
 
 ``python .ci/website/tutorials.py`` runs every tutorial that has changed since it was run last, or all where the package
-has, and keeps their pages and figures in ``build/tutorials``, from where ``stage.py`` takes them.
+has, and keeps their pages, their figures and the reports that they save in ``build/tutorials``, from where ``stage.py``
+takes them.
 """
 
 from __future__ import annotations
@@ -67,8 +68,10 @@ def run(script: Path, root: Path) -> float:
         limits = {"timeout": _SECONDS, "startup_timeout": _SECONDS}
         quiet = ["--log-level=40"]
         NotebookClient(notebook, kernel_name="python3", extra_arguments=quiet, resources=resources, **limits).execute()
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        for report in Path(empty).glob("*/report.html"):
+            shutil.copyfile(report, folder / f"{report.parent.name}.html")
     figures: list[str] = []
     outputs = [_shown(cell.outputs, figures, script.stem) for cell in notebook.cells[1:]]
     for number, figure in enumerate(figures, 1):

@@ -71,6 +71,13 @@ def test_wrapping_loses_no_word():
     assert paragraph == f"pgd: {reason}"
 
 
+def test_is_the_same_in_a_notebook(monkeypatch):
+    text = report_text(make_result([make_attack("pgd")]))
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    assert report_text(make_result([make_attack("pgd")])) == text
+    assert "pgd" in text
+
+
 def test_control_characters_do_not_reach_the_terminal():
     text = report_text(make_result([make_attack("a\x1b[31mb\r\nc\u202e\ud800", reason="two\nlines")]))
     assert "\x1b" not in text
