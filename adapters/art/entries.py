@@ -257,7 +257,7 @@ ENTRIES: Mapping[str, Entry] = {
             batching="any", batch_dependent=True, gradients=False, norms=("linf", "l2"), failure="best"
         ),
         trial={"max_iter": 40},
-        defect="In l2 it divides by zero where nothing has changed yet, and wastes those queries on NaN.",
+        defect="In l2 it divides windows by their share of the budget, and by zero: weak, with queries that are NaN.",
     ),
     "TargetedUniversalPerturbation": Entry(
         traits=_UNIVERSAL,
