@@ -9,8 +9,6 @@ from robust_ext.evaluations.causes.gradients import MOSTLY
 
 # In epsilons. Adversarial points lie at the edge of the ball more often than not: a path that ends before is too short.
 NEAR_EDGE = 0.9
-# A path as short as this stays where it began.
-HARDLY = 0.1
 # Parts of the largest logit that a margin has to gain, or lose, to mean anything, or has to stay below to be flat.
 GAIN, LOSS, FLAT = 0.01, 0.05, 1e-3
 # Part of its whole gain that the best margin makes in the last tenth of the queries: a tenth where it rises evenly all
@@ -179,6 +177,5 @@ def _falls_short(one: Sample) -> bool:
     if travel is None:
         # One step, that the bounds may shorten by little.
         return gradients == 1 and one.far < NEAR_EDGE / 2
-    # From a random start at the edge it takes more than from the input: then the margin still rises at the end, unless
-    # the steps are so short that it hardly changes.
-    return travel < NEAR_EDGE and (one.far < NEAR_EDGE or travel < HARDLY or _rises(one))
+    # From a random start at the edge it takes more than from the input, and then the margin still rises at the end.
+    return travel < NEAR_EDGE and (one.far < NEAR_EDGE or _rises(one))
