@@ -131,7 +131,7 @@ axes.legend(frameon=False)
 panels = below.subplots(2, len(first))
 for column, row in zip(panels.T, range(len(first)), strict=True):
     for panel, image in zip(column, (inputs[first[row]], found[row]), strict=True):
-        panel.imshow(image[0], cmap="gray", vmin=0, vmax=1)
+        panel.imshow(image[0].numpy(), cmap="gray", vmin=0, vmax=1)
         panel.axis("off")
     column[0].set_title(f"{int(labels[first[row]])}")
     column[1].set_title(f"{int(seen[row])}, at {norms[row]:.2f}")
