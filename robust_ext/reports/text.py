@@ -77,7 +77,8 @@ def _lines(renderable: Any, width: int) -> list[str]:
 
     file = io.StringIO()
     # In a notebook rich would display what it prints in place of writing it to the file.
-    plain = {"color_system": None, "force_terminal": False, "force_jupyter": False, "legacy_windows": False}
-    console = Console(file=file, width=width, **plain)
+    console = Console(
+        file=file, width=width, color_system=None, force_terminal=False, force_jupyter=False, legacy_windows=False
+    )
     console.print(renderable)
     return [line.rstrip() for line in file.getvalue().splitlines()]
