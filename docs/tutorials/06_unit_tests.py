@@ -147,7 +147,7 @@ def test_attack(attack_test, digits, attack):
 """
 with tempfile.TemporaryDirectory() as folder:
     Path(folder, "test_attacks.py").write_text(TESTS)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_attacks.py"]
+    command = [sys.executable, "-m", "pytest", "-q", "--color=no", "test_attacks.py"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 print(done.stdout)
 assert done.returncode == 0
