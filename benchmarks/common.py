@@ -1,4 +1,4 @@
-"""What the benchmarks share: the network, inputs, PGD by hand, and the times of bare passes."""
+"""What the benchmarks share: options, the network, inputs, PGD by hand, and the times of bare passes."""
 
 from __future__ import annotations
 
@@ -29,6 +29,18 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     made.add_argument("--data-root", help="folder with CIFAR-10; uniform noise when left out")
     made.add_argument("--samples", type=int, default=32)
     return made
+
+
+def page_options(description: str | None, *, runs: str) -> argparse.Namespace:
+    """Options of a benchmark that writes into a page of the documentation, run on one thread; ``runs`` is what it has.
+
+    They are parsed from the command line.
+    """
+    made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--only", default="", help=f"words in the names of the {runs} to run")
+    made.add_argument("--write", action="store_true", help="put what was found into the page")
+    torch.set_num_threads(1)
+    return made.parse_args()
 
 
 def load(arguments: argparse.Namespace) -> tuple[nn.Module, Tensor]:

@@ -8,13 +8,12 @@ digits (two on images of CIFAR-10, where the published ResNet-20 is beside the p
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import torch
+from common import page_options
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.evaluations.diagnosis.zoo.cases import FAULTS, Fault
@@ -106,11 +105,7 @@ def summary(rows: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     """Run all and print the tables."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--only", default="", help="words in the names of the faults to run")
-    options.add_argument("--write", action="store_true", help="put the tables into docs/diagnosis.md")
-    arguments = options.parse_args()
-    torch.set_num_threads(1)
+    arguments = page_options(__doc__, runs="faults")
     rows = []
     for fault in FAULTS:
         if arguments.only not in fault.name or (fault.published and not available()):

@@ -8,14 +8,13 @@ see tests/evaluations/diagnosis/failures.py.
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 import textwrap
 import time
 from pathlib import Path
 
-import torch
+from common import page_options
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from robust_ext.evaluations.causes.finding import CODES
@@ -51,11 +50,7 @@ def contents(page: str) -> str:
 
 def main() -> None:
     """Run all and print what they came to."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--only", default="", help="words in the codes of the examples to run")
-    options.add_argument("--write", action="store_true", help="put the findings and numbers into the page")
-    arguments = options.parse_args()
-    torch.set_num_threads(1)
+    arguments = page_options(__doc__, runs="examples")
     page = PAGE.read_text(encoding="utf-8")
     for title, section in sections().items():
         if not section.runs or not re.search(arguments.only, title):
