@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.detectors import fit_detector
 from robust_ext.detectors.catalogue import DETECTORS
-from robust_ext.evaluations.mead.fitting import fit_detector
 from tests.detectors.cases import CLEAN, data, network
 
 ONE_FILE = '''
