@@ -66,7 +66,8 @@ def assert_attack_passes(
         The result, for further assertions.
 
     Raises:
-        AssertionError: The verdict is not "passed"; the text has the result's table, causes and remedies.
+        AssertionError: The verdict is not "passed"; the text has the result's table, causes and remedies, and the
+            attribute ``result`` is the result.
         RobustExtError: An argument, the model or the attack is not as described.
 
     Example:
@@ -101,7 +102,9 @@ def assert_attack_passes(
     text = "\n".join([words, "", str(result).rstrip(), *causes])
     if (result.verdict, otherwise) == ("inconclusive", "skip"):
         pytest.skip(text)
-    raise AssertionError(text)
+    failure = AssertionError(text)
+    failure.result = result  # type: ignore[attr-defined]
+    raise failure
 
 
 def _words(result: BinarizationResult) -> str:

@@ -79,6 +79,7 @@ def test_a_failure_is_the_table_and_the_diagnosis(given):
     for part in ("verdict", "Verdict: FAILED.", "1. [high] ", "The path is too short", "Remedy: ", "--attack '"):
         assert part in text
     assert len(text.splitlines()) < 50
+    assert (caught.value.result.verdict, caught.value.result.score) == ("failed", 0)
 
 
 @pytest.mark.exhaustive
