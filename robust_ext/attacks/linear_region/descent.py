@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from robust_ext.attacks.linear_region.oracle import BoundaryOracle
-from robust_ext.attacks.linear_region.stepping import Going, Nearest
+from robust_ext.attacks.linear_region.stepping import Going, Linearised, followed
 
 # First and last share by which the ball changes from step to step.
 _CHANGE = {"linf": (0.1, 0.001), "l2": (0.3, 0.001)}
@@ -42,38 +42,30 @@ def descent_steps(
     ``limits``, float64 ``(B,)``, steps are short ones in balls that begin just below these distances.
     """
     norm, bounds = oracle.threat_model.norm, oracle.threat_model.bounds
-    met = Nearest(points)
-    rows = torch.arange(len(points), device=points.device)
     inputs = oracle.inputs[sample_index].flatten(1)
     offsets, radius = points.flatten(1) - inputs, torch.zeros_like(inputs[:, :1])
     lengths, changes = (_LENGTH[norm], _CHANGE[norm]) if limits is None else (_SHORT, _STEADY)
     if limits is not None:
         radius = limits.to(inputs)[:, None] * (1 - changes[0])
         offsets = _inside(norm, offsets, inputs, radius, bounds)
-    for number in range(steps):
-        open_rows = going(sample_index[rows])
-        if not bool(open_rows.all()):
-            rows, inputs, offsets, radius = (part[open_rows] for part in (rows, inputs, offsets, radius))
-        if len(rows) == 0:
-            break
-        here, samples = (inputs + offsets).view(len(rows), *points.shape[1:]), sample_index[rows]
-        margin, gradient, good = oracle.linearised(here, samples, None if aims is None else aims[rows])
-        distance = oracle.distances(here, samples)
-        met.offer(rows, here, distance, good)
+
+    def step(number: int, at: Linearised, offsets: Tensor, radius: Tensor) -> tuple[Tensor, ...]:
         falling = (1 + math.cos(math.pi * number / max(1, steps - 1))) / 2
         change, length = (last + (first - last) * falling for first, last in (changes, lengths))
-        gradient, own = gradient.nan_to_num(0, 0, 0), distance.to(inputs)[:, None]
-        ahead = margin.nan_to_num(0, 0, 0).abs()[:, None] / _dual_norm(norm, gradient)
+        good, own = at.adversarial[:, None], at.distances.to(offsets)[:, None]
         smaller = torch.minimum(radius, own) * (1 - change)
         if limits is not None:
-            radius = torch.where(good[:, None], smaller, radius)
+            radius = torch.where(good, smaller, radius)
         elif number == 0:
-            radius = own + torch.where(good[:, None], 0, ahead)
+            radius = own + torch.where(good, 0, at.margins.abs()[:, None] / _dual_norm(norm, at.gradients))
         else:
-            known = met.distances[rows].to(inputs)[:, None]
-            radius = torch.where(good[:, None], smaller, torch.minimum(radius * (1 + change), known))
-        offsets = _inside(norm, offsets + length * _direction(norm, gradient, radius), inputs, radius, bounds)
-    return met.points, met.distances
+            known = at.nearest.to(offsets)[:, None]
+            radius = torch.where(good, smaller, torch.minimum(radius * (1 + change), known))
+        offsets = _inside(norm, offsets + length * _direction(norm, at.gradients, radius), at.inputs, radius, bounds)
+        return at.inputs + offsets, offsets, radius
+
+    start = (inputs + offsets, offsets, radius)
+    return followed(oracle, start, sample_index, step, steps=steps, going=going, aims=aims)
 
 
 def _direction(norm: str, gradient: Tensor, radius: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from robust_ext.attacks.linear_region.oracle import BoundaryOracle
-from robust_ext.attacks.linear_region.stepping import Going, Nearest
+from robust_ext.attacks.linear_region.stepping import Going, Linearised, followed
 
 # Weights of the input's own projection in the first and the last step.
 _FIRST, _LAST = 0.5, 0.05
@@ -40,26 +40,17 @@ def fab_steps(
     between the label and this class. One more forward pass classifies the last points.
     """
     norm, bounds = oracle.threat_model.norm, oracle.threat_model.bounds
-    met = Nearest(points)
-    rows, here = torch.arange(len(points), device=points.device), points
-    for number in range(steps):
-        open_rows = going(sample_index[rows])
-        if not bool(open_rows.all()):
-            rows, here = rows[open_rows], here[open_rows]
-        if len(rows) == 0:
-            return met.points, met.distances
-        samples = sample_index[rows]
-        margin, gradient, good = oracle.linearised(here, samples, None if aims is None else aims[rows])
-        met.offer(rows, here, oracle.distances(here, samples), good)
+
+    def step(number: int, at: Linearised) -> tuple[Tensor]:
         weight = float(_FIRST * (_LAST / _FIRST) ** (number / max(1, steps - 1)))
-        flat, inputs, gradient = here.flatten(1), oracle.inputs[samples].flatten(1), gradient.nan_to_num(0, 0, 0)
-        reach = torch.linalg.vector_norm(gradient, dim=1) * (flat - inputs).norm(dim=1)
-        heights = (gradient * flat).sum(1) - margin.nan_to_num(0, 0, 0) + _BEYOND * reach
-        near = project_beyond_plane(norm, flat, gradient, heights, bounds=bounds)
-        aim = project_beyond_plane(norm, inputs, gradient, heights, bounds=bounds)
-        here = torch.lerp(near, aim, weight).view_as(here)
-    met.offer(rows, here, oracle.distances(here, sample_index[rows]), oracle.adversarial(here, sample_index[rows]))
-    return met.points, met.distances
+        reach = torch.linalg.vector_norm(at.gradients, dim=1) * (at.points - at.inputs).norm(dim=1)
+        heights = at.heights + _BEYOND * reach
+        near = project_beyond_plane(norm, at.points, at.gradients, heights, bounds=bounds)
+        aim = project_beyond_plane(norm, at.inputs, at.gradients, heights, bounds=bounds)
+        return (torch.lerp(near, aim, weight),)
+
+    start = (points.flatten(1),)
+    return followed(oracle, start, sample_index, step, steps=steps, going=going, aims=aims, classify_last=True)
 
 
 def random_jump(

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from robust_ext.attacks.linear_region.oracle import BoundaryOracle
-from robust_ext.attacks.linear_region.stepping import Going, Nearest
+from robust_ext.attacks.linear_region.stepping import Going, Linearised, followed
 
 # The last length of a step, as a share of the first.
 _LAST = 0.01
@@ -45,33 +45,27 @@ def proximal_steps(
     step changes each value by the share ``length`` of the range of the bounds.
     """
     low, high = oracle.threat_model.bounds
-    met = Nearest(points)
-    rows, inputs = torch.arange(len(points), device=points.device), oracle.inputs[sample_index].flatten(1)
+    inputs = oracle.inputs[sample_index].flatten(1)
     offsets = points.flatten(1) - inputs
-    mean, square = torch.zeros_like(offsets), torch.zeros_like(offsets)
     weight = torch.full_like(offsets[:, :1], _WEIGHT)
-    kept = weight.sigmoid()
-    for number in range(steps):
-        open_rows = going(sample_index[rows])
-        if not bool(open_rows.all()):
-            state = (rows, inputs, offsets, mean, square, weight, kept)
-            rows, inputs, offsets, mean, square, weight, kept = (part[open_rows] for part in state)
-        if len(rows) == 0:
-            break
-        here, samples = (inputs + offsets).view(len(rows), *points.shape[1:]), sample_index[rows]
-        margin, gradient, good = oracle.linearised(here, samples, None if aims is None else aims[rows])
-        met.offer(rows, here, oracle.distances(here, samples), good)
-        margin = margin.nan_to_num(0, 0, 0)[:, None]
-        gradient = gradient.nan_to_num(0, 0, 0) * (-margin).sigmoid()
+
+    def step(
+        number: int, at: Linearised, offsets: Tensor, mean: Tensor, square: Tensor, weight: Tensor, kept: Tensor
+    ) -> tuple[Tensor, ...]:
+        gradient = at.gradients * (-at.margins[:, None]).sigmoid()
         mean = torch.lerp(gradient, mean, _MEAN)
         square = torch.lerp(gradient.square(), square, _SQUARE)
         scale = (square / (1 - _SQUARE ** (number + 1))).sqrt().clamp_min(1e-12)
         shorter = length * _LAST ** (number / steps)
-        step = shorter * (high - low) / (1 - _MEAN ** (number + 1)) * mean / scale
-        offsets = (inputs + offsets + step).clamp_(low, high) - inputs
+        moved = shorter * (high - low) / (1 - _MEAN ** (number + 1)) * mean / scale
+        offsets = (at.inputs + offsets + moved).clamp_(low, high) - at.inputs
         threshold = torch.minimum(1 / scale, _THRESHOLD / scale.amax(1, keepdim=True)) * shorter * (1 - kept) / kept
         offsets = offsets.sign() * (offsets.abs() - threshold).clamp_min_(0)
         change = _CHANGE[1] + (_CHANGE[0] - _CHANGE[1]) * (1 - number / steps)
-        weight = (weight - torch.where(good[:, None], change, -change)).clamp_(-_LARGEST, _LARGEST)
+        weight = (weight - torch.where(at.adversarial[:, None], change, -change)).clamp_(-_LARGEST, _LARGEST)
         kept = torch.lerp(weight.sigmoid(), kept, _KEPT)
-    return met.points, met.distances
+        return at.inputs + offsets, offsets, mean, square, weight, kept
+
+    blank = torch.zeros_like(offsets)
+    start = (inputs + offsets, offsets, blank, blank, weight, weight.sigmoid())
+    return followed(oracle, start, sample_index, step, steps=steps, going=going, aims=aims)

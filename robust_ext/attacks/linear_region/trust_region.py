@@ -11,12 +11,11 @@ problem has a closed form, and its size falls geometrically.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from robust_ext.attacks.linear_region.fab import project_beyond_plane
 from robust_ext.attacks.linear_region.oracle import BoundaryOracle
-from robust_ext.attacks.linear_region.stepping import Going, Nearest
+from robust_ext.attacks.linear_region.stepping import Going, Linearised, followed
 
 # Half the width of the first and the last box, as shares of the range of the bounds.
 _FIRST, _LAST = 0.05, 0.001
@@ -37,25 +36,15 @@ def trust_region_steps(
 
     The arguments and what is returned are those of :func:`~robust_ext.attacks.linear_region.fab.fab_steps`.
     """
-    low, high = oracle.threat_model.bounds
-    met = Nearest(points)
-    rows, here = torch.arange(len(points), device=points.device), points
-    for number in range(steps):
-        open_rows = going(sample_index[rows])
-        if not bool(open_rows.all()):
-            rows, here = rows[open_rows], here[open_rows]
-        if len(rows) == 0:
-            return met.points, met.distances
-        samples = sample_index[rows]
-        margin, gradient, good = oracle.linearised(here, samples, None if aims is None else aims[rows])
-        met.offer(rows, here, oracle.distances(here, samples), good)
-        radius = (high - low) * _FIRST * (_LAST / _FIRST) ** (number / max(1, steps - 1))
-        flat, inputs, gradient = here.flatten(1), oracle.inputs[samples].flatten(1), gradient.nan_to_num(0, 0, 0)
-        heights = (gradient * flat).sum(1) - margin.nan_to_num(0, 0, 0)
-        heights += _BEYOND * radius * gradient.abs().amax(1)
-        here = nearest_in_box(flat, inputs, gradient, heights, radius=radius, bounds=(low, high)).view_as(here)
-    met.offer(rows, here, oracle.distances(here, sample_index[rows]), oracle.adversarial(here, sample_index[rows]))
-    return met.points, met.distances
+    bounds = oracle.threat_model.bounds
+
+    def step(number: int, at: Linearised) -> tuple[Tensor]:
+        radius = (bounds[1] - bounds[0]) * _FIRST * (_LAST / _FIRST) ** (number / max(1, steps - 1))
+        heights = at.heights + _BEYOND * radius * at.gradients.abs().amax(1)
+        return (nearest_in_box(at.points, at.inputs, at.gradients, heights, radius=radius, bounds=bounds),)
+
+    start = (points.flatten(1),)
+    return followed(oracle, start, sample_index, step, steps=steps, going=going, aims=aims, classify_last=True)
 
 
 def nearest_in_box(
