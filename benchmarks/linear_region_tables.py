@@ -35,6 +35,13 @@ class Lines:
         """Whether there is a result that took at least so many CPU seconds."""
         return self._key(key) in self._rows and float(self.of(key)["seconds"]) >= least
 
+    def take_over(self, key: dict[str, Any], *, least: float) -> None:
+        """Keep the result of another seed as that of a key too, if one took so many CPU seconds and it has none."""
+        for row in list(self._rows.values()):
+            same = (key | {"seed": row["seed"]}).items() <= row.items()
+            if same and row["seconds"] >= least and not self.hold(key, least=least):
+                self.add(row | key | {"measured_with_seed": row.get("measured_with_seed", row["seed"])})
+
     def fitting(self, keys: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """All results of these keys, whatever the attack."""
         return [row for row in self._rows.values() if any(key.items() <= row.items() for key in keys)]
