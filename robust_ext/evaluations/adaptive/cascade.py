@@ -26,14 +26,9 @@ from robust_ext.evaluations.adaptive.protocol import StepRun
 
 Outcomes = Sequence[Outcome[StepRun]]
 Bools = NDArray[np.bool_]
-Floats = NDArray[np.float64]
 
 OVER = "The time that was given was over"
-
-SHARE = 0.25
-"""Of the passes of every attack on every sample: what steps that come after others may add to."""
-
-SPENT = "More would take the cascade beyond a quarter of the passes of every attack on every sample"
+_SPENT = "More would take the cascade beyond a quarter of the passes of every attack on every sample"
 
 _FIRST = ("naive", "transfer")
 # What a step is taken to break of a sample before any of its kind was run.
@@ -51,11 +46,11 @@ class Standing:
         broken: By the name of each step, of how many samples that stood it was run on, and how many it broke.
     """
 
-    static: NDArray[np.bool_]
-    defended: NDArray[np.bool_]
+    static: Bools
+    defended: Bools
     broken: Mapping[str, tuple[int, int]]
 
-    def under(self, step: Step | None) -> NDArray[np.bool_]:
+    def under(self, step: Step | None) -> Bools:
         """The samples that a step is for: points that are made on the static model are tried on both."""
         if step is None:
             return np.ones_like(self.defended)
@@ -96,35 +91,25 @@ class Cascade:
         done = list(outcomes.values())
         if not done:
             return left[0]
-        deadline, full = current_context().deadline, left[0].settings.full
-        stands, pace = standing_after(done), _seconds_a_pass(done)
-        seconds = None if deadline is None else deadline - time.monotonic()
-        waiting = {run.title for run in left}
-        room = SHARE * _of_full([*left, *(one.run for one in done)]) - sum(map(_spent, done))
-        # Steps that come after others share alike what is left.
-        room /= max(sum(bool(run.step and run.step.after and not run.twin) for run in left), 1)
-        best, most, nearest = None, (False, False, -1.0), highest_margins(done)
+        stands, margins, waiting = standing_after(done), highest_margins(done), {run.title for run in left}
+        share, in_time = _share(left, done), _passes_in_time(done)
+        ready, reasons = list[tuple[StepRun, int]](), dict[str, str]()
         for run in left:
-            self.not_run.pop(run.title, None)
-            reason = _reason(run, stands, full=full) or _no_time(run, stands, seconds, pace)
-            if reason is None and not full and not _within(run, stands, nearest, room).any():
-                reason = f"{SPENT}."
-            if reason is not None:
-                self.not_run[run.title] = reason
-            elif full:
-                return run
-            elif (promise := _promise(run, done, stands)) > most and run.step and run.step.after not in waiting:
-                best, most = run, promise
-        if best is None:
-            for run in left:
-                if run.step and run.step.after in waiting:
-                    self.not_run.setdefault(run.title, self.not_run[run.step.after])
+            wanted = stands.under(None if run.settings.full else run.step)
+            rows = _nearest(run, wanted, margins, share) if _after(run) else wanted
+            if reason := _reason(run, wanted, rows, in_time):
+                reasons[run.title] = reason
+            elif _after(run) not in waiting:
+                ready.append((replace(run, standing=rows.tolist()), int(wanted.sum())))
+        if not ready:
+            self.not_run |= {run.title: reasons.get(run.title) or reasons[_after(run)] for run in left}
             return None
-        rows, wanted = _within(best, stands, nearest, room), stands.under(best.step)
-        if rows.sum() < wanted.sum():
-            self.not_run[best.title] = f"{SPENT}; it was run on the nearest {rows.sum()} of {wanted.sum()} samples."
-        assert best.step is not None
-        return replace(best, standing=rows.tolist(), starts=best_points(done) if best.step.warm else None)
+        full = left[0].settings.full
+        best, stood = ready[0] if full else max(ready, key=lambda one: _promise(one[0], done, stands))
+        count = sum(best.standing or ())
+        if count < stood:
+            self.not_run[best.title] = f"{_SPENT}; it was run on the nearest {count} of {stood} samples."
+        return replace(best, starts=best_points(done) if best.step and best.step.warm and not full else None)
 
     def stated(self, attacked: Outcomes) -> list[dict[str, str]]:
         """The steps that were not run, or not on all samples that they were for, and why."""
@@ -132,66 +117,62 @@ class Cascade:
         return [{"name": name, "reason": reason} for name, reason in {**self.not_run, **cut}.items()]
 
 
-def _reason(run: StepRun, stands: Standing, *, full: bool) -> str | None:
-    """Why a step is not needed."""
-    step = run.step
-    if full or step is None:
-        return None
-    if not stands.under(step).any():
-        return "No sample was left standing."
-    return f"Its gradients are those of {run.twin}." if run.twin else None
+def _after(run: StepRun) -> str:
+    """The step that is run before this one; empty where there is none, or all are run."""
+    return run.step.after if run.step and not run.settings.full else ""
 
 
-def _of_full(runs: Sequence[StepRun]) -> float:
-    """Passes of every attack on every sample, without those that are in a cascade alone."""
-    short = {run.step.after for run in runs if run.step and run.step.category == "black-box"}
+def _share(left: Sequence[StepRun], done: Outcomes) -> float:
+    """The passes that each step that comes after another may take: of what is left of a quarter, all get as much."""
+    runs = [*left, *(one.run for one in done)]
+    short = {_after(run) for run in runs if run.step and run.step.category == "black-box"}
+    # Every attack on every sample, without those that are in a cascade alone.
     costs = [_passes(run) for run in runs if run.title not in short and not (run.step and run.step.warm)]
-    return len(runs[0].given.ids) * sum(cost for cost in costs if cost < inf)
+    everything = len(runs[0].given.ids) * sum(cost for cost in costs if cost < inf)
+    phases = [one.spent(phase) for one in done for phase in ("attack", "verify")]
+    spent = sum(phase.forward + phase.backward for phase in phases)
+    return (everything / 4 - spent) / max(sum(bool(_after(run)) and not run.twin for run in left), 1)
 
 
-def _spent(one: Outcome[StepRun]) -> int:
-    """Passes of a step, and of judging it."""
-    return sum(spent.forward + spent.backward for phase in ("attack", "verify") for spent in [one.spent(phase)])
-
-
-def _within(run: StepRun, stands: Standing, nearest: Floats, room: float) -> Bools:
-    """The samples that a step is run on: all that stand; after another one those nearest to being broken.
-
-    These are as many as the ``room`` is enough for.
-    """
-    rows = stands.under(run.step)
-    if not run.step or not run.step.after or _passes(run) == inf:
-        return rows
+def _nearest(run: StepRun, wanted: Bools, margins: NDArray[np.float64], share: float) -> Bools:
+    """Of the samples ``(N,)`` that a step is for, in their groups, those of the highest margins that a share is for."""
+    if _passes(run) == inf:
+        return wanted
     size = run.defense.group_size or 1
-    groups = np.arange(len(rows)) // size
-    # The margin of each group that is its highest among those that stand.
+    groups = np.arange(len(wanted)) // size
     best = np.full(groups[-1] + 1, -np.inf)
-    np.maximum.at(best, groups[rows], nearest[rows])
-    count = max(int(room / (_passes(run) * size)), 0)
-    return rows & np.isin(groups, np.argsort(-best, kind="stable")[:count])
+    np.maximum.at(best, groups[wanted], margins[wanted])
+    count = max(int(share / (_passes(run) * size)), 0)
+    return wanted & np.isin(groups, np.argsort(-best, kind="stable")[:count])
 
 
-def _no_time(run: StepRun, stands: Standing, seconds: float | None, pace: float | None) -> str | None:
-    """Why there is no time for a first block of a step."""
-    if seconds is None:
-        return None
-    rows, passes = stands.under(None if run.settings.full else run.step), _passes(run)
-    first = next((count for block in run.blocks if (count := int(rows[block.start : block.stop].sum()))), 0)
-    needed = 0.0 if pace is None or passes == inf else pace * passes * first
-    return f"{OVER}." if seconds <= needed else None
+def _passes_in_time(done: Outcomes) -> float:
+    """How many passes the time that is left is enough for, at the pace so far."""
+    deadline = current_context().deadline
+    seconds = inf if deadline is None else deadline - time.monotonic()
+    known = [one for one in done if one.run.step and one.records and _passes(one.run) < inf]
+    passes = sum(_passes(one.run) * len(one.records) for one in known)
+    taken = sum(one.spent("attack").seconds for one in known)
+    return seconds * (passes / taken if taken else inf)
+
+
+def _reason(run: StepRun, wanted: Bools, rows: Bools, in_time: float) -> str | None:
+    """Why a step is not run: on none of the samples that it is for, or not on those that there are passes for."""
+    if not wanted.any():
+        return "No sample was left standing."
+    if run.twin and not run.settings.full:
+        return f"Its gradients are those of {run.twin}."
+    # A first block of it.
+    count = next((count for block in run.blocks if (count := int(rows[block.start : block.stop].sum()))), 0)
+    if in_time <= (_passes(run) * count if _passes(run) < inf else 0):
+        return f"{OVER}."
+    return None if rows.any() else f"{_SPENT}."
 
 
 def _passes(run: StepRun) -> float:
     """What a sample costs; infinity where that is not known."""
     cost = run.cost()
     return inf if cost.unknown else cost.forward + cost.backward
-
-
-def _seconds_a_pass(done: Outcomes) -> float | None:
-    """What passes took so far, of those that were expected; None where nothing was run of which that is known."""
-    known = [one for one in done if one.run.step and one.records and _passes(one.run) < inf]
-    passes = sum(_passes(one.run) * len(one.records) for one in known)
-    return sum(one.spent("attack").seconds for one in known) / passes if passes else None
 
 
 def _promise(run: StepRun, done: Outcomes, stands: Standing) -> tuple[bool, bool, float]:

@@ -194,7 +194,7 @@ def _attack(one: Outcome[StepRun]) -> dict[str, Any]:
     }
 
 
-def _summary(right: Floats, unbroken: Floats, missed: NDArray[np.bool_]) -> dict[str, Any]:
+def _summary(right: Floats, unbroken: Floats, missed: Bools) -> dict[str, Any]:
     """Robust accuracy of predictions ``(N, repeats)``: their mean, its deviation between repeats, and by majority.
 
     ``unbroken`` is what they would be without non-finite logits; ``missed`` is which samples were not attacked.
