@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 from art.attacks import evasion
+from art.defences.detector.evasion import BinaryActivationDetector
+from art.defences.preprocessor.preprocessor import PreprocessorPyTorch
 from art.estimators.classification import PyTorchClassifier
 from sklearn.datasets import load_digits
 from torch import nn
@@ -53,12 +55,11 @@ def trained() -> tuple[nn.Module, Any, Any]:
     return network, test[right][:ROWS], labels[right][:ROWS]
 
 
-def estimator(network: nn.Module, width: float = 1.0) -> PyTorchClassifier:
+def estimator(network: nn.Module, width: float = 1.0, **settings: Any) -> PyTorchClassifier:
     """ART's classifier of a network, for inputs in ``[0, width]``."""
     module = network if width == 1 else Rescaled(network, width)
-    return PyTorchClassifier(
-        module, loss=nn.CrossEntropyLoss(), input_shape=(1, 8, 8), nb_classes=10, clip_values=(0.0, width)
-    )
+    settings = {"input_shape": (1, 8, 8), "nb_classes": 10, "clip_values": (0.0, width), **settings}
+    return PyTorchClassifier(module, loss=nn.CrossEntropyLoss(), **settings)
 
 
 def success(classifier: PyTorchClassifier, points: Any, labels: Any) -> str:
@@ -205,8 +206,76 @@ def orthogonal() -> None:
         print(f"{name}: {int(wrong.sum())} misclassified, {int((wrong & ~seen).sum())} of them not detected")
 
 
+def matching() -> None:
+    """PGD, feature adversaries and feature matching against ART's own detector on the features of a classifier."""
+    network, x, y = trained()
+    classifier = estimator(network)
+    clean = (load_digits().images[:1000, None] / 16).astype(np.float32)
+    settings = {"batch_size": ROWS, "verbose": False, "max_iter": 100}
+    pgd = evasion.ProjectedGradientDescent(classifier, eps=0.2, eps_step=0.02, **settings)
+    kinds = np.eye(2, dtype=np.float32)[np.repeat([0, 1], 1000)]
+    torch.manual_seed(1)
+    second = nn.Sequential(nn.Linear(576, 64), nn.ReLU(), nn.Linear(64, 2))
+    detector = BinaryActivationDetector(
+        classifier,
+        PyTorchClassifier(
+            second,
+            loss=nn.CrossEntropyLoss(),
+            optimizer=torch.optim.Adam(second.parameters(), lr=1e-3),
+            input_shape=(576,),
+            nb_classes=2,
+        ),
+        layer="4",
+    )
+    made = evasion.ProjectedGradientDescent(
+        classifier, eps=0.2, eps_step=0.05, batch_size=500, max_iter=20, verbose=False
+    )
+    np.random.seed(0)
+    detector.fit(np.concatenate([clean, made.generate(clean)]), kinds, nb_epochs=60, verbose=False)
+    print(f"false positives: {int(detector.detect(x)[1].sum())} of {len(x)}")
+    classes = classifier.predict(clean).argmax(1)
+    distances = np.square(x[:, None] - clean[None]).sum((2, 3, 4))
+    guides = clean[np.where(classes[None] == y[:, None], np.inf, distances).argmin(1)]
+    found = {
+        "PGD": pgd.generate(x, y),
+        "FeatureAdversariesPyTorch": evasion.FeatureAdversariesPyTorch(
+            classifier, delta=0.2, layer="4", step_size=0.01, **settings
+        ).generate(x, guides),
+        "FeatureMatchingPyTorch": evasion.FeatureMatchingPyTorch(
+            classifier, clean, layer="4", detector=detector, eps=0.2, eps_step=0.01, weight=3, **settings
+        ).generate(x, y),
+    }
+    for name, points in found.items():
+        wrong, seen = classifier.predict(points).argmax(1) != y, detector.detect(points)[1]
+        print(f"{name}: {int(wrong.sum())} misclassified, {int((wrong & ~seen).sum())} of them not detected")
+
+
+class Rounded(PreprocessorPyTorch):  # type: ignore[misc]
+    """Rounding to five grey levels, with the identity as its differentiable estimate."""
+
+    def __init__(self) -> None:
+        super().__init__(is_fitted=True, apply_fit=False, apply_predict=True)
+
+    def forward(self, x: torch.Tensor, y: Any = None) -> tuple[torch.Tensor, Any]:
+        """Rounded inputs."""
+        return torch.round(4 * x) / 4, y
+
+    def estimate_forward(self, x: torch.Tensor, y: Any = None) -> torch.Tensor:
+        """The inputs."""
+        return x
+
+
+def bpda() -> None:
+    """PGD on a classifier behind a preprocessor with a differentiable estimate."""
+    network, x, y = trained()
+    classifier = estimator(network, preprocessing_defences=Rounded())
+    settings = {"eps": 0.2, "eps_step": 0.02, "max_iter": 50, "batch_size": ROWS, "verbose": False}
+    print("images", success(classifier, x, y))
+    print("PGD", success(classifier, evasion.ProjectedGradientDescent(classifier, **settings).generate(x, y), y))
+
+
 CASES: dict[str, Callable[[], None]] = {
-    case.__name__: case for case in (acg, deepfool, square, vat, apgd, rays, orthogonal)
+    case.__name__: case for case in (acg, deepfool, square, vat, apgd, rays, orthogonal, matching, bpda)
 }
 
 if __name__ == "__main__":
