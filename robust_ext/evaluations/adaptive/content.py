@@ -156,10 +156,12 @@ def _worst(right: Floats, there: Bools) -> NDArray[np.intp]:
     """The attack that each sample is least likely to survive, ``(N,)``, by predictions ``(steps, N, repeats)``.
 
     An attack's share over all samples that it was run on counts as one more prediction: few predictions of one sample
-    mean little, and ties go to the attack that is stronger elsewhere.
+    mean little, and ties go to the attack that is stronger elsewhere. One that was not run on a sample took nothing
+    from it.
     """
     overall = np.array([one[rows].mean() if rows.any() else 1.0 for one, rows in zip(right, there, strict=True)])
-    found: NDArray[np.intp] = np.argmin((right.sum(2) + overall[:, None]) / (right.shape[2] + 1), 0)
+    share = (right.sum(2) + overall[:, None]) / (right.shape[2] + 1)
+    found: NDArray[np.intp] = np.argmin(np.where(there, share, np.inf), 0)
     return found
 
 
@@ -175,7 +177,7 @@ def _worst_case(first: Floats, second: Floats, there: Bools) -> tuple[NDArray[np
     choices = [_worst(first, there)]
     for place in range(len(first)):
         pair = [0, place]
-        choices += [np.take(pair, _worst(first[pair], there[pair])), np.full_like(choices[0], place)]
+        choices += [np.take(pair, _worst(first[pair], there[pair])), np.where(there[place], place, 0)]
     worst = min(choices, key=lambda choice: second[choice, rows].mean())
     return worst, second[worst, rows]
 
