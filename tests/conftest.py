@@ -22,7 +22,7 @@ import pytest
 import torch
 
 sys.dont_write_bytecode = False
-FEW = 3
+FEW = 2
 
 
 def pytest_configure():
@@ -95,7 +95,7 @@ def pytest_xdist_auto_num_workers():
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Of a test with many cases, in one class or several, a quarter is quick; slow tests come first.
+    """Of a test with many cases, in one class or several, a sixth is quick, and at least two; slow tests come first.
 
     The others are exhaustive. Which those are follows from their names, so that all processes agree, and every run.
     Tests come in this order so that no process is left with a slow one at the end.
@@ -106,7 +106,7 @@ def pytest_collection_modifyitems(items):
             cases[item.path, item.originalname].append(item)
     for several in cases.values():
         several.sort(key=lambda item: crc32(item.nodeid.encode(errors="replace")))
-        for item in several[max(FEW, len(several) // 4) :]:
+        for item in several[max(FEW, len(several) // 6) :]:
             item.add_marker(pytest.mark.exhaustive)
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 

@@ -135,7 +135,7 @@ def local_dimension(points: Tensor, references: Tensor, *, neighbours: int) -> T
     nearest = torch.where(there, nearest, torch.ones_like(nearest))
     farthest = nearest.gather(1, (count - 1).clamp_min(0)[:, None])
     logs = torch.where(there, (nearest / farthest).log(), torch.zeros_like(nearest)).sum(1)
-    found = count / (-logs).clamp_min(count.clamp_min(1) / LARGEST)
+    found = count / (-logs).clamp_min(count.clamp_min(1).to(logs) / LARGEST)
     return torch.where(count > 1, found, torch.zeros_like(found))
 
 

@@ -233,6 +233,7 @@ def test_str_attack_ends_where_it_found_nothing(monkeypatch):
         run(attack, Flat(), x, labels, threat_model)
 
 
+@pytest.mark.exhaustive
 def test_repairs_change_nothing_where_adv_lib_does_not_raise_and_are_gone_afterwards():
     modules = [
         sys.modules[f"adv_lib.attacks.{name}"] for name in ("fast_minimum_norm", "structured_adversarial_attack")

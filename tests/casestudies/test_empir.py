@@ -62,6 +62,7 @@ def test_an_attack_on_members_needs_some():
         )
 
 
+@pytest.mark.exhaustive
 def test_attacks_on_predicted_labels_correct_errors():
     found = measured("empir")
     assert found.present

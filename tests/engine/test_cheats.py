@@ -39,6 +39,7 @@ def judged(attack, **options):
     return binarization_test(Rounded().eval(), attack, x, THREAT_MODEL, **options)
 
 
+@pytest.mark.exhaustive
 def test_no_cheat_passes_at_arms_length_and_an_attack_after_them_is_judged_as_it_is_alone():
     alone = judged("robust_ext:Square(queries=200)", isolate=True, judge_seed=3)
     after = judged([*cheats.ALL, "robust_ext:Square(queries=200)"], isolate=True, judge_seed=3)

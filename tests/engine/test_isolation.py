@@ -148,6 +148,7 @@ def test_no_message_of_an_attacks_process_harms_the_judge(attack):
     assert not Path("robust_ext_was_here").exists()
 
 
+@pytest.mark.exhaustive
 def test_a_message_that_does_not_end_is_given_up():
     attack = Sends((100).to_bytes(4, "big") + b"half", framed=False)
     options = {"batch_size": 4, "isolate": True, "attack_timeout": 1.0}
@@ -192,6 +193,7 @@ def test_a_lost_process_costs_its_attack_these_rows_and_nothing_else(attack, out
     assert plain(second) == plain({**alone.content["attacks"][0], "difference": second["difference"]})
 
 
+@pytest.mark.exhaustive
 def test_settings_of_an_attacks_process_stay_there():
     def leaks(model, x, y):
         torch.set_default_dtype(torch.float64)

@@ -124,6 +124,7 @@ def test_starts_that_win_are_named_and_classes_are_aimed_at():
     assert target.counter != PassCounter(0, 0)
 
 
+@pytest.mark.exhaustive
 def test_hops_that_gained_get_passes_in_proportion_and_others_a_least_share():
     """In l2, of each input by itself; at points that are farther than those known, so that nothing more is gained."""
     target, inputs, labels = problem()

@@ -127,6 +127,7 @@ def test_worst_case_is_below_every_attack(subject):
         assert lost == round(24 * (1 - result.content["defended"]["worst_case"]["majority"]))
 
 
+@pytest.mark.exhaustive
 def test_a_random_defense_is_asked_afresh(subject):
     first, again, other = (evaluate(subject, Noise(), repeats=3, draws=2, seed=seed) for seed in (0, 0, 1))
     single = evaluate(subject, Noise(), repeats=1, draws=1)

@@ -32,6 +32,7 @@ class Doubtful(torch.nn.Module):
         return self.classifier(x + 0.02 * step.sign())
 
 
+@pytest.mark.exhaustive
 def test_a_quarter_of_the_passes_of_everything(subject):
     """Of all networks; the steps that come last are run on the samples nearest to being broken, or not at all."""
     torch.manual_seed(0)

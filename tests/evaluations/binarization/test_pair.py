@@ -160,6 +160,7 @@ def test_random_detectors_are_asked_several_times_and_reproducibly(network, digi
         assert planted["adversarial"] >= 0.9 * planted["drawn"]
 
 
+@pytest.mark.exhaustive
 def test_a_random_detector_is_calibrated_by_the_seed_alone(network, digits, linf, further, tmp_path):
     """Else a run could not be gone on with: another threshold makes it another run."""
     arguments = {"detector_data": further, "detector_fpr": 0.3, "out": tmp_path}
