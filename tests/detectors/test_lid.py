@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -25,6 +25,7 @@ def by_hand(point, references, neighbours):
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 5), st.integers(3, 40), st.integers(1, 30), st.integers(2, 40), st.integers(0, 9))
+@example(1, 4, 2, 2, 7)  # Beyond the largest
 def test_estimates_are_those_of_the_definition(points, references, size, neighbours, seed):
     random = np.random.default_rng(seed)
     x, r = random.normal(size=(points, size)), random.normal(size=(references, size))
