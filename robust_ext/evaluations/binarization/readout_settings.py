@@ -13,7 +13,8 @@ from robust_ext.models.readouts.majority import Majority
 from robust_ext.registry.readout import as_readout
 
 
-def _check_readout(value: object) -> object:
+def check_readout(value: object) -> object:
+    """A readout as it was given; InvalidArgumentError where it is none."""
     as_readout(value)
     return value
 
@@ -34,7 +35,7 @@ class ReadoutSettings(DepthSettings):
         + ", ".join(f'``"{name}"``' for name in READOUTS)
         + ', with settings or without (``"logistic(C=3)"``), or one of your own, ``"file.py:Class"``; see '
         'docs/binarization.md, "Readouts".',
-        check=_check_readout,
+        check=check_readout,
         panel="readout",
     )
     C: float = setting(

@@ -213,6 +213,7 @@ class Examiner:
             # The attack is compared with others on the samples themselves.
             depths=(1,),
             layer=settings.layer,
+            readout=settings.readout,
         )
 
 

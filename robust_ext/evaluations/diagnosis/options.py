@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TypedDict
 
+from robust_ext.models.readouts.base import Readout
+
 
 class DiagnosisOptions(TypedDict, total=False):
     """Settings of a diagnosis; each may be left out."""
@@ -13,6 +15,7 @@ class DiagnosisOptions(TypedDict, total=False):
     planted: int
     inner_points: int
     layer: str | None
+    readout: str | Readout
     references: bool
     queries: int
     random_points: int

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from robust_ext.core.settings import setting, settings_class
 from robust_ext.engine.judge import JudgedSettings
+from robust_ext.evaluations.binarization.readout_settings import check_readout
+from robust_ext.models.readouts import Readout
 
 
 @settings_class
@@ -21,6 +25,13 @@ class DiagnosisSettings(JudgedSettings):
     layer: str | None = setting(
         default=None,
         help="Name of the layer whose input are the features, see docs/models.md; found when left out.",
+        panel="model",
+    )
+    readout: str | Readout = setting(
+        default="logistic",
+        help='How a readout is fitted to planted problems, as in the binarization test: ``"logistic(C=3)"``, '
+        '``"file.py:Class"``.',
+        check=check_readout,
         panel="model",
     )
     references: bool = setting(
@@ -47,3 +58,8 @@ class DiagnosisSettings(JudgedSettings):
         minimum=1,
         panel="run",
     )
+
+    def to_dict(self) -> dict[str, Any]:
+        """All settings by name, as plain values."""
+        readout = self.readout if isinstance(self.readout, str) else self.readout.description
+        return {**super().to_dict(), "readout": readout}

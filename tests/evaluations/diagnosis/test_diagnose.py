@@ -75,6 +75,15 @@ def test_numbers_are_those_of_the_evaluations():
     assert result.likely.attack == "crawl"
 
 
+def test_planted_problems_have_the_readout_of_the_settings(tmp_path):
+    result = diagnose(references=False, readout="nearest(k=2)", out=tmp_path)
+    (planted,) = tmp_path.glob("binarization/*/result.json")
+    assert robust_ext.load_result(planted).content["settings"]["readout"] == "nearest(k=2)"
+    assert result.content["settings"]["readout"] == "nearest(k=2)"
+    with pytest.raises(robust_ext.InvalidArgumentError, match="readout: got 'nearer'"):
+        diagnose(readout="nearer")
+
+
 def test_what_goes_on_in_a_folder_ends_the_same(tmp_path):
     given = {"attacks": {"crawl": crawl}, "references": False}
     results = [diagnose(**given, out=tmp_path) for _ in range(2)]
