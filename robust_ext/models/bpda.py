@@ -129,6 +129,17 @@ class BPDA(nn.Module):
             return attach(partial(self._of_defense, self.wrapped), x)
         return attach(self._of_preprocessor, x)
 
+    @property
+    def through(self) -> nn.Module | None:
+        """The module whose parts are run as they are but for a layer or operations; None around anything else."""
+        if not isinstance(self.wrapped, nn.Module) or isinstance(self.wrapped, AdaptiveDefense):
+            return None
+        return self.wrapped if self.layer or self.backward == "straight_through" else None
+
+    def around(self, other: nn.Module) -> BPDA:
+        """The same gradients of another module that runs what this one stands around."""
+        return BPDA(other, layer=self.layer, backward=self.backward)
+
     def _run(self, x: Tensor) -> Tensor:
         # Hooks of a defense see none of the passes through its parts.
         run = self.wrapped.forward if isinstance(self.wrapped, AdaptiveDefense) else self.wrapped

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from robust_ext.core.errors import InvalidArgumentError, ModelError, SplitError
+from robust_ext.models.bpda import BPDA
 from robust_ext.models.features import LayerInput, split, split_linear
 
 INPUTS = torch.rand(3, 1, 4, 4, generator=torch.Generator().manual_seed(0))
@@ -181,6 +182,51 @@ def test_a_pair_is_taken_as_it_is():
     assert (found.features, found.readout, found.layer) == (body, head, "")
     # A readout need not be linear, nor a linear layer, when it is given.
     assert split((body, nn.Sequential(head, nn.Tanh()).eval()), INPUTS).layer == ""
+
+
+class Rounding(nn.Module):
+    """Five levels."""
+
+    def forward(self, x):
+        return (x * 4).round() / 4
+
+
+def convolution():
+    return nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Conv2d(3, 5, 2), nn.Flatten())
+
+
+@pytest.mark.parametrize("make", [sequential, convolution])
+@pytest.mark.parametrize("layer", [None, "2", "wrapped.2"])
+@pytest.mark.parametrize("given", [{"layer": "0.0"}, {"backward": "straight_through"}], ids=["layer", "operations"])
+def test_features_are_found_through_a_bpda_and_have_its_gradients(make, layer, given):
+    inner = make().eval()
+    # The name ends as those of other layers do, deeper in the network.
+    network = nn.Sequential(nn.Sequential(Rounding()), *inner).eval()
+    plain, parts = split(network, INPUTS, layer=layer and layer[-1]), split(BPDA(network, **given), INPUTS, layer=layer)
+    assert (parts.kind, parts.layer, parts.shape) == (plain.kind, plain.layer, plain.shape)
+    x, rounded = INPUTS.clone().requires_grad_(), Rounding()(INPUTS).requires_grad_()
+    for one in (parts, copy.deepcopy(parts)):
+        assert torch.equal(one.readout(one.features(x)), network(INPUTS))
+        (gradient,) = torch.autograd.grad(one.features(x).square().sum(), x)
+        features = split(inner, rounded.detach(), layer=None if layer is None else "1").features(rounded)
+        assert torch.allclose(gradient, torch.autograd.grad(features.square().sum(), rounded)[0])
+        assert gradient.abs().sum() > 0
+    assert torch.autograd.grad(plain.features(x).sum(), x)[0].abs().sum() == 0
+
+
+def test_features_that_gradients_do_not_come_back_from_are_none():
+    """Inside of a BPDA that stands elsewhere, or is for the logits, as of any function with its own backward pass."""
+    network = nn.Sequential(Rounding(), *sequential()).eval()
+    for model, last in (
+        (nn.Sequential(nn.Identity(), BPDA(network, layer="0")).eval(), "1.wrapped.4"),
+        (BPDA(network, backward=sequential().eval()), "wrapped.4"),
+    ):
+        parts = split(model, INPUTS)
+        assert parts.kind == "logits"
+        x = INPUTS.clone().requires_grad_()
+        assert torch.autograd.grad(parts.features(x).sum(), x)[0].abs().sum() > 0
+        with pytest.raises(SplitError, match="around the whole model"):
+            split(model, INPUTS, layer=last)
 
 
 def test_wrong_pairs():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,8 +13,11 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from robust_ext.core.errors import SplitError
+from robust_ext.models.bpda import BPDA
 
 _HALVES = (torch.float16, torch.bfloat16)
+# What names of layers begin with where a BPDA stands around the network.
+INSIDE = "wrapped."
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,11 @@ class Observed(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Features ``(N, F)`` of inputs ``(N, ...)``, in half precision only where the inputs are."""
+        if isinstance(self.model, BPDA) and self.model.through is not None:
+            # What is computed inside of it is in no graph from its input: it has to stand around this.
+            cuts = [replace(cut, layer=cut.layer and cut.layer.removeprefix(INSIDE)) for cut in self.cuts]
+            out: Tensor = self.model.around(Observed(self.model.through, cuts, logits=self.logits))(x)
+            return out
         layers = [cut.layer for cut in self.cuts if cut.layer is not None]
         entered: dict[str, list[Tensor]] = {name: [] for name in layers}
         with ExitStack() as stack:
@@ -92,6 +100,11 @@ class Observed(nn.Module):
     def of(self, model: nn.Module) -> Observed:
         """The same of another network with layers of the same names."""
         return Observed(model, self.cuts, logits=self.logits)
+
+    def seen_through(self, view: BPDA) -> Observed:
+        """The same of a BPDA around the network, with the gradients that it gives."""
+        cuts = [replace(cut, layer=cut.layer and f"{INSIDE}{cut.layer}") for cut in self.cuts]
+        return Observed(view, cuts, logits=self.logits)
 
     def extra_repr(self) -> str:
         """Where features are taken."""

@@ -15,10 +15,12 @@ from robust_ext.core.classifier import check_classifier
 from robust_ext.core.errors import SplitError
 from robust_ext.core.precision import tolerance_of
 from robust_ext.core.random import seeded_globals
+from robust_ext.core.target import frozen
+from robust_ext.models.bpda import BPDA
 from robust_ext.models.features.checks import TOLERANCE, check_features
 from robust_ext.models.features.cuts import Place, head_places, layer_places
 from robust_ext.models.features.linear import split_linear
-from robust_ext.models.features.observed import LayerInput, Observed, layer_names
+from robust_ext.models.features.observed import INSIDE, LayerInput, Observed, layer_names
 from robust_ext.models.features.parts import LastColumns, Split, as_parts
 from robust_ext.models.features.recording import Recording
 from robust_ext.models.features.tail import Tail
@@ -29,6 +31,10 @@ logger = logging.getLogger(__name__)
 LARGEST_MAP = 4096
 
 
+class _NoGradientError(SplitError):
+    """Nothing comes back from the features."""
+
+
 def split(
     model: nn.Module | tuple[Any, Any], inputs: Tensor, *, layer: str | None = None, tolerance: float = TOLERANCE
 ) -> Split:
@@ -37,7 +43,8 @@ def split(
     The logits' inputs are found: what enters the linear layer that makes the logits, or the last operations with
     weights (several heads, a convolution, a product, distances), whose followers are run again as the readout; they
     are flattened, or averaged over positions where the logits read no more of them, or where they are more than
-    ``LARGEST_MAP`` numbers; then the logits are features too. Where nothing is found, the logits are the features.
+    ``LARGEST_MAP`` numbers; then the logits are features too. Where nothing is found, or no gradient comes back from it
+    while one does from the logits, the logits are the features. They are found through a BPDA of layers or operations.
 
     Args:
         model: A classifier in eval mode, or a pair, whose features may be of any shape ``(n, *F)``.
@@ -55,14 +62,21 @@ def split(
         check_classifier(whole, inputs)
         return Split(*pair, shape=tuple(check_features(pair[0], inputs).shape[1:]), kind="pair")
     network: Any = model
+    if isinstance(network, BPDA) and network.through is not None:
+        named = None if layer is None else ",".join(name.removeprefix(INSIDE) for name in layer_names(layer))
+        parts = split(network.through, inputs, layer=named, tolerance=tolerance)
+        inside = parts.features
+        return replace(parts, features=inside.seen_through(network) if isinstance(inside, Observed) else network)
     try:
-        return split_linear(network, inputs, layer=layer, tolerance=tolerance)
+        return _with_gradient(split_linear(network, inputs, layer=layer, tolerance=tolerance), network, inputs)
     except SplitError as error:
+        if layer is not None and isinstance(error, _NoGradientError):
+            raise
         logger.debug("not one linear layer: %s", error)
     with seeded_globals(0):
         logits = check_classifier(network, inputs)
     try:
-        return _replayed(network, inputs, logits, layer, tolerance)
+        return _with_gradient(_replayed(network, inputs, logits, layer, tolerance), network, inputs)
     except SplitError as error:
         if layer is not None:
             raise
@@ -101,6 +115,32 @@ def _replayed(network: nn.Module, inputs: Tensor, logits: Tensor, layer: str | N
     named = [place.cut.layer for place in places]
     shown = ",".join(name for name in named if name is not None) if None not in named else ""
     return Split(features, readout, shown, tuple(found.shape[1:]), "beside" if beside else "replayed")
+
+
+def _with_gradient(parts: Split, network: nn.Module, inputs: Tensor) -> Split:
+    """The parts; SplitError where a gradient comes back from the logits, and none from the features."""
+    if _cuts_graph(parts.features, inputs) and not _cuts_graph(network, inputs):
+        raise _NoGradientError(
+            f"layer {parts.layer!r}: lies inside of a module or function with a backward pass of its own, so that no "
+            "gradient comes back from it; put BPDA(model, layer=...) around the whole model, or attack the model with "
+            "AdaptedAttack(bpda=...)"
+        )
+    return parts
+
+
+def _cuts_graph(module: nn.Module, inputs: Tensor) -> bool:
+    """Whether no gradient comes back to an input, where nothing is raised."""
+    x = inputs[:1].detach().clone().requires_grad_()
+    try:
+        with torch.enable_grad(), frozen(module), seeded_globals(0):
+            out: Tensor = module(x.clone())
+            if not out.requires_grad:
+                return True
+            (gradient,) = torch.autograd.grad(out.sum(), x, allow_unused=True)
+    except Exception:
+        # Foreign code that runs without gradients need not run with them.
+        return False
+    return gradient is None
 
 
 def _observed(network: nn.Module, places: Sequence[Place], names: list[str] | None, beside: bool) -> Observed:
