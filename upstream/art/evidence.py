@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from art.attacks import evasion
 from art.defences.detector.evasion import BinaryActivationDetector
+from art.defences.preprocessor import ThermometerEncoding
 from art.defences.preprocessor.preprocessor import PreprocessorPyTorch
 from art.estimators.classification import PyTorchClassifier
 from sklearn.datasets import load_digits
@@ -35,6 +36,16 @@ class Rescaled(nn.Module):
         return logits
 
 
+def fit(network: nn.Module, points: Any, labels: Any, steps: int) -> None:
+    """Train on all points at once."""
+    x, y = torch.from_numpy(points), torch.from_numpy(labels).long()
+    optimizer = torch.optim.Adam(network.parameters(), lr=3e-3)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(network(x), y).backward()
+        optimizer.step()
+
+
 def trained() -> tuple[nn.Module, Any, Any]:
     """A network, and the images ``(100, 1, 8, 8)`` and labels ``(100,)`` to attack, all classified correctly."""
     torch.manual_seed(0)
@@ -43,13 +54,7 @@ def trained() -> tuple[nn.Module, Any, Any]:
     network = nn.Sequential(
         nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 16, 3), nn.ReLU(), nn.Flatten(), nn.Linear(576, 10)
     )
-    x, y = torch.from_numpy(images[:1000]), torch.from_numpy(digits.target[:1000]).long()
-    optimizer = torch.optim.Adam(network.parameters(), lr=3e-3)
-    for _ in range(60):
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(network(x), y).backward()
-        optimizer.step()
-    network.eval()
+    fit(network, images[:1000], digits.target[:1000], 60)
     test, labels = images[1000:], digits.target[1000:]
     right = network(torch.from_numpy(test)).argmax(1).numpy() == labels
     return network, test[right][:ROWS], labels[right][:ROWS]
@@ -66,19 +71,6 @@ def success(classifier: PyTorchClassifier, points: Any, labels: Any) -> str:
     """How many points are misclassified."""
     wrong = int((classifier.predict(points).argmax(1) != labels).sum())
     return f"{wrong} of {len(labels)} misclassified"
-
-
-class Cast(nn.Module):
-    """A network that takes inputs of any type."""
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Logits ``(N, 10)``."""
-        logits: torch.Tensor = self.network(x.float())
-        return logits
 
 
 def acg() -> None:
@@ -103,7 +95,7 @@ def deepfool() -> None:
 
 
 class Counted(nn.Module):
-    """A network that counts the points it is queried with, and those of them with NaN or infinite values."""
+    """A network for inputs of any type that counts its points, and those of them with NaN or infinite values."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -113,7 +105,7 @@ class Counted(nn.Module):
         """Logits ``(N, 10)``."""
         self.points += len(x)
         self.broken += int((~x.flatten(1).isfinite().all(1)).sum())
-        logits: torch.Tensor = self.network(x)
+        logits: torch.Tensor = self.network(x.float())
         return logits
 
 
@@ -167,7 +159,7 @@ def rays() -> None:
         ("RayS", {"max_queries": 1500}),
         ("HopSkipJump", {"norm": np.inf, "max_iter": 10, "init_eval": 50, "max_eval": 200}),
     ):
-        counted = Counted(Cast(network))
+        counted = Counted(network)
         np.random.seed(0)
         points = getattr(evasion, name)(estimator(counted), verbose=False, **settings).generate(x, y)
         distance = np.abs(points - x).reshape(len(x), -1).max(1)
@@ -185,15 +177,8 @@ def orthogonal() -> None:
     made = pgd.generate(clean)
     torch.manual_seed(1)
     second = nn.Sequential(nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(1024, 2))
-    points, kinds = torch.from_numpy(np.concatenate([clean, made])), torch.tensor([0, 1]).repeat_interleave(1000)
-    optimizer = torch.optim.Adam(second.parameters(), lr=3e-3)
-    for _ in range(100):
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(second(points), kinds).backward()
-        optimizer.step()
-    detector = PyTorchClassifier(
-        second, loss=nn.CrossEntropyLoss(), input_shape=(1, 8, 8), nb_classes=2, clip_values=(0, 1)
-    )
+    fit(second, np.concatenate([clean, made]), np.repeat([0, 1], 1000), 100)
+    detector = estimator(second, nb_classes=2)
     print(f"false positives: {int(detector.predict(x).argmax(1).sum())} of {len(x)}")
     aware = evasion.OrthogonalProjectedGradientDescent
     for name, attack in (
@@ -216,17 +201,9 @@ def matching() -> None:
     kinds = np.eye(2, dtype=np.float32)[np.repeat([0, 1], 1000)]
     torch.manual_seed(1)
     second = nn.Sequential(nn.Linear(576, 64), nn.ReLU(), nn.Linear(64, 2))
-    detector = BinaryActivationDetector(
-        classifier,
-        PyTorchClassifier(
-            second,
-            loss=nn.CrossEntropyLoss(),
-            optimizer=torch.optim.Adam(second.parameters(), lr=1e-3),
-            input_shape=(576,),
-            nb_classes=2,
-        ),
-        layer="4",
-    )
+    optimizer = torch.optim.Adam(second.parameters(), lr=1e-3)
+    binary = estimator(second, input_shape=(576,), nb_classes=2, clip_values=None, optimizer=optimizer)
+    detector = BinaryActivationDetector(classifier, binary, layer="4")
     made = evasion.ProjectedGradientDescent(
         classifier, eps=0.2, eps_step=0.05, batch_size=500, max_iter=20, verbose=False
     )
@@ -274,8 +251,45 @@ def bpda() -> None:
     print("PGD", success(classifier, evasion.ProjectedGradientDescent(classifier, **settings).generate(x, y), y))
 
 
+def thermometer() -> None:
+    """PGD on a network of thermometer encodings, for inputs in [0, 1] and in [0, 255]."""
+    torch.manual_seed(0)
+    digits, encode = load_digits(), ThermometerEncoding(clip_values=(0.0, 1.0), num_space=10, channels_first=True)
+    images = (digits.images[:, None] / 16).astype(np.float32)
+    network = nn.Sequential(nn.Conv2d(10, 16, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(1024, 10))
+    fit(network, encode(images[:1000])[0], digits.target[:1000], 60)
+    x, y = images[1000 : 1000 + ROWS], digits.target[1000 : 1000 + ROWS]
+    for width in (1.0, 255.0):
+        encode = ThermometerEncoding(clip_values=(0.0, width), num_space=10, channels_first=True)
+        defended = {"clip_values": (0.0, width), "preprocessing_defences": encode, "preprocessing": None}
+        classifier = estimator(network, **defended)
+        settings = {"eps": 0.2 * width, "eps_step": 0.02 * width, "max_iter": 50, "batch_size": ROWS, "verbose": False}
+        points = evasion.ProjectedGradientDescent(classifier, **settings).generate(x * width, y)
+        print(
+            f"bounds (0, {width:g}): images {success(classifier, x * width, y)}, PGD {success(classifier, points, y)}"
+        )
+
+
+def wasserstein() -> None:
+    """NaN and mass of what the Wasserstein attack returns at its default regularization."""
+    network, x, y = trained()
+    x, y = x[:8], y[:8]
+    np.random.seed(0)
+    settings = {"eps_step": 0.1, "eps_iter": 5, "max_iter": 3, "conjugate_sinkhorn_max_iter": 40}
+    attack = evasion.Wasserstein(
+        estimator(network), norm="2", projected_sinkhorn_max_iter=40, batch_size=8, verbose=False, **settings
+    )
+    points = attack.generate(x, y)
+    finite = np.isfinite(points).reshape(len(x), -1).all(1)
+    masses = [kind.reshape(len(x), -1).sum(1)[finite] for kind in (x, points)]
+    print(
+        f"{int((~finite).sum())} of {len(x)} NaN, mass of the others off by up to {np.ptp([*masses], axis=0).max():.2f}"
+    )
+
+
 CASES: dict[str, Callable[[], None]] = {
-    case.__name__: case for case in (acg, deepfool, square, vat, apgd, rays, orthogonal, matching, bpda)
+    case.__name__: case
+    for case in (acg, deepfool, square, vat, apgd, rays, orthogonal, matching, bpda, thermometer, wasserstein)
 }
 
 if __name__ == "__main__":
