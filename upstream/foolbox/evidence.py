@@ -81,14 +81,14 @@ def linear_region() -> None:
     x, y = X[TRAIN : TRAIN + 40], Y[TRAIN : TRAIN + 40]
     right = network(x).argmax(1) == y
     x, y = x[right], y[right]
-    for norm, order, bethge, steps in (("L2", 2, "L2", 2000), ("Linf", np.inf, "Linfinity", 4500)):
+    for norm, order, bethge in (("L2", 2, "L2"), ("Linf", np.inf, "Linfinity")):
         brendel_bethge = getattr(foolbox.attacks, f"{bethge}BrendelBethgeAttack")
         regions = getattr(foolbox.attacks, f"{norm}LinearRegionAttack")
         brendel_bethge(steps=2).run(model, x, y)  # Numba compiles
         attacks = {
             "boundary search": getattr(foolbox.attacks, f"{norm}BoundarySearchAttack")(),
             "linear regions": regions(steps=50),
-            "Brendel-Bethge": brendel_bethge(steps=steps),
+            "Brendel-Bethge": brendel_bethge(steps=1000),
         }
         for name, attack in attacks.items():
             torch.manual_seed(1)
