@@ -55,11 +55,12 @@ def verify(
     candidates = candidates.to(inputs.device)
     low, high = threat_model.bounds
     slack = 1e-6 * max(abs(low), abs(high))
-    flat = candidates.flatten(1)
-    finite = torch.isfinite(flat).all(1)
-    inside = ((flat >= low - slack) & (flat <= high + slack)).all(1)
+    # NaN is both the least and the most of a row.
+    least, most = candidates.flatten(1).amin(1), candidates.flatten(1).amax(1)
+    finite = torch.isfinite(least) & torch.isfinite(most)
+    inside = (least >= low - slack) & (most <= high + slack)
     distances = threat_model.distance(candidates, inputs).where(finite, torch.nan)
-    near = threat_model.contains(candidates, inputs)
+    near = distances <= threat_model.epsilon + threat_model.tolerance(inputs[:1].numel())
     usable = (finite & inside).view(-1, *[1] * (inputs.dim() - 1))
     judged = torch.where(usable, candidates.to(torch.float32), inputs).clamp(low, high)
     with torch.no_grad():
@@ -74,9 +75,10 @@ def verify(
     ]
     if rejects is not None:
         tests.append(("rejected", ~rejects(judged)))
-    names, passed = [name for name, _ in tests], torch.stack([good for _, good in tests], 1).tolist()
-    outcomes = [next((name for name, ok in zip(names, row, strict=True) if not ok), "found") for row in passed]
-    return Verification(tuple(outcomes), distances, judged, logits)
+    names = [*(name for name, _ in tests), "found"]
+    passed = torch.stack([*(good for _, good in tests), torch.zeros_like(finite)], 1)
+    outcomes = tuple(names[first] for first in passed.int().argmin(1).tolist())
+    return Verification(outcomes, distances, judged, logits)
 
 
 def take_witnesses(
