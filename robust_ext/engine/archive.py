@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from robust_ext.core.arrays import ArrayArchive, UnreadableArraysError
 from robust_ext.core.errors import RunFolderError
 from robust_ext.core.files import replace_file
-from robust_ext.engine.chain import DIGITS, checksum, damaged, seal, unseal
+from robust_ext.engine.chain import DIGITS, checksum, damaged, seal, to_text, unseal
 
 # Bytes that are compressed to see whether that is worth while, and what has to be gained.
 _TRIED, _GAIN = 2**14, 0.75
@@ -64,7 +64,7 @@ def read_arrays(path: Path, start: str) -> dict[str, NDArray[Any]]:
 
 def write_value(path: Path, start: str, value: object) -> Any:
     """Write a JSON value; returns it as it will be read."""
-    line, _ = seal({"value": value}, checksum(start, path.name))
+    line, _ = seal(to_text({"value": value}), checksum(start, path.name))
     replace_file(path, line, error=RunFolderError)
     return json.loads(line)["value"]
 

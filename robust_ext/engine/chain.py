@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,9 @@ REPAIR = (
 DIGITS = 32
 """Of a checksum."""
 
+to_text = json.JSONEncoder(allow_nan=False).encode
+"""A plain value as JSON; ValueError for NaN and infinity, which are no part of it."""
+
 _MARK, _END = b', "checksum": "', b'"}'
 
 
@@ -33,7 +36,8 @@ def checksum(*parts: bytes | str) -> str:
     found = hashlib.blake2b(digest_size=DIGITS // 2)
     for part in parts:
         content = part.encode() if isinstance(part, str) else part
-        found.update(len(content).to_bytes(8, "little") + content)
+        found.update(len(content).to_bytes(8, "little"))
+        found.update(content)
     return found.hexdigest()
 
 
@@ -42,9 +46,9 @@ def damaged(path: Path, what: str) -> RunFolderError:
     return RunFolderError(f"{path}: {what}: the file is damaged, or was edited; {REPAIR}")
 
 
-def seal(entry: Mapping[str, Any], before: str) -> tuple[bytes, str]:
-    """A line, with its line break, and its checksum."""
-    content = json.dumps(entry, allow_nan=False).encode()[:-1]
+def seal(text: str, before: str) -> tuple[bytes, str]:
+    """The line of an entry, which is given as JSON, with its line break, and its checksum."""
+    content = text.encode()[:-1]
     found = checksum(before, content)
     return content + _MARK + found.encode() + _END + b"\n", found
 
@@ -103,11 +107,11 @@ class ChainedFile:
         if self.path.exists() and self.path.stat().st_size > self._offset:
             os.truncate(self.path, self._offset)
 
-    def append(self, entries: Iterable[Mapping[str, Any]], *, sync: bool = True) -> None:
-        """Add lines, with ``sync`` so that they survive a crash of the machine; RunFolderError where that fails."""
+    def append(self, texts: Iterable[str], *, sync: bool = True) -> None:
+        """Add entries, with ``sync`` so that they survive a crash of the machine; RunFolderError where that fails."""
         lines, last = [], self._last
-        for entry in entries:
-            line, last = seal(entry, last)
+        for text in texts:
+            line, last = seal(text, last)
             lines.append(line)
         try:
             with self.path.open("ab", buffering=0) as file:
@@ -129,10 +133,10 @@ class ChainedFile:
         self._last, self._offset, self._lines = last, self._offset + sum(map(len, lines)), self._lines + len(lines)
 
 
-def chained(path: Path, start: str, entries: Iterable[Mapping[str, Any]]) -> bytes:
+def chained(path: Path, start: str, texts: Iterable[str]) -> bytes:
     """The whole content of a file of chained lines."""
     lines, last = [], checksum(start, path.name)
-    for entry in entries:
-        line, last = seal(entry, last)
+    for text in texts:
+        line, last = seal(text, last)
         lines.append(line)
     return b"".join(lines)

@@ -15,7 +15,7 @@ from typing import Any
 from robust_ext.core.errors import RunFolderError
 from robust_ext.core.files import replace_file
 from robust_ext.engine.archive import read_arrays, read_value
-from robust_ext.engine.chain import ChainedFile, chained, checksum, damaged, parted, unseal
+from robust_ext.engine.chain import ChainedFile, chained, checksum, damaged, parted, to_text, unseal
 from robust_ext.engine.outcomes import LOST
 from robust_ext.engine.plan_file import PLAN
 
@@ -90,7 +90,7 @@ def _repair_lines(path: Path, start: str) -> None:
         else:
             kept[stated] = found[0]
         anchors.append(stated)
-    mended = chained(path, start, kept.values())
+    mended = chained(path, start, map(to_text, kept.values()))
     if mended != content:
         logger.warning("%s: dropped %d lines: %s", path, len(dropped), dropped[:20])
         logger.warning("%s: %d samples that were not attacked are run again", path, len(lost))

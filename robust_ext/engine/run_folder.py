@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from robust_ext.core.errors import RunFolderError
 from robust_ext.core.files import make_folder, remove_drafts, replace_file
 from robust_ext.engine.archive import checksum_of, read_arrays, read_value, write_arrays, write_value
-from robust_ext.engine.chain import REPAIR, ChainedFile, chained, checksum, damaged
+from robust_ext.engine.chain import REPAIR, ChainedFile, chained, checksum, damaged, to_text
 from robust_ext.engine.differences import differences
 from robust_ext.engine.locks import locked, unlock
 from robust_ext.engine.repair import read_run, repair_files, write_run
@@ -73,11 +73,13 @@ class RunFolder(Store):
         self.earlier = sum(timing.get("seconds", 0.0) for timing in self._timings.values())
 
     def _read(self) -> None:
+        found = {part: file.read() for part, file in self._files.items()}
         for part, key in _KEYS.items():
-            entries = self._files[part].read()
-            if not all(isinstance(entry.get(key), int) for entry in entries):
+            if not all(isinstance(entry.get(key), int) for entry in found[part]):
                 raise damaged(self.path / f"{part}.jsonl", f"a line has no {key}")
-            self._take(*((entries, ()) if part == "records" else ((), entries)))
+        # Of several of one sample or block the last counts.
+        self._records = {record["index"]: to_text(record) for record in found["records"]}
+        self._timings = {timing["block"]: timing for timing in found["timings"]}
 
     @contextmanager
     def once(self, name: str) -> Iterator[Slot]:
@@ -110,7 +112,8 @@ class RunFolder(Store):
         """Replace the records by the final ones, in order."""
         super().finish(records)
         file = self.path / "records.jsonl"
-        replace_file(file, chained(file, self._start, self.records()), error=RunFolderError)
+        texts = [self._records[index] for index in sorted(self._records)]
+        replace_file(file, chained(file, self._start, texts), error=RunFolderError)
         self._files["records"] = ChainedFile(file, self._start)
         self._files["records"].read()
 
@@ -129,13 +132,13 @@ class RunFolder(Store):
         file = self.path / f"{name}.npz"
         return file.exists() and file.stat().st_size > 0
 
-    def _write(self, records: Iterable[Record], timing: Record) -> None:
+    def _write(self, texts: Iterable[str], timing: Record) -> None:
         sync = self._due()
         if sync:
             self._synced = time.monotonic()
         # Records last: a block whose records are there, but not its timing, is worked on again.
-        self._files["timings"].append([timing], sync=sync)
-        self._files["records"].append(records, sync=sync)
+        self._files["timings"].append([to_text(timing)], sync=sync)
+        self._files["records"].append(texts, sync=sync)
 
     def _due(self) -> bool:
         """Whether it is time to wait for the disk, which quick blocks would do most of the time."""

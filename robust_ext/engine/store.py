@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from robust_ext.engine.chain import to_text
+
 Record = Mapping[str, Any]
 Floats = NDArray[np.float64]
 
@@ -68,10 +70,11 @@ class Store:
         if self._saved:
             kept["arrays"] = self._saved
         # One that is there already, from a block that was cut off or has lost something else, is not written again.
-        there = self._records
-        new = [one for one in records if one["index"] not in there or there[one["index"]] != json.dumps(one)]
-        self._write(new, kept)
-        self._take(new, [kept])
+        texts = {one["index"]: to_text(one) for one in records}
+        new = {index: text for index, text in texts.items() if self._records.get(index) != text}
+        self._write(new.values(), kept)
+        self._records |= new
+        self._timings[kept["block"]] = kept
         self._saved = []
 
     def once(self, name: str) -> AbstractContextManager[Slot]:
@@ -93,7 +96,7 @@ class Store:
 
     def finish(self, records: Iterable[Record]) -> None:
         """Replace the records by the final ones."""
-        self._records = {record["index"]: json.dumps(record) for record in records}
+        self._records = {record["index"]: to_text(record) for record in records}
 
     def close(self) -> None:
         """Let other processes have it."""
@@ -101,10 +104,5 @@ class Store:
     def _has(self, name: str) -> bool:
         return name in self._arrays
 
-    def _write(self, records: Iterable[Record], timing: Record) -> None:
+    def _write(self, texts: Iterable[str], timing: Record) -> None:
         """Nothing: memory is all there is."""
-
-    def _take(self, records: Iterable[Record], timings: Iterable[Record]) -> None:
-        """Hold records and timings; of several of one sample or block the last counts."""
-        self._records |= {record["index"]: json.dumps(record) for record in records}
-        self._timings |= {timing["block"]: timing for timing in timings}

@@ -64,10 +64,10 @@ def test_a_full_disk_loses_nothing(tmp_path, size):
 
 def test_a_write_that_failed_can_be_repeated_at_once(tmp_path):
     file = ChainedFile(tmp_path / "lines.jsonl", "")
-    file.append([{"a": 1}])
+    file.append(['{"a": 1}'])
     with full_disk(100), pytest.raises(RunFolderError, match="File too large"):
-        file.append([{"b": "x" * 30}, {"b": "x" * 200}])
-    file.append([{"c": 3}])
+        file.append([f'{{"b": "{"x" * size}"}}' for size in (30, 200)])
+    file.append(['{"c": 3}'])
     assert ChainedFile(file.path, "").read() == [{"a": 1}, {"c": 3}]
 
 
