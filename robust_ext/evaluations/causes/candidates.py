@@ -63,8 +63,9 @@ def _turned_back(case: Case) -> list[Sample]:
 
     lost = case.showing(lambda one: one.known("adversarial_at") is not None)
     turned = [one for one in lost if one.count("turns") > TURNS]
-    shown = sum(map(for_another_label, case.samples))
-    return turned if case.enough(turned) and len(turned) >= MOSTLY * len(lost) and shown >= REPAIRED else []
+    if not case.enough(turned) or len(turned) < MOSTLY * len(lost):
+        return []
+    return turned if sum(map(for_another_label, case.samples)) >= REPAIRED else []
 
 
 def best_not_returned(case: Case) -> Finding | None:
@@ -99,13 +100,13 @@ def stopped_early(case: Case) -> Finding | None:
     One call alone may end so by chance; that is ruled out where calls differ in length, where the attack is set to take
     far more steps, or where several samples were solved at once, at the end of a path that had not come to its own.
     """
-    traced = [one for one in case.samples if one.traced]
-    solved = [one for one in traced if one.known("adversarial_at") is not None]
-    ended = [one for one in solved if one.count("adversarial_at") >= one.count("batch_queries") - 2]
+    solved = [one for one in case.samples if one.known("adversarial_at") is not None]
+    if not solved or any(one.count("adversarial_at") < one.count("batch_queries") - 2 for one in solved):
+        return None
     lengths = {one.count("batch_queries") for one in solved}
     others = [one for one in case.unsolved if one.known("adversarial_at") is None]
     together = [one for one in others if one.known("batch_queries") in lengths]
-    if not solved or len(ended) < len(solved) or not case.enough(together) or len(solved) > len(together):
+    if not case.enough(together) or len(solved) > len(together):
         return None
     planned = step_remedies.steps_of(case.attack)
     if planned is not None and min(lengths) >= planned:

@@ -114,10 +114,9 @@ class Case:
     @cached_property
     def black_box(self) -> bool:
         """Whether no gradient was wanted."""
-        traced = [one for one in self.samples if one.traced]
-        if not traced:
+        if not any(one.traced for one in self.samples):
             return not self.attack.traits.gradients
-        return not any(one.count("graphs") or one.count("gradients") for one in traced)
+        return not any(one.count("graphs") or one.count("gradients") for one in self.samples)
 
     def showing(self, shows: Callable[[Sample], bool]) -> list[Sample]:
         """The traced samples it did not solve that show something."""
