@@ -54,7 +54,7 @@ class Recorder:
             for name in (*sums, "outside", "unmoved", "pairs", "turned")
         }
         lowest = torch.full((count,), -torch.inf, device=device)
-        self._highest = {name: lowest.clone() for name in ("best", "scale", "reach", "fallen")}
+        self._highest = {name: lowest.clone() for name in ("best", "scale", "reach", "fallen", "longest")}
         self._latest = {
             name: torch.full((count,), torch.nan, device=device)
             for name in ("first", "last", "end", "low", "high", "best_at", "adversarial_at")
@@ -173,6 +173,7 @@ class Recorder:
             self._add("turned", rows, product < 0)
             moved = self._length(query.points - before.points)
             before.direction = before.points = None
+            self._raise("longest", rows, moved)
             if self._kept.due(query.number):
                 self._kept.add_step(query.number, rows, moved)
 

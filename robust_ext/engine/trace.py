@@ -38,11 +38,13 @@ COLUMNS = (
     "low",  # Its smallest value
     "high",  # Its largest value
     "step",  # Median movement between consecutive queries that had gradients
+    "longest",  # The longest of these movements
     "outside",  # Queries out of the ball or the bounds
     "unmoved",  # Queries of the input itself
     "batch_queries",  # Most queries of any row in the same call
 )
-_PARTS = ("turns", "first", "best", "last", "late", "recent", "lowest", "scale", "reach", "end", "low", "high", "step")
+_MARGINS = ("first", "best", "last", "late", "recent", "lowest", "scale")
+_PARTS = ("turns", *_MARGINS, "reach", "end", "low", "high", "step", "longest")
 _WHOLE = frozenset(COLUMNS) - frozenset(_PARTS)
 # Points of a curve; in a trace that comes from another process there are no more.
 LONGEST_CURVE = 64

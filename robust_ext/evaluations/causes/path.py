@@ -177,5 +177,8 @@ def _falls_short(one: Sample) -> bool:
     if travel is None:
         # One step, that the bounds may shorten by little.
         return gradients == 1 and one.far < NEAR_EDGE / 2
-    # From a random start at the edge it takes more than from the input, and then the margin still rises at the end.
-    return travel < NEAR_EDGE and (one.far < NEAR_EDGE or _rises(one))
+    # From a random start at the edge it takes more than from the input: then the margin still rises at the end, or none
+    # of the steps was so long that all of them could cross the ball, as the first of steps that get shorter are.
+    longest = one.known("longest")
+    tiny = longest is not None and longest * gradients < NEAR_EDGE
+    return travel < NEAR_EDGE and (one.far < NEAR_EDGE or tiny or _rises(one))
