@@ -18,8 +18,9 @@ PINNED = 0.02
 BEYOND = 1.001
 # A candidate so far out was given another epsilon; one nearer was not projected.
 OTHER_SCALE = 3.0
-# Values that are no further apart, as a part of the bounds, are the same.
+# Values that are no further apart, as a part of the bounds, are the same; fewer samples may share some by chance.
 SAME = 0.002
+SHARED = 5
 
 
 def wrong_bounds(case: Case) -> Finding | None:
@@ -47,29 +48,37 @@ def wrong_bounds(case: Case) -> Finding | None:
 
 
 def _narrow_bounds(case: Case) -> Finding | None:
-    """The last queries all end at the same smallest or largest value, inside the bounds."""
+    """The last queries all end at the same smallest or largest value, inside the bounds, and none lies beyond it."""
     (low, high), width, epsilon = case.threat_model.bounds, case.threat_model.width, case.threat_model.epsilon
-    # An image of one value, as black ones that some libraries return, ends nowhere.
-    rows = case.showing(lambda one: one.count("end") > 0 and one.known("low") != one.known("high"))
+
+    def ended(one: Sample) -> bool:
+        # An image of one value, as black ones that some libraries return, ends nowhere.
+        return one.count("end") > 0 and one.known("low") != one.known("high")
+
+    def natural(one: Sample, inside: float) -> bool:
+        # Inputs that touch the bound may all be moved away from it by as much as they are moved.
+        return case.threat_model.norm == "linf" and abs(inside - one.count("end") * epsilon / width) < SAME
+
+    rows = case.showing(ended)
     if not case.enough(rows) or len(rows) < MOSTLY * len(case.unsolved):
         return None
+    everyone = [one for one in case.samples if one.traced and ended(one)]
     ends = []
-    for name, bound in (("low", low), ("high", high)):
-        values = [one.count(name) for one in rows]
-        inside = abs(values[0] - bound) / width
-        # Inputs that touch the bound may all be moved away from it by epsilon.
-        natural = abs(inside - epsilon / width) < SAME and case.threat_model.norm == "linf"
-        if max(values) - min(values) < SAME * width and inside > SAME:
-            ends.append((values[0], natural))
+    for name, bound, way in (("low", low, 1), ("high", high, -1)):
+        inside = [way * (one.count(name) - bound) / width for one in everyone]
+        least = min(inside)
+        held = [one for one, value in zip(everyone, inside, strict=True) if value < least + SAME]
+        if least > SAME and len(held) >= SHARED and all(one in held for one in rows):
+            ends.append((bound + way * least * width, all(natural(one, least) for one in rows)))
     # In other norms than linf many values stay as they are, and inputs may well share their smallest or largest.
-    if len(ends) < 2 and (case.threat_model.norm != "linf" or all(natural for _, natural in ends)):
+    if len(ends) < (1 if case.threat_model.norm == "linf" else 2) or all(moved for _, moved in ends):
         return None
     shown = " and ".join(number(value) for value, _ in ends)
     return case.finding(
         "wrong_bounds",
         f"It works in other bounds than the valid inputs' [{low:g}, {high:g}].",
         rows,
-        f"The last queries of {case.part(rows)} all end at {shown}.",
+        f"The last queries of {case.part(rows)} all end at {shown}, and those of no sample lie beyond.",
         remedies=remedies.for_bounds(case.attack, case.threat_model.bounds),
     )
 
