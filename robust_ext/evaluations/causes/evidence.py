@@ -16,7 +16,8 @@ from robust_ext.evaluations.causes.finding import Finding, Remedy
 Entry = Mapping[str, Any]
 """What an attack left of a sample: ``outcome`` (:data:`robust_ext.engine.outcomes.OUTCOMES`), ``distance`` in units of
 the norm or None, ``trace`` (:mod:`robust_ext.engine.trace`) or None, ``correct`` (whether the clean prediction is
-right, or None), ``canary`` (``"kept"``, ``"repaired"`` or None), ``random_found`` (whether random search solved it)."""
+right, or None), ``canary`` (``"kept"``, ``"repaired"`` or None), ``random_found`` (whether random search solved it),
+``planted`` (whether an adversarial example is known to be there; may be missing)."""
 
 
 class Probed(Protocol):
@@ -105,6 +106,14 @@ class Case:
     def unsolved(self) -> list[Sample]:
         """Those that the model gets right and that the attack did not solve: the only ones that show its faults."""
         return [one for one in self.samples if one.outcome not in BROKEN and one.entry.get("correct") is not False]
+
+    @cached_property
+    def succeeds(self) -> bool:
+        """Whether it found what was planted, but for a twentieth; half of all samples where nothing was."""
+        planted = [one for one in self.samples if one.entry.get("planted")]
+        known = planted or [one for one in self.samples if one.entry.get("correct") is not False]
+        missed = sum(one.outcome not in BROKEN for one in known)
+        return len(known) >= FEWEST and missed <= (OF_ALL if planted else 1 / 2) * len(known)
 
     @property
     def minimum_norm(self) -> bool:

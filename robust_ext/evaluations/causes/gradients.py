@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from robust_ext.attacks.adapted import AdaptedAttack
-from robust_ext.attacks.base import Attack
 from robust_ext.evaluations.causes import remedies
 from robust_ext.evaluations.causes.evidence import Case, Sample, number, share, typical
 from robust_ext.evaluations.causes.finding import Finding, ranked
@@ -26,16 +25,22 @@ UNRELIABLE = ("train_mode", "changes_input", "random_output", "batch_dependent")
 def model_at_fault(case: Case) -> Finding | None:
     """What probes found in the model, as the cause of what this attack did not solve.
 
-    What the attack has other gradients for is none of its causes.
+    What the attack has other gradients for is none of its causes, and a flat loss is none where its loss has gradients.
     """
     if case.probe is None or not case.enough(case.unsolved):
         return None
     codes = UNRELIABLE if case.black_box else (*UNRELIABLE, *MISLEADING)
-    faults = (one for one in ranked(case.probe.findings) if one.code in codes and not _adapted_to(case.attack, one))
+    flat = saturated_loss(case)
+    explains = flat is not None or not any(one.traced for one in case.unsolved)
+    faults = (
+        one
+        for one in ranked(case.probe.findings)
+        if one.code in codes and not _adapted_to(case, one) and (explains or one.code != "saturated_loss")
+    )
     fault = next(faults, None)
     if fault is None:
         return None
-    seen = [one for one in (zero_gradient(case), saturated_loss(case), cut_gradient(case)) if one is not None]
+    seen = [one for one in (zero_gradient(case), flat, cut_gradient(case)) if one is not None]
     evidence = (*fault.evidence, *(line for one in seen for line in one.evidence))
     scale = typical(case.unsolved, lambda one: one.known("scale")) or 0.0
     found = remedies.of_model(fault, case.attack, scale=scale)
@@ -150,12 +155,19 @@ def _saturated(one: Sample) -> bool:
     return one.count("saturated") >= MOSTLY * one.count("queries") > 0
 
 
-def _adapted_to(attack: Attack, fault: Finding) -> bool:
-    """Whether the attack replaces the backward pass of the layer at fault, or cools the logits that saturate a loss."""
+def _adapted_to(case: Case, fault: Finding) -> bool:
+    """Whether the attack gets past a fault of the gradients.
+
+    It does where it replaces the backward pass of the layer at fault, cools the logits that saturate a loss, or
+    averages gradients over noise and succeeds.
+    """
+    attack = case.attack
     if not isinstance(attack, AdaptedAttack) or fault.code not in MISLEADING:
         return False
     if fault.code == "saturated_loss":
         return attack.temperature > 1
+    if attack.noise and case.succeeds:
+        return True
     if attack.bpda is None:
         return attack.gradient_mode == "straight_through"
     layer = f".{fault.layer}"

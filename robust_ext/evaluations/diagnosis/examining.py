@@ -87,7 +87,10 @@ class Examined:
         name = self.ran.attack.name
         posed = [(record["attacks"].get(name), record["random_reach"]) for record in self.planted_records]
         return [
-            as_entry(entry, correct=True, random_found=None if reach is None else reach > self.threshold)
+            {
+                **as_entry(entry, correct=True, random_found=None if reach is None else reach > self.threshold),
+                "planted": True,
+            }
             for entry, reach in posed
             if entry is not None and entry["outcome"] != "not_planted"
         ]

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from robust_ext import as_attack
+from robust_ext.attacks.adapted import AdaptedAttack
 from robust_ext.attacks.apgd import APGD
 from robust_ext.attacks.base import CallableAttack
 from robust_ext.core.target import Counted, PassCounter, Target
@@ -33,6 +34,8 @@ SYMPTOMS = {
     "steps too small": ({"trace": {"step": 0.01, "reach": 0.4, "end": 0.4, "late": 1.2}}, "short_path"),
     "from a random start": ({"trace": {"step": 0.01, "late": 0.6}}, "short_path"),
     "small steps that ended": ({"trace": {"step": 0.001, "late": 0.0}}, None),
+    "tiny steps all along": ({"trace": {"step": 0.001, "longest": 0.001, "late": 0.0}}, "short_path"),
+    "longer ones at first": ({"trace": {"step": 0.001, "longest": 0.03, "late": 0.0}}, None),
     "one small step": (
         {"distance": 0.01, "trace": {"queries": 1, "gradients": 1, "step": None, "reach": 0.0, "end": 0.0}},
         "short_path",
@@ -56,8 +59,11 @@ SYMPTOMS = {
         {"outcome": "beyond_epsilon", "distance": 0.4, "trace": {"reach": 4.0, "outside": 30}}, "left_ball"
     ),
     "out of bounds": ({"outcome": "out_of_bounds", "trace": {"outside": 41}}, "wrong_bounds"),
-    "held in other bounds": ({"trace": {"low": 0.3, "high": 0.7}}, "wrong_bounds"),
+    "held in other bounds": ({"solved": 0, "trace": {"low": 0.3, "high": 0.7}}, "wrong_bounds"),
+    "held in them by chance": ({"count": 3, "solved": 0, "trace": {"low": 0.3, "high": 0.7}}, None),
+    "others beyond them": ({"trace": {"low": 0.3, "high": 0.7}}, None),
     "moved from the bounds": ({"trace": {"low": 0.1}}, None),
+    "moved from them by less": ({"trace": {"low": 0.04, "high": 0.96, "end": 0.4}}, None),
     "predictions attacked": (
         {"trace": {"adversarial_at": 9, "best": 1.0, "other_label": 15, "turns": 0.8}}, "predicted_labels"
     ),
@@ -106,6 +112,32 @@ def test_a_fault_of_the_model_is_named_with_its_layer_before_its_symptoms():
     free = entries(10, solved=0, trace={"graphs": 0, "gradients": 0, "zero": None})
     found = find_attack_faults("square", APGD(), free, threat_model=LINF, probe=ModelProbe(findings=(fault,)))
     assert [one.code for one in found] == ["no_gradient"]
+
+
+def _named(code, attack, left):
+    fault = Finding(code=code, cause="It is at fault.", layer="net.squash")
+    return _code(find_attack_faults("a", attack, left, threat_model=LINF, probe=ModelProbe(findings=(fault,))))
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"), [([True] * 16, None), ([False] + [True] * 15, "saturated_layer"), ([], "saturated_layer")]
+)
+def test_what_an_attack_averages_over_is_no_cause_where_it_finds_what_is_planted(found, expected):
+    planted = [entry(outcome="found" if one else "not_adversarial", planted=True) for one in found]
+    left = [*entries(10, solved=2), *planted]
+    averaging = AdaptedAttack(attack=APGD(), noise=0.5, eot=16)
+    assert _named("saturated_layer", averaging, left) == expected
+    assert _named("saturated_layer", APGD(), left) == "saturated_layer"
+    # Where nothing is planted, most of the samples are what it can succeed in.
+    assert _named("saturated_layer", averaging, entries(10, solved=10)) is None
+
+
+@pytest.mark.parametrize("code", [None, "saturated_loss"])
+def test_cross_entropy_that_is_flat_is_no_cause_for_an_attack_on_another_loss(code):
+    """Its gradients are no zeros, wherever those of cross-entropy are."""
+    trace = {"zero": 40, "zero_loss": 40} if code else {}
+    left = entries(10, trace={**trace, "saturated": 41, "scale": 900.0})
+    assert _named("saturated_loss", APGD(loss="margin"), left) == code
 
 
 @pytest.mark.parametrize("repaired", [0, 1, 2, 5])
@@ -160,8 +192,9 @@ def test_too_short_a_path_in_numbers():
     ]
 
 
-def _pgd(model, x, y, *, epsilon, steps=40, step=0.1, sign=1, best=True):
-    points, kept = x.clone(), x.clone()
+def _pgd(model, x, y, *, epsilon, steps=40, step=0.1, sign=1, best=True, noise=0.0):
+    away = 2 * torch.rand(x.shape, generator=torch.Generator().manual_seed(0)) - 1
+    points, kept = (x + noise * epsilon * away).clamp(0, 1), x.clone()
     for _ in range(steps):
         points.requires_grad_(True)
         logits = model(points)
@@ -200,6 +233,7 @@ def attacked(network, attack, threat_model, *, count=24):
 HAND = {
     "sound": (_pgd, None),
     "short": (partial(_pgd, steps=10, step=0.02), "short_path"),
+    "tiny steps from anywhere": (partial(_pgd, steps=20, step=0.001, best=False, noise=1), "short_path"),
     "wrong sign": (partial(_pgd, sign=-1), "toward_label"),
     "unmoved": (lambda model, x, y: x, "unmoved"),
     "crashing bounds": (lambda model, x, y: x - 0.1, "wrong_bounds"),
