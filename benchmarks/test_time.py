@@ -55,6 +55,7 @@ def main() -> None:
     parser.add_argument("--data-root")
     parser.add_argument("--eps", default="0.1")
     parser.add_argument("--samples", type=int, default=64)
+    parser.add_argument("--seed", type=int, default=0, help="that the samples are chosen by")
     parser.add_argument("--settings", default="", help="of the evaluation, as in draws=2,steps=10")
     parser.add_argument("--cascade-only", action="store_true")
     arguments = parser.parse_args()
@@ -98,7 +99,7 @@ def _subject(short: str, arguments: argparse.Namespace, epsilon: float, folder: 
             save(short, part, folder / short)
             found["defense_weights"] = folder / short
     test = load_dataset(arguments.data, root=arguments.data_root)
-    inputs, labels = test.take(test.choose(arguments.samples, seed=0))
+    inputs, labels = test.take(test.choose(arguments.samples, seed=arguments.seed))
     threat_model = robust_ext.ThreatModel(norm="linf", epsilon=epsilon)
     return {"classifier": classifier, "inputs": inputs, "labels": labels, "threat_model": threat_model, **found}
 

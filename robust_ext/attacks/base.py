@@ -23,7 +23,7 @@ from typing_extensions import Self
 from robust_ext.core.cost import Cost
 from robust_ext.core.errors import AttackError, AttackRefusedError, InvalidArgumentError, MissingDependencyError
 from robust_ext.core.objects import qualified_name
-from robust_ext.core.random import seeded_globals
+from robust_ext.core.random import RowGenerator, seeded_globals
 from robust_ext.core.target import Target
 from robust_ext.core.threat import NORMS, ThreatModel
 from robust_ext.core.validation import check_choice
@@ -265,6 +265,8 @@ def broken_package(title: str, install: str, error: Exception) -> MissingDepende
 
 def draw_seed(generator: torch.Generator) -> int:
     """A 32-bit seed for a library that takes only integers, drawn from ``generator``."""
+    if isinstance(generator, RowGenerator) and generator.gaps:
+        torch.randint(0, 2**32, (generator.gaps.pop(0),), generator=generator, dtype=torch.int64)
     return int(torch.randint(0, 2**32, (), generator=generator, dtype=torch.int64))
 
 

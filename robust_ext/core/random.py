@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -40,6 +40,23 @@ def stream(seed: int, *keys: int | str) -> torch.Generator:
     generator = torch.Generator(device="cpu")
     generator.manual_seed(derive_seed(seed, *keys))
     return generator
+
+
+class RowGenerator(torch.Generator):
+    """A generator for some rows of a batch, by whose draws of one seed a row each gets that which all rows would.
+
+    ``gaps`` is how many rows are left out before each of them.
+    """
+
+    gaps: list[int]
+
+    @classmethod
+    def of(cls, rows: Sequence[int], seed: int, *keys: int | str) -> RowGenerator:
+        """That of :func:`stream` for these rows, in order."""
+        made = cls()
+        made.manual_seed(derive_seed(seed, *keys))
+        made.gaps = [row - before - 1 for before, row in zip([-1, *rows], rows, strict=False)]
+        return made
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -20,7 +20,7 @@ from robust_ext.attacks.base import Attack
 from robust_ext.attacks.running import undisturbed
 from robust_ext.core.cost import Spent
 from robust_ext.core.heap import keep_freed_memory, trimmed
-from robust_ext.core.random import derive_seed, seeded_globals, stream
+from robust_ext.core.random import RowGenerator, derive_seed, seeded_globals, stream
 from robust_ext.core.target import PassCounter, Target, count_all_calls, count_calls
 from robust_ext.core.threat import ThreatModel
 from robust_ext.engine.context import current_context
@@ -48,6 +48,8 @@ class Task:
     labels: Tensor  # int64 (n,)
     threat_model: ThreatModel  # What it is given
     stream: tuple[Key, ...]  # Seed and keys of the generator it draws from, see robust_ext.core.random.stream
+    # Which rows of the stream's these are, so that each draws what it would among all; None for the first
+    rows: Sequence[int] | None = None
     # Network, or networks by name, whose rows are counted meanwhile; None where the target counts its own
     counted: nn.Module | Mapping[str, nn.Module] | None = None
     # Parts of the target that are the same in every task of a run: a worker in another process is sent them once
@@ -100,7 +102,8 @@ class Attempt:
 def run_task(task: Task) -> TaskResult:
     """Run a task in this process, the default worker; AttackError where the attack raised."""
     keep_freed_memory()
-    generator = stream(int(task.stream[0]), *task.stream[1:])
+    seed, *keys = task.stream
+    generator = stream(int(seed), *keys) if task.rows is None else RowGenerator.of(task.rows, int(seed), *keys)
     counter, begun = task.target.counter, time.perf_counter()
     before = counter.snapshot()
     with ExitStack() as stack:
@@ -152,7 +155,7 @@ def _search_of(task: Task, witness: Witness) -> TaskSearch | None:
     if place is None:
         return None
     content = hashlib.blake2b(tensor_bytes(task.inputs) + tensor_bytes(task.labels), digest_size=16).hexdigest()
-    key = (describe(task.attack), task.stream, task.threat_model, content, sorted(versions().items()))
+    key = (describe(task.attack), task.stream, task.rows, task.threat_model, content, sorted(versions().items()))
     return TaskSearch(place, repr(key), task.target.counter, witness)
 
 

@@ -6,8 +6,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from robust_ext.attacks.base import draw_seed
 from robust_ext.core.errors import InvalidArgumentError
-from robust_ext.core.random import derive_seed, seeded_globals, stream
+from robust_ext.core.random import RowGenerator, derive_seed, seeded_globals, stream
 
 
 def seed_globals(seed):
@@ -26,6 +27,14 @@ def globals_drawn():
 
 def drawn(seed, *keys):
     return torch.rand(5, generator=stream(seed, *keys)).tolist()
+
+
+@given(st.sets(st.integers(0, 30), min_size=1))
+def test_some_rows_draw_what_they_would_among_all(rows):
+    generator = stream(3, "rows")
+    every = [draw_seed(generator) for _ in range(31)]
+    some = RowGenerator.of(sorted(rows), 3, "rows")
+    assert [draw_seed(some) for _ in rows] == [every[row] for row in sorted(rows)]
 
 
 def test_streams_and_global_generators_do_not_depend_on_each_other():

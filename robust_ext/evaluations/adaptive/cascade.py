@@ -2,10 +2,10 @@
 
 As AutoAttack does (Croce and Hein 2020, section 5), a step is run on what those before it left. Naive attacks and
 transfer come first, then steps that come after no other; among these the one that promises most losses a pass: those
-of its kind so far, over what it costs. All others share a quarter of the passes of every attack on every sample, less
-what was spent, and spend it on the samples nearest to being broken: in a fixed number of passes, a long search of few
-samples breaks more than a short one of many. All of it follows from records and counted passes, so a run that is gone
-on with takes the same steps.
+of its kind so far, over what it costs. They may take a quarter of the passes of every attack on every sample, less what
+was spent; all others share what they leave, each at least one sample where that is enough. What there is goes to the
+samples nearest to being broken: in a fixed number of passes, a long search of few samples breaks more than a short one
+of many. All of it follows from records and counted passes, so a run that is gone on with takes the same steps.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import inf
+from math import ceil, inf
 
 import numpy as np
 from numpy.typing import NDArray
 
 from robust_ext.engine.context import current_context
 from robust_ext.engine.run import Outcome
-from robust_ext.evaluations.adaptive.nearest import best_points, highest_margins
+from robust_ext.evaluations.adaptive.nearest import best_points, margins_for
 from robust_ext.evaluations.adaptive.plan import Step
 from robust_ext.evaluations.adaptive.protocol import StepRun
 
@@ -91,12 +91,14 @@ class Cascade:
         done = list(outcomes.values())
         if not done:
             return left[0]
-        stands, margins, waiting = standing_after(done), highest_margins(done), {run.title for run in left}
-        share, in_time = _share(left, done), _passes_in_time(done)
+        stands, waiting = standing_after(done), {run.title for run in left}
+        (rest, first), in_time = _rest(left, done), _passes_in_time(done)
+        sharing = max(sum(bool(_after(run)) and not run.twin for run in left), 1)
         ready, reasons = list[tuple[StepRun, int]](), dict[str, str]()
         for run in left:
             wanted = stands.under(None if run.settings.full else run.step)
-            rows = _nearest(run, wanted, margins, share) if _after(run) else wanted
+            groups = _affordable(run, rest, rest / sharing) if _after(run) else _affordable(run, first, first)
+            rows = _nearest(run, wanted, margins_for(run, done), groups)
             if reason := _reason(run, wanted, rows, in_time):
                 reasons[run.title] = reason
             elif _after(run) not in waiting:
@@ -122,28 +124,41 @@ def _after(run: StepRun) -> str:
     return run.step.after if run.step and not run.settings.full else ""
 
 
-def _share(left: Sequence[StepRun], done: Outcomes) -> float:
-    """The passes that each step that comes after another may take: of what is left of a quarter, all get as much."""
+def _rest(left: Sequence[StepRun], done: Outcomes) -> tuple[float, float]:
+    """The passes that are left of a quarter of those of every attack on every sample, and for steps that come first.
+
+    These have half of the quarter in any case, however much naive attacks and transfer took.
+    """
     runs = [*left, *(one.run for one in done)]
     short = {_after(run) for run in runs if run.step and run.step.category == "black-box"}
-    # Every attack on every sample, without those that are in a cascade alone.
+    # Without those that are in a cascade alone.
     costs = [_passes(run) for run in runs if run.title not in short and not (run.step and run.step.warm)]
     everything = len(runs[0].given.ids) * sum(cost for cost in costs if cost < inf)
+    before = [one for one in done if one.run.step is None or one.run.step.category in _FIRST]
+    rest = everything / 4 - _spent(done)
+    return rest, max(rest, everything / 8 - _spent(done) + _spent(before))
+
+
+def _spent(done: Outcomes) -> int:
+    """The passes of steps, and of judging them."""
     phases = [one.spent(phase) for one in done for phase in ("attack", "verify")]
-    spent = sum(phase.forward + phase.backward for phase in phases)
-    return (everything / 4 - spent) / max(sum(bool(_after(run)) and not run.twin for run in left), 1)
+    return sum(phase.forward + phase.backward for phase in phases)
 
 
-def _nearest(run: StepRun, wanted: Bools, margins: NDArray[np.float64], share: float) -> Bools:
-    """Of the samples ``(N,)`` that a step is for, in their groups, those of the highest margins that a share is for."""
-    if _passes(run) == inf:
-        return wanted
-    size = run.defense.group_size or 1
-    groups = np.arange(len(wanted)) // size
+def _affordable(run: StepRun, rest: float, share: float) -> float:
+    """How many groups of samples a step may be run on: as its share is for, or one more where the rest is enough."""
+    cost = _passes(run) * (run.defense.group_size or 1)
+    if run.settings.full or (run.step and run.step.category in _FIRST) or cost == inf:
+        return inf
+    return max(min(ceil(share / cost), rest // cost), 0)
+
+
+def _nearest(run: StepRun, wanted: Bools, margins: NDArray[np.float64], count: float) -> Bools:
+    """Of the samples ``(N,)`` that a step is for those of so many groups, of the highest margins."""
+    groups = np.arange(len(wanted)) // (run.defense.group_size or 1)
     best = np.full(groups[-1] + 1, -np.inf)
     np.maximum.at(best, groups[wanted], margins[wanted])
-    count = max(int(share / (_passes(run) * size)), 0)
-    return wanted & np.isin(groups, np.argsort(-best, kind="stable")[:count])
+    return wanted & np.isin(groups, np.argsort(-best, kind="stable")[: int(min(count, len(best)))])
 
 
 def _passes_in_time(done: Outcomes) -> float:

@@ -169,15 +169,16 @@ def _worst_case(first: Floats, second: Floats, there: Bools) -> tuple[NDArray[np
     """The attack chosen for each sample, ``(N,)``, and fresh predictions on it, ``(N, repeats)``.
 
     One unlucky draw is no success, so the predictions that choose are not those that count. Where the choice by sample
-    does worse than one attack beside the clean inputs, or everywhere, it is that one: no worst case lies above that of
-    a single attack, and none above clean accuracy. ``there`` is which samples each was run on; the first are the clean
-    inputs, which a sample that is wrong without an attack is lost to.
+    does worse than one attack beside the clean inputs, or everywhere, or wherever it was run, it is that one: no worst
+    case lies above that of a single attack, and none above clean accuracy. ``there`` is which samples each was run on;
+    the first are the clean inputs, which a sample that is wrong without an attack is lost to.
     """
     rows = np.arange(second.shape[1])
     choices = [_worst(first, there)]
     for place in range(len(first)):
         pair = [0, place]
         choices += [np.take(pair, _worst(first[pair], there[pair])), np.where(there[place], place, 0)]
+        choices.append(np.where(there[place], place, choices[0]))
     worst = min(choices, key=lambda choice: second[choice, rows].mean())
     return worst, second[worst, rows]
 

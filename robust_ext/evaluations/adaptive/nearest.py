@@ -21,6 +21,16 @@ def highest_margins(done: Sequence[Outcome[StepRun]]) -> NDArray[np.float64]:
     return found
 
 
+def margins_for(run: StepRun, done: Sequence[Outcome[StepRun]]) -> NDArray[np.float64]:
+    """The margins ``(N,)`` that decide which samples a step is run on.
+
+    They are those of the step that it comes after, as what is near by one way may be far by another; of all steps where
+    it begins at their best points, or comes after none.
+    """
+    before = [one for one in done if run.step and one.run.title == run.step.after and not run.step.warm]
+    return highest_margins(before or done)
+
+
 def best_points(done: Sequence[Outcome[StepRun]]) -> Tensor:
     """The candidate of the highest margin of each sample, ``(N, ...)``."""
     given = done[0].run.given

@@ -41,7 +41,8 @@ class Step:
             :class:`robust_ext.models.bpda.BPDA`, ``"identity"``, ``"frozen"`` or ``"trajectory"``.
         averaged: Whether a random defense is averaged over draws.
         after: Name of a step that is run first; this one is then run on as many samples as a share of the passes
-            allows, unless all are run on all.
+            allows, unless all are run on all: those that the other came nearest to breaking, or, where this one is
+            ``warm``, all so far.
         warm: Whether it begins, unless all are run, at each sample's best point of the steps before it.
     """
 
@@ -150,18 +151,24 @@ def _apgd(steps: int, *, stop_early: bool = False) -> dict[str, Attack]:
 
 
 def _black_box(norm: str, settings: AdaptiveSettings) -> list[Step]:
-    """Attacks by labels or logits alone; where not everything is run, Square with few queries comes before them."""
+    """Attacks by labels or logits alone; where not everything is run, Square with few queries comes before them.
+
+    What that comes nearest to, from where it begins, is what more queries break from there.
+    """
     kinds = {"linf": ("Square", "RayS"), "l2": ("Square",)}.get(norm, ())
     few, planned = max(settings.queries // 10, 1), list[Step]()
     for exposure, words in (("static", "static model"), ("defense", "defense")) if kinds else ():
-        warm, after = exposure == "defense", ""
-        if not settings.full:
-            first = as_attack(f"robust_ext:Square(queries={few})", name=f"Square ({few} queries)")
-            after = f"{first.name} on the {words}"
-            planned.append(_step(after, "black-box", first, exposure, warm=warm))
         whole = {kind: as_attack(f"robust_ext:{kind}(queries={settings.queries})", name=kind) for kind in kinds}
-        if after and warm:
-            planned.append(_step("Square, warm start", "black-box", whole["Square"], exposure, after=after, warm=True))
+        first, after = as_attack(f"robust_ext:Square(queries={few})", name=f"Square ({few} queries)"), ""
+        if not settings.full:
+            if exposure == "defense":
+                after = f"{first.name}, warm start"
+                planned.append(_step(after, "black-box", first, exposure, warm=True))
+                planned.append(
+                    _step("Square, warm start", "black-box", whole["Square"], exposure, after=after, warm=True)
+                )
+            after = f"{first.name} on the {words}"
+            planned.append(_step(after, "black-box", first, exposure))
         planned += [
             _step(f"{kind} on the {words}", "black-box", attack, exposure, after=after)
             for kind, attack in whole.items()

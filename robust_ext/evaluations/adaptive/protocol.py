@@ -9,11 +9,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from robust_ext.attacks._common.objectives import margin
 from robust_ext.attacks.transfer import Transfer
 from robust_ext.core.cost import Cost, Costs, Spent
 from robust_ext.core.errors import AttackError, AttackRefusedError, ModelError, RobustExtError
-from robust_ext.core.random import derive_seed, seeded_globals
+from robust_ext.core.random import derive_seed
 from robust_ext.core.speed import Probe
 from robust_ext.core.target import PassCounter, Target, count_all_calls
 from robust_ext.engine.behaviour import behaviour
@@ -27,6 +26,7 @@ from robust_ext.engine.store import Store
 from robust_ext.engine.task import Attempt, Check, Key, Task, Work
 from robust_ext.engine.verify import Verification, verify
 from robust_ext.evaluations.adaptive.plan import Step
+from robust_ext.evaluations.adaptive.predictions import predict, predict_afresh
 from robust_ext.evaluations.adaptive.settings import APART, CATEGORIES, AdaptiveSettings
 from robust_ext.models.adaptive import AdaptiveDefense
 
@@ -148,13 +148,13 @@ class StepRun(Run):
         if not run_on:
             nothing = {"attack": Spent(), "verify": Spent()}
             return Block(records=[], timing={"block": rows[0], "phases": nothing, "left_out": list(rows)})
-        block = yield from self._work(run_on, needs, first=self.given.ids[rows[0]])
+        block = yield from self._work(run_on, needs, block=rows)
         left_out = {} if len(run_on) == len(rows) else {"left_out": [row for row in rows if row not in run_on]}
         return replace(block, timing={**block.timing, "block": rows[0], **left_out})
 
-    def _work(self, rows: Sequence[int], needs: Mapping[str, Any], *, first: int) -> Work[Block]:
-        """The step on these rows, with the draws of a block whose first sample has this id."""
-        given, name = self.given, self.title
+    def _work(self, rows: Sequence[int], needs: Mapping[str, Any], *, block: range) -> Work[Block]:
+        """The step on these rows of a block, each with the draws that it would have among all of them."""
+        given, name, first = self.given, self.title, self.given.ids[block[0]]
         inputs, labels, counter, networks = needs["inputs"], needs["labels"], PassCounter(), self.networks()
         if self.step is None:
             static_model, threat_model, phases = self.defense.classifier, given.threat_model, Phases(counter)
@@ -177,6 +177,7 @@ class StepRun(Run):
                 labels=labels,
                 threat_model=given.threat_model,
                 stream=(self.settings.seed, first, "test time", name),
+                rows=[row - block[0] for row in rows],
                 counted=networks,
                 shared=(*networks.values(), self.defense),
                 # Random defenses draw from the global generators where nothing seeds them.
@@ -186,10 +187,11 @@ class StepRun(Run):
             attempt = yield task, Check(module=self.defense.classifier, name=name, witnessed=False)
             phases = Phases(counter)
         with count_all_calls(networks, counter):
-            of_static, judged = self._judged(inputs, labels, attempt, first)
-            static, static_finite, _ = _predict(self.defense.classifier, of_static, labels)
-            keys = [("test time answers", name, number) for number in range(self.draws)]
-            predictions = [self._predict(judged, labels, first, *key) for key in keys]
+            of_static, judged = self._judged(inputs, labels, attempt, rows)
+            static, static_finite, _ = predict(self.defense.classifier, of_static, labels)
+            # The same for all steps: less of what tells them apart is chance.
+            keys = [("test time answers", number) for number in range(self.draws)]
+            predictions = [self._predict(judged, labels, rows, *key) for key in keys]
         phases.stop("verify")
         attempt.spent["verify"] = Spent.total([attempt.spent["verify"], phases.spent["verify"]])
         right, finite, margins = (torch.stack(parts, 1) for parts in zip(*predictions, strict=True))
@@ -203,7 +205,7 @@ class StepRun(Run):
         columns = {"static": static, "right": right, "static_finite": static_finite, "finite": finite, "margin": near}
         return Block.of(rows, given.ids, attempt, judged, **{key: column.tolist() for key, column in columns.items()})
 
-    def _judged(self, inputs: Tensor, labels: Tensor, attempt: Attempt, first: int) -> tuple[Tensor, Tensor]:
+    def _judged(self, inputs: Tensor, labels: Tensor, attempt: Attempt, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
         """What the static model and the defense are judged by: candidates, and witnesses where they break down at one.
 
         What breaks the rules is no attempt: the clean input stands in its place.
@@ -220,24 +222,15 @@ class StepRun(Run):
             (right, *_), (_, finite, _) = predict(judged), predict(points)
             return _where(right & ~finite, points, judged)
 
-        of_static = chosen(lambda x: _predict(static_model, x, labels))
-        return of_static, chosen(lambda x: self._predict(x, labels, first, "test time witnesses", self.title))
+        of_static = chosen(lambda x: predict(static_model, x, labels))
+        return of_static, chosen(lambda x: self._predict(x, labels, rows, "test time witnesses"))
 
-    def _predict(self, points: Tensor, labels: Tensor, *keys: Key) -> tuple[Tensor, Tensor, Tensor]:
-        """One fresh prediction of the defense, as :func:`_predict` returns it."""
-        with seeded_globals(derive_seed(self.settings.seed_of_judge, *keys)):
-            return _predict(self.defense, points, labels)
-
-
-def _predict(module: nn.Module, points: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Whether predictions are right, and whether logits are finite, bool ``(n,)``, and margins ``(n,)``.
-
-    Those that are not finite are wrong. A margin is the highest other logit less the label's.
-    """
-    with torch.no_grad():
-        logits = module(points)
-    finite = torch.isfinite(logits).all(1)
-    return (logits.argmax(1) == labels) & finite, finite, margin(logits, labels)
+    def _predict(
+        self, points: Tensor, labels: Tensor, rows: Sequence[int], *keys: Key
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """One fresh prediction of the defense on points of these rows."""
+        ids, seed = [self.given.ids[row] for row in rows], self.settings.seed_of_judge
+        return predict_afresh(self.defense, points, labels, ids=ids, seed=seed, keys=keys)
 
 
 def _admissible(found: Verification, others: Tensor) -> Tensor:

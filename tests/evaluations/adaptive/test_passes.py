@@ -7,8 +7,11 @@ import torch
 
 from robust_ext import ThreatModel, as_attack
 from robust_ext.attacks._common.objectives import margin
+from robust_ext.core.cost import Cost
 from robust_ext.core.errors import AttackError
+from robust_ext.defenses import HedgeDefense
 from robust_ext.evaluations.adaptive import Step
+from robust_ext.evaluations.adaptive.predictions import predict_afresh
 from tests.evaluations.adaptive.test_cascade import Still, evaluate, records_of, subject
 from tests.evaluations.adaptive.test_evaluation import Leaving, plain
 from tests.evaluations.subjects import rounded
@@ -51,6 +54,46 @@ def test_a_quarter_of_the_passes_of_everything(subject):
     partial = {name: samples[name] for name, reason in cut.items() if "nearest" in reason}
     assert partial
     assert all(f"the nearest {count} of" in cut[name] for name, count in partial.items())
+
+
+class Priced(Still):
+    """Takes a hundred passes of the target."""
+
+    def cost(self, threat_model, *, classes):
+        return Cost(100)
+
+    def search(self, target, inputs, labels, *, threat_model, generator):
+        for _ in range(100):
+            target.module(inputs)
+        return inputs
+
+
+def test_no_attack_goes_beyond_the_quarter(subject):
+    """Nor one that comes after no other; naive ones come first in any case."""
+    kinds = {"a": "naive", "b": "white-box", "c": "white-box", **dict.fromkeys("defgh", "black-box")}
+    steps = [
+        Step(name=name, category=kind, attack=Priced(name, Mock()), exposure="defense") for name, kind in kinds.items()
+    ]
+    result = evaluate(subject, lambda x: x, steps, threat=WEAK)
+    samples = {one["name"]: one["samples"] for one in result.content["defended"]["attacks"]}
+    stood = round(20 * result.content["defended"]["clean_accuracy"])
+    assert samples["a"] == stood
+    # A quarter of eight attacks on 20 samples, of a hundred passes and three to be judged.
+    assert stood < sum(samples.values()) <= 40
+    assert min(samples.values()) < stood
+    assert {one["name"] for one in result.content["not_run"]} > set("efgh")
+
+
+def test_a_samples_draws_do_not_depend_on_what_is_judged_beside_it(subject):
+    network, inputs, labels = subject
+    defense = HedgeDefense(network, steps=1, radius=0.2, step_size=0.1)
+
+    def margins(rows, number=0):
+        return predict_afresh(defense, inputs[rows], labels[rows], ids=rows, seed=3, keys=("answers", number))[2]
+
+    every = margins(list(range(20)))
+    torch.testing.assert_close(margins([2, 5, 6]), every[[2, 5, 6]])
+    assert (margins(list(range(20)), 1) != every).any(0)
 
 
 class Beginning(Still):
