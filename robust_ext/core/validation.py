@@ -105,9 +105,9 @@ def check_inputs(argument: str, inputs: object, *, bounds: tuple[float, float]) 
     inputs = inputs.detach().to(torch.float32, copy=True, memory_format=torch.contiguous_format)
     if inputs.numel() == 0:
         return inputs
-    if not bool(torch.isfinite(inputs).all()):
+    low, high = float(inputs.min()), float(inputs.max())  # NaN where any value is
+    if not (math.isfinite(low) and math.isfinite(high)):
         raise InvalidArgumentError(argument, "NaN or infinite values", "finite values")
-    low, high = float(inputs.min()), float(inputs.max())
     # Values clipped to the bounds are as near to them as float32 allows, which may be just outside.
     lowest, highest = torch.tensor(bounds, dtype=torch.float32).tolist()
     if low < lowest or high > highest:
