@@ -8,8 +8,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 # A peer's point is nearer where it is by this share.
 NEARER = 0.02
+# Budgets for robust accuracy, as multiples of the median distance of the nearest points of all attacks.
+BUDGETS = (0.5, 0.75, 1.0, 1.25, 1.5)
 
 
 class Lines:
@@ -52,7 +57,9 @@ class Lines:
 
 
 def show(rows: Sequence[dict[str, Any]], ours: str) -> None:
-    """Print mean norms of all attacks, our attack beside the best peer, and the images where a peer is nearer.
+    """Print mean norms of all attacks, how far robust accuracy lies above the lowest, and our attack beside the best.
+
+    The images where a peer is nearer follow.
 
     Args:
         rows: Results of attacks: network, norm, seed, attack, distances, classes, labels, indices, seconds, runs,
@@ -68,6 +75,12 @@ def show(rows: Sequence[dict[str, Any]], ours: str) -> None:
             cells = [[row for row in kept if (row["network"], row["attack"]) == (network, one)] for one in attacks]
             best = min(_mean(cell) for cell in cells)
             print(f"| {network} | " + " | ".join(_cell(cell, best) for cell in cells) + " |")
+        print(f"\nRobust accuracy above the lowest, {norm}: mean (largest) of {len(BUDGETS)} budgets\n")
+        print("| network | " + " | ".join(attacks) + " |\n" + "|---" * (len(attacks) + 1) + "|")
+        above = {network: _above([row for row in kept if row["network"] == network], attacks) for network in networks}
+        for name, each in (above | {"all": torch.cat(list(above.values()))}).items():
+            cells = [f"{mean:.3f} ({most:.3f})" for mean, most in zip(each.mean(0), each.amax(0), strict=True)]
+            print(f"| {name} | " + " | ".join(cells) + " |")
     print("\n| network | norm | mean, a seed each | CPU s | nearest peer | mean | CPU s | ratio | nearer by 2% |")
     print("|---" * 9 + "|")
     pairs = dict.fromkeys((row["network"], row["norm"]) for row in rows)
@@ -78,6 +91,20 @@ def show(rows: Sequence[dict[str, Any]], ours: str) -> None:
     for one in found:
         for text in _beaten(one, ours):
             print(text)
+
+
+def _above(rows: list[dict[str, Any]], attacks: list[str]) -> Tensor:
+    """Robust accuracy at each budget less the lowest of all attacks, ``(budgets, attacks)``; NaN if seeds are missing.
+
+    Source: Croce, Rauber and Hein (2019), table 1.
+    """
+    found = [[_length(one) for row in rows if row["attack"] == name for one in row["distances"]] for name in attacks]
+    most = max(map(len, found))
+    whole = torch.tensor([len(each) == most for each in found])
+    distances = torch.tensor([each if len(each) == most else [math.inf] * most for each in found])
+    budgets = torch.tensor(BUDGETS) * distances.amin(0).median()
+    robust = (distances > budgets[:, None, None]).float().mean(2)
+    return torch.where(whole, robust - robust.amin(1, keepdim=True), math.nan)
 
 
 def _compare(rows: list[dict[str, Any]], ours: str) -> None:
