@@ -127,7 +127,8 @@ def _after(run: StepRun) -> str:
 def _rest(left: Sequence[StepRun], done: Outcomes) -> tuple[float, float]:
     """The passes that are left of a quarter of those of every attack on every sample, and for steps that come first.
 
-    These have half of the quarter in any case, however much naive attacks and transfer took.
+    These have half of the quarter in any case, however much naive attacks and transfer took, and all that they need
+    where no step comes after another.
     """
     runs = [*left, *(one.run for one in done)]
     short = {_after(run) for run in runs if run.step and run.step.category == "black-box"}
@@ -136,6 +137,8 @@ def _rest(left: Sequence[StepRun], done: Outcomes) -> tuple[float, float]:
     everything = len(runs[0].given.ids) * sum(cost for cost in costs if cost < inf)
     before = [one for one in done if one.run.step is None or one.run.step.category in _FIRST]
     rest = everything / 4 - _spent(done)
+    if not any(map(_after, runs)):
+        return rest, inf
     return rest, max(rest, everything / 8 - _spent(done) + _spent(before))
 
 
@@ -148,7 +151,7 @@ def _spent(done: Outcomes) -> int:
 def _affordable(run: StepRun, rest: float, share: float) -> float:
     """How many groups of samples a step may be run on: as its share is for, or one more where the rest is enough."""
     cost = _passes(run) * (run.defense.group_size or 1)
-    if run.settings.full or (run.step and run.step.category in _FIRST) or cost == inf:
+    if run.settings.full or (run.step and run.step.category in _FIRST) or inf in (cost, rest):
         return inf
     return max(min(ceil(share / cost), rest // cost), 0)
 

@@ -72,7 +72,14 @@ def test_no_attack_goes_beyond_the_quarter(subject):
     """Nor one that comes after no other; naive ones come first in any case."""
     kinds = {"a": "naive", "b": "white-box", "c": "white-box", **dict.fromkeys("defgh", "black-box")}
     steps = [
-        Step(name=name, category=kind, attack=Priced(name, Mock()), exposure="defense") for name, kind in kinds.items()
+        Step(
+            name=name,
+            category=kind,
+            attack=Priced(name, Mock()),
+            exposure="defense",
+            after="a" if kind == "black-box" else "",
+        )
+        for name, kind in kinds.items()
     ]
     result = evaluate(subject, lambda x: x, steps, threat=WEAK)
     samples = {one["name"]: one["samples"] for one in result.content["defended"]["attacks"]}
@@ -82,6 +89,8 @@ def test_no_attack_goes_beyond_the_quarter(subject):
     assert stood < sum(samples.values()) <= 40
     assert min(samples.values()) < stood
     assert {one["name"] for one in result.content["not_run"]} > set("efgh")
+    alone = evaluate(subject, lambda x: x, steps[1], threat=WEAK)
+    assert alone.content["not_run"] == []
 
 
 def test_a_samples_draws_do_not_depend_on_what_is_judged_beside_it(subject):
