@@ -82,7 +82,7 @@ def survives(record: Mapping[str, list[bool]], run: StepRun) -> bool:
 
 @dataclass
 class Cascade:
-    """Chooses what :func:`robust_ext.engine.running.run_all` runs next; ``not_run`` says why others were not."""
+    """Chooses what :func:`robust_ext.engine.running.run_all` runs next; ``not_run``: why others were not."""
 
     not_run: dict[str, str] = field(default_factory=dict)
 
