@@ -41,6 +41,7 @@ from robust_ext.evaluations.diagnosis import diagnose as diagnose
 from robust_ext.evaluations.loading import load_result as load_result
 from robust_ext.evaluations.mead import MeadResult as MeadResult
 from robust_ext.evaluations.mead import MeadSettings as MeadSettings
+from robust_ext.evaluations.mead import fit_detector as fit_detector
 from robust_ext.evaluations.mead import mead as mead
 from robust_ext.evaluations.robust_accuracy import RobustAccuracyResult as RobustAccuracyResult
 from robust_ext.evaluations.robust_accuracy import RobustAccuracySettings as RobustAccuracySettings

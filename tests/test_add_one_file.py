@@ -62,7 +62,7 @@ assert abs(float((points - x).abs().max()) - 0.25) < 1e-6
 classifier = PyTorchClassifier(network, torch.nn.CrossEntropyLoss(), (1, 8, 8), 10, clip_values=(0, 1))
 theirs = in_art.SignNoise(classifier, eps=0.25, seed=0, verbose=False).generate(x.numpy(), y.numpy())
 assert torch.equal(torch.from_numpy(theirs), points)
-from robust_ext.detectors import fit_detector
+from robust_ext import fit_detector
 assert fit_detector("unsure", network, x, y, power=2.0).score(x).shape == (24,)
 defense = robust_ext.as_defense("shrinking(factor=0.5)", network, x)
 assert torch.equal(defense(x), network(x * 0.5 * 0.5))

@@ -16,9 +16,9 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import robust_ext
+from robust_ext import fit_detector
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
-from robust_ext.detectors import fit_detector
 
 train, test = load_dataset("digits", split="train"), load_dataset("digits")
 network = digits_network()

@@ -9,9 +9,9 @@
 import matplotlib.pyplot as plt
 
 import robust_ext
+from robust_ext import fit_detector
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
-from robust_ext.detectors import fit_detector
 
 network, threat_model = digits_network(), robust_ext.ThreatModel(norm="linf", epsilon=0.1)
 train, test = load_dataset("digits", split="train"), load_dataset("digits")

@@ -1,7 +1,5 @@
 """Detectors of adversarial examples, as modules."""
 
-from typing import TYPE_CHECKING, Any
-
 from robust_ext.detectors._features.non_local_means import NonLocalMeans as NonLocalMeans
 from robust_ext.detectors._features.non_local_means import OpenCVNonLocalMeans as OpenCVNonLocalMeans
 from robust_ext.detectors._features.squeezers import BitDepth as BitDepth
@@ -24,15 +22,3 @@ from robust_ext.detectors.scored import ScoreDetector as ScoreDetector
 from robust_ext.detectors.trapdoor import TrapdoorDetector as TrapdoorDetector
 from robust_ext.detectors.triggers import Triggers as Triggers
 from robust_ext.detectors.triggers import make_triggers as make_triggers
-
-if TYPE_CHECKING:
-    from robust_ext.evaluations.mead.fitting import fit_detector as fit_detector
-
-
-def __getattr__(name: str) -> Any:
-    """Import ``fit_detector`` once it is used: it runs attacks, which no detector imports."""
-    if name != "fit_detector":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from robust_ext.evaluations.mead import fitting
-
-    return fitting.fit_detector

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from robust_ext import fit_detector
 from robust_ext.core.errors import InvalidArgumentError
-from robust_ext.detectors import fit_detector
 from robust_ext.detectors.catalogue import DETECTORS
 from tests.detectors.cases import CLEAN, data, network
 
