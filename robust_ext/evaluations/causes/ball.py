@@ -55,9 +55,9 @@ def _narrow_bounds(case: Case) -> Finding | None:
         # An image of one value, as black ones that some libraries return, ends nowhere.
         return one.count("end") > 0 and one.known("low") != one.known("high")
 
-    def natural(one: Sample, inside: float) -> bool:
+    def natural(one: Sample, margin: float) -> bool:
         # Inputs that touch the bound may all be moved away from it by as much as they are moved.
-        return case.threat_model.norm == "linf" and abs(inside - one.count("end") * epsilon / width) < SAME
+        return case.threat_model.norm == "linf" and abs(margin - one.count("end") * epsilon / width) < SAME
 
     rows = case.showing(ended)
     if not case.enough(rows) or len(rows) < MOSTLY * len(case.unsolved):
@@ -65,10 +65,13 @@ def _narrow_bounds(case: Case) -> Finding | None:
     everyone = [one for one in case.samples if one.traced and ended(one)]
     ends = []
     for name, bound, way in (("low", low, 1), ("high", high, -1)):
-        inside = [way * (one.count(name) - bound) / width for one in everyone]
-        least = min(inside)
-        held = [one for one, value in zip(everyone, inside, strict=True) if value < least + SAME]
-        if least > SAME and len(held) >= SHARED and all(one in held for one in rows):
+
+        def inside(one: Sample, name: str = name, bound: float = bound, way: int = way) -> float:
+            return way * (one.count(name) - bound) / width
+
+        least = min(map(inside, everyone))
+        same = least + SAME
+        if least > SAME and sum(inside(one) < same for one in everyone) >= SHARED and max(map(inside, rows)) < same:
             ends.append((bound + way * least * width, all(natural(one, least) for one in rows)))
     # In other norms than linf many values stay as they are, and inputs may well share their smallest or largest.
     if len(ends) < (1 if case.threat_model.norm == "linf" else 2) or all(moved for _, moved in ends):
