@@ -4,8 +4,8 @@ r"""Passes of the cascade against those of every attack on every sample, and bot
     python benchmarks/test_time.py soap --model examples/networks.py:resnet20 --weights net.safetensors \
         --data cifar10 --data-root FOLDER --eps 8/255
 
-All nine when none are named, with lengths relative to epsilon and those that take many steps shortened. Passes are rows
-forward and rows back through all networks, judging included.
+All nine when none are named. One of them without settings has those of `NINE`: lengths relative to epsilon, and fewer
+steps where it takes many. Passes are rows forward and rows back through all networks, judging included.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ def main() -> None:
     parser.add_argument("--cascade-only", action="store_true")
     arguments = parser.parse_args()
     epsilon = number("--eps", arguments.eps)
-    names = arguments.defenses or [_filled(name, epsilon) for name in NINE]
+    usual = {name.partition("(")[0]: name for name in NINE}
+    names = [_filled(usual.get(name, name), epsilon) for name in arguments.defenses or usual]
     titles = ("cascade: passes", "worst", "cpu s", "full: passes", "worst", "ratio")
     print(f"{'defense':16}", " ".join(title.rjust(width) for title, width in zip(titles, _WIDTHS, strict=True)))
     with TemporaryDirectory() as folder:
