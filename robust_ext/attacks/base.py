@@ -264,7 +264,10 @@ def broken_package(title: str, install: str, error: Exception) -> MissingDepende
 
 
 def draw_seed(generator: torch.Generator) -> int:
-    """A 32-bit seed for a library that takes only integers, drawn from ``generator``."""
+    """A 32-bit seed for a library that takes only integers, drawn from ``generator``.
+
+    From a :class:`robust_ext.core.random.RowGenerator` the seeds of the rows that are left out are skipped.
+    """
     if isinstance(generator, RowGenerator) and generator.gaps:
         torch.randint(0, 2**32, (generator.gaps.pop(0),), generator=generator, dtype=torch.int64)
     return int(torch.randint(0, 2**32, (), generator=generator, dtype=torch.int64))

@@ -112,7 +112,7 @@ def followed(
     return met.points, met.distances
 
 
-# Steps from points: :func:`fab_steps` or :func:`descent_steps`.
+# Several steps from points, as :func:`followed` takes them: `fab_steps`, `descent_steps` and their kin.
 Steps = Callable[..., tuple[Tensor, Tensor]]
 
 
