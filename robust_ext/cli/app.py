@@ -50,6 +50,21 @@ class _Lines(logging.Formatter):
         return printable(super().format(record))
 
 
+class _Once(logging.Filter):
+    """Lets a message through once: an attack warns in each block of samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._shown = set[str]()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the message is a new one."""
+        text = record.getMessage()
+        new = text not in self._shown
+        self._shown.add(text)
+        return new
+
+
 app = typer.Typer(
     cls=_Group,
     no_args_is_help=True,
@@ -84,6 +99,8 @@ def _options(
 ) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Lines("%(name)s: %(message)s" if verbose else "%(message)s"))
+    if not verbose:
+        handler.addFilter(_Once())
     logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, handlers=[handler])
 
 
