@@ -1,11 +1,12 @@
 r"""Passes of the cascade against those of every attack on every sample, and both worst cases, for test-time defenses.
 
     python benchmarks/test_time.py hd "aid(radius=0.1)"   # on the embedded network; parts are trained, in seconds
-    python benchmarks/test_time.py soap --model examples/networks.py:resnet20 --weights net.safetensors \
+    python benchmarks/test_time.py "soap()" --model examples/networks.py:resnet20 --weights net.safetensors \
         --data cifar10 --data-root FOLDER --eps 8/255
 
-All nine when none are named. One of them without settings has those of `NINE`: lengths relative to epsilon, and fewer
-steps where it takes many. Passes are rows forward and rows back through all networks, judging included.
+All nine when none are named. A bare name of these has the settings of `NINE`: lengths relative to epsilon, and fewer
+steps where it takes many; `soap()` has the defaults. Passes are rows forward and rows back through all networks,
+judging included.
 """
 
 from __future__ import annotations
