@@ -113,7 +113,7 @@ def inputs_digest(inputs: Tensor, samples: Sequence[int]) -> str:
     """Fingerprint of inputs ``(N, ...)`` and their ids."""
     digest = hashlib.blake2b(digest_size=16)
     digest.update(f"{tuple(inputs.shape)} {list(samples)}".encode())
-    digest.update(inputs.detach().cpu().contiguous().numpy().tobytes())
+    digest.update(inputs.detach().cpu().contiguous().numpy().data)
     return digest.hexdigest()
 
 

@@ -20,6 +20,7 @@ from robust_ext.attacks.base import Attack
 from robust_ext.attacks.running import undisturbed
 from robust_ext.core.cost import Spent
 from robust_ext.core.heap import keep_freed_memory, trimmed
+from robust_ext.core.intact.code import settled
 from robust_ext.core.random import RowGenerator, derive_seed, seeded_globals, stream
 from robust_ext.core.target import PassCounter, Target, count_all_calls, count_calls
 from robust_ext.core.threat import ThreatModel
@@ -183,7 +184,7 @@ def verified(work: Work[T]) -> Generator[Task, TaskResult, T]:
 
 def drive(tasks: Generator[Task, TaskResult, T], worker: Worker = run_task) -> T:
     """Run tasks one after another; an error of a worker is raised where its task was made."""
-    with trimmed():
+    with trimmed(), settled():
         try:
             task = next(tasks)
             while True:

@@ -66,12 +66,14 @@ class Trace:
 
     def rows(self) -> list[dict[str, Any] | None]:
         """A dict of plain values for each row, with four digits; None for rows that were not queried."""
-        return [_plain(row) if row[0] > 0 else None for row in self.values.tolist()]
-
-
-def _plain(row: Sequence[float]) -> dict[str, Any]:
-    named = zip(COLUMNS, row, strict=True)
-    return {name: round(value) if name in _WHOLE and math.isfinite(value) else finite(value) for name, value in named}
+        columns = [
+            [round(value) if math.isfinite(value) else None for value in column]
+            if name in _WHOLE
+            else [finite(value) for value in column]
+            for name, column in zip(COLUMNS, self.values.T.tolist(), strict=True)
+        ]
+        named = (dict(zip(COLUMNS, row, strict=True)) for row in zip(*columns, strict=True))
+        return [row if (row["queries"] or 0) > 0 else None for row in named]
 
 
 def plain_curve(found: object) -> list[dict[str, float | None]]:

@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from robust_ext.core import threat
+from robust_ext.core.intact.code import settled
 from robust_ext.core.intact.guard import guarded
 from robust_ext.core.threat import ThreatModel
 from robust_ext.models.binarized import identifiable
@@ -301,6 +302,23 @@ def test_weights_that_their_owner_changes_between_blocks_are_not_put_back(networ
         network(X)
     assert not found.network
     assert not network[3].weight.any()
+
+
+def test_code_that_changes_between_blocks_is_put_back_where_it_has_to_be_settled(network, monkeypatch):
+    contains = ThreatModel.contains
+    with settled():
+        with guarded(network):
+            pass
+        # As a thread does that an attack left running.
+        monkeypatch.setattr(ThreatModel, "contains", shown)
+        with guarded(network) as found:
+            network(X)
+        assert found.network == ["ThreatModel.contains"]
+        assert ThreatModel.contains is contains
+    monkeypatch.setattr(ThreatModel, "contains", shown)
+    with guarded(network) as found:
+        network(X)
+    assert not found.network
 
 
 KEPT = []

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import builtins
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from operator import attrgetter, is_
 from pathlib import Path
@@ -81,6 +83,34 @@ class CodeState:
         return [list(map(part, functions)) for part in _CONTENTS]
 
 
+# What the first guards inside :func:`settled` found, by the number of modules loaded then and the networks' classes.
+_SETTLED: ContextVar[dict[tuple[int, frozenset[type]], CodeState] | None] = ContextVar("robust_ext_code", default=None)
+
+
+@contextmanager
+def settled() -> Iterator[None]:
+    """Inside the block guards compare with what the first of them found, so that it is not looked at before each.
+
+    What is changed between them, as by a thread that an attack left running, is put back by the next one.
+    """
+    token = _SETTLED.set({})
+    try:
+        yield
+    finally:
+        _SETTLED.reset(token)
+
+
+def code_state(classes: Iterable[type]) -> CodeState:
+    """The code that counts for networks with modules of these classes, as it is now, or has to be."""
+    found, settled = frozenset(classes), _SETTLED.get()
+    if settled is None:
+        return CodeState(found)
+    key = len(sys.modules), found
+    if key not in settled:
+        settled[key] = CodeState(found)
+    return settled[key]
+
+
 def _namespaces() -> list[Any]:
     """Modules of torch and of this project, and this project's classes."""
     if _JUDGES.loaded != len(sys.modules):
@@ -99,12 +129,13 @@ def _namespaces() -> list[Any]:
 
 
 def _functions(owners: Iterable[Any]) -> list[tuple[str, FunctionType]]:
-    return [
-        (f"{owner.__name__}.{name}", value)
-        for owner in owners
-        for name, value in vars(owner).items()
-        if isinstance(value, FunctionType)
-    ]
+    """Each once, however many modules import it, with its first name."""
+    found: dict[FunctionType, str] = {}
+    for owner in owners:
+        for name, value in vars(owner).items():
+            if isinstance(value, FunctionType):
+                found.setdefault(value, f"{owner.__name__}.{name}")
+    return [(name, function) for function, name in found.items()]
 
 
 def _restore(owner: Any, now: Mapping[str, Any], kept: Mapping[str, Any]) -> list[str]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from robust_ext.core.intact.code import CodeState
+from robust_ext.core.intact.code import code_state
 from robust_ext.core.intact.modules import NetworkState
 from robust_ext.core.intact.process import fenced
 
@@ -30,7 +30,7 @@ def guarded(*networks: nn.Module) -> Iterator[Disturbances]:
     being mentioned.
     """
     found, network = Disturbances(), NetworkState(*networks)
-    code = CodeState(network.classes)
+    code = code_state(network.classes)
     try:
         with fenced(found.left):
             try:
