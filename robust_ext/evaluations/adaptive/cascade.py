@@ -3,9 +3,10 @@
 As AutoAttack does (Croce and Hein 2020, section 5), a step is run on what those before it left. Naive attacks and
 transfer come first, then steps that come after no other; among these the one that promises most losses a pass: those
 of its kind so far, over what it costs. They may take a quarter of the passes of every attack on every sample, less what
-was spent; all others share what they leave, each at least one sample where that is enough. What there is goes to the
-samples nearest to being broken: in a fixed number of passes, a long search of few samples breaks more than a short one
-of many. All of it follows from records and counted passes, so a run that is gone on with takes the same steps.
+was spent; all others share what they leave: the same number of samples for each, whatever it costs, and at least one
+where that is enough. These are the samples nearest to being broken: in a fixed number of passes, a long search of few
+samples breaks more than a short one of many. All of it follows from records and counted passes, so a run that is gone
+on with takes the same steps.
 """
 
 from __future__ import annotations
@@ -93,11 +94,12 @@ class Cascade:
             return left[0]
         stands, waiting = standing_after(done), {run.title for run in left}
         (rest, first), in_time = _rest(left, done), _passes_in_time(done)
-        sharing = max(sum(bool(_after(run)) and not run.twin for run in left), 1)
+        # What one sample takes of all that share them.
+        shared = sum(cost for run in left if _after(run) and not run.twin and (cost := _passes(run)) < inf)
         ready, reasons = list[tuple[StepRun, int]](), dict[str, str]()
         for run in left:
             wanted = stands.under(None if run.settings.full else run.step)
-            groups = _affordable(run, rest, rest / sharing) if _after(run) else _affordable(run, first, first)
+            groups = _affordable(run, *((rest, shared) if _after(run) else (first, 0)))
             rows = _nearest(run, wanted, margins_for(run, done), groups)
             if reason := _reason(run, wanted, rows, in_time):
                 reasons[run.title] = reason
@@ -148,12 +150,15 @@ def _spent(done: Outcomes) -> int:
     return sum(phase.forward + phase.backward for phase in phases)
 
 
-def _affordable(run: StepRun, rest: float, share: float) -> float:
-    """How many groups of samples a step may be run on: as its share is for, or one more where the rest is enough."""
-    cost = _passes(run) * (run.defense.group_size or 1)
+def _affordable(run: StepRun, rest: float, shared: float) -> float:
+    """How many groups of samples a step may be run on: what is left for it and all that share it, rounded up.
+
+    ``shared`` is what one sample costs all of these.
+    """
+    size, cost = run.defense.group_size or 1, _passes(run)
     if run.settings.full or (run.step and run.step.category in _FIRST) or inf in (cost, rest):
         return inf
-    return max(min(ceil(share / cost), rest // cost), 0)
+    return max(min(ceil(rest / (max(shared, cost) * size)), rest // (cost * size)), 0)
 
 
 def _nearest(run: StepRun, wanted: Bools, margins: NDArray[np.float64], count: float) -> Bools:

@@ -40,9 +40,9 @@ class Step:
         exposure: What it is run on: the ``"static"`` model, the ``"defense"`` with its own gradients, or with those of
             :class:`robust_ext.models.bpda.BPDA`, ``"identity"``, ``"frozen"`` or ``"trajectory"``.
         averaged: Whether a random defense is averaged over draws.
-        after: Name of a step that is run first; this one is then run on as many samples as a share of the passes
-            allows, unless all are run on all: those that the other came nearest to breaking, or, where this one is
-            ``warm``, all so far.
+        after: Name of a step that is run first; unless all are run on all, this one is then run on as many samples as
+            passes are left for, by it and all others that follow one: those that the other came nearest to breaking,
+            or, where this one is ``warm``, all so far.
         warm: Whether it begins, unless all are run, at each sample's best point of the steps before it.
     """
 

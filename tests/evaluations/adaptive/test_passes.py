@@ -1,5 +1,6 @@
 """What the cascade spends: passes of all networks, the nearest samples first, from the best points so far."""
 
+from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
@@ -59,13 +60,21 @@ def test_a_quarter_of_the_passes_of_everything(subject):
 class Priced(Still):
     """Takes a hundred passes of the target."""
 
+    passes = 100
+
     def cost(self, threat_model, *, classes):
-        return Cost(100)
+        return Cost(self.passes)
 
     def search(self, target, inputs, labels, *, threat_model, generator):
-        for _ in range(100):
+        for _ in range(self.passes):
             target.module(inputs)
         return inputs
+
+
+class Cheap(Priced):
+    """Takes ten."""
+
+    passes = 10
 
 
 def test_no_attack_goes_beyond_the_quarter(subject):
@@ -91,6 +100,22 @@ def test_no_attack_goes_beyond_the_quarter(subject):
     assert {one["name"] for one in result.content["not_run"]} > set("efgh")
     alone = evaluate(subject, lambda x: x, steps[1], threat=WEAK)
     assert alone.content["not_run"] == []
+
+
+def test_costly_attacks_share_samples_with_cheap_ones(subject):
+    """What follows is run on equally many samples, but for rounding; equal passes would be enough for all 20."""
+    first = Step(name="first", category="naive", attack=Cheap("first", Mock()), exposure="defense")
+    steps = [
+        replace(
+            first, name=f"{kind.__name__} {place}", category="black-box", attack=kind("later", Mock()), after="first"
+        )
+        for place in range(3)
+        for kind in (Priced, Cheap)
+    ]
+    result = evaluate(subject, lambda x: x, [first, *steps], threat=WEAK)
+    samples = [one["samples"] for one in result.content["defended"]["attacks"][1:]]
+    assert len(samples) == 6
+    assert 5 >= max(samples) >= min(samples) >= 3
 
 
 def test_a_samples_draws_do_not_depend_on_what_is_judged_beside_it(subject):
