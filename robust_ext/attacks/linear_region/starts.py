@@ -62,7 +62,9 @@ class Portfolio:
         from_inputs = [one for one in _FROM_INPUTS[oracle.threat_model.norm] if one[0] in self.kinds]
         makers += [partial(self._from_inputs, *one, None) for one in from_inputs]
         if classes is not None and classes.shape[1]:
-            makers += [partial(self._from_inputs, *one, classes) for one in from_inputs]
+            # Proximal starts are long: those at classes gain less than noise and hops do in as many passes.
+            aimed = [one for one in from_inputs if one[1] is not proximal_steps]
+            makers += [partial(self._from_inputs, *one, classes) for one in aimed]
         makers += [make for kind, make in (("noise", self._noise), ("nearest", self._nearest)) if kind in self.kinds]
         # What is spent until here is part of what an earlier process kept.
         earlier, done = self.found.resumed()
