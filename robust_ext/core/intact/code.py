@@ -102,13 +102,13 @@ def settled() -> Iterator[None]:
 
 def code_state(classes: Iterable[type]) -> CodeState:
     """The code that counts for networks with modules of these classes, as it is now, or has to be."""
-    found, settled = frozenset(classes), _SETTLED.get()
-    if settled is None:
+    found, states = frozenset(classes), _SETTLED.get()
+    if states is None:
         return CodeState(found)
     key = len(sys.modules), found
-    if key not in settled:
-        settled[key] = CodeState(found)
-    return settled[key]
+    if key not in states:
+        states[key] = CodeState(found)
+    return states[key]
 
 
 def _namespaces() -> list[Any]:
