@@ -98,8 +98,8 @@ class BoundarySearch(NativeAttack):
     )
     target_classes: int = setting(
         default=3,
-        help="Likeliest other classes that descents, but in l2 and linf alone, and steps from the input are aimed at, "
-        "besides those at any class.",
+        help="Likeliest other classes that steps from the input, and descents in l2 and linf, are aimed at, besides "
+        "those at any class.",
         minimum=0,
     )
     draws: int = setting(default=8, help="Starts of noise of each input, and nearest images.", minimum=1, trial=4)
