@@ -163,7 +163,7 @@ def test_an_error_that_nobody_raised_on_purpose(main, monkeypatch):
 
 
 @pytest.mark.parametrize(("options", "times"), [((), 1), (("--verbose",), 2)])
-def test_a_warning_of_each_block_is_shown_once(options, times, main, monkeypatch):
+def test_a_warning_of_each_block_is_shown_once(options, times, main, monkeypatch, caplog):
     def warning(*_, **__):
         for count in (3, 3, 4):
             logging.getLogger("robust_ext.attacks").warning("%d of 4 rows", count)
@@ -171,6 +171,7 @@ def test_a_warning_of_each_block_is_shown_once(options, times, main, monkeypatch
 
     monkeypatch.setattr("robust_ext.cli.robust_accuracy.robust_accuracy", warning)
     monkeypatch.setattr(logging.root, "handlers", [])
+    caplog.set_level(logging.WARNING)  # ``--verbose`` changes the level of the process, which is put back after the test
     _, _, err = main(*options, *ACCURACY, *MODEL)
     assert (err.count("3 of 4 rows"), err.count("4 of 4 rows")) == (times, 1)
 
