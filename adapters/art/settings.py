@@ -99,8 +99,8 @@ def threshold(context: AttackContext) -> Mapping[str, Any]:
     ART rounds every changed value down to a whole step, so that an input between two steps moves by up to the
     difference more than the threshold; that difference is taken off.
     """
-    steps = context.inputs.detach().double() * 255
-    between = float((steps - (steps + 1e-3).floor()).clamp_min(0).max()) if steps.numel() else 0.0
+    steps = context.inputs.detach().float() * 255  # in float32, as ART: whether a value is on a step is its rounding
+    between = float((steps - steps.floor()).max()) if steps.numel() else 0.0
     return {"th": max(1, math.floor(context.threat_model.epsilon * 255 - between + 1e-3)), "es": 1}
 
 
