@@ -171,7 +171,7 @@ def test_a_warning_of_each_block_is_shown_once(options, times, main, monkeypatch
 
     monkeypatch.setattr("robust_ext.cli.robust_accuracy.robust_accuracy", warning)
     monkeypatch.setattr(logging.root, "handlers", [])
-    caplog.set_level(logging.WARNING)  # ``--verbose`` changes the level of the process, which is put back after the test
+    caplog.set_level(logging.WARNING)  # ``--verbose`` changes it for the process; it is put back after the test
     _, _, err = main(*options, *ACCURACY, *MODEL)
     assert (err.count("3 of 4 rows"), err.count("4 of 4 rows")) == (times, 1)
 
