@@ -69,8 +69,10 @@ class Attacked:
 
 def as_entry(record: Mapping[str, object], *, correct: bool, random_found: bool | None = None) -> Entry:
     """What the rules take of a record of an attack."""
-    kept = {key: record.get(key) for key in ("outcome", "distance", "trace", "canary")}
-    return {**kept, "correct": correct, "random_found": random_found}
+    entry: dict[str, object] = {"correct": correct, "random_found": random_found}
+    for key in ("outcome", "distance", "trace", "canary"):
+        entry[key] = record.get(key)
+    return entry
 
 
 def broke_none(entries: Iterable[Entry]) -> bool:
