@@ -93,19 +93,23 @@ def test_where_rounding_matters_all_is_measured_again(network, digits, network_o
 
 
 def test_only_samples_that_need_it_are_measured_again(network, digits):
-    """Some features are far from 0 in every other sample."""
+    """Features are far from 0 around every other sample."""
 
     class Mixed(Coarse):
         def features(self, x):
-            bright = (x.flatten(1).mean(1) > digits[:6].flatten(1).mean(1).median())[:, None]
-            return self.body(x) + torch.where(bright, 3e4, 0.0)
+            nearest = torch.cdist(x.float().flatten(1), digits[:6].flatten(1)).argmin(1, keepdim=True)
+            found = self.body(x)
+            # In the precision of the features: a sum with float32 would keep every bit of them.
+            return found + torch.where(nearest % 2 == 1, 3e4, 0.0).to(found.dtype)
 
     plain, exact, _ = problems_of(Mixed(network, 0.0), digits[:6])
     problems, counter, _ = problems_of(Mixed(network, 0.0), digits[:6], planting_precision="bfloat16")
     assert problems.samples == tuple(range(6))
-    again = [row for row in range(6) if torch.equal(problems.gap[row], plain.gap[row])]
-    assert 0 < len(again) < 6
-    assert counter.forward == exact.forward + 6 * (RECHECKED + 2) + len(again) * exact.forward / 6
+    assert counter.forward == exact.forward + 6 * (RECHECKED + 2) + 3 * exact.forward / 6
+    # Those are as float32 has them, up to rounding in batches of another size.
+    assert torch.allclose(problems.gap[1::2], plain.gap[1::2], rtol=0.01)
+    assert torch.allclose(problems.planted[1::2], plain.planted[1::2])
+    assert not torch.isclose(problems.gap[::2], plain.gap[::2], rtol=1e-5).all()
 
 
 def test_verdicts_are_those_of_float32(network, digits, pgd):
