@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,8 +14,11 @@ from robust_ext.core.statistics import proportion_interval
 
 Interval = tuple[float, float]
 Floats = NDArray[np.float64]
+Counts = NDArray[np.int32]
 
 _CONFIDENCE = 0.95
+# Counts of samples in resamples that are looked at together: what a processor keeps close.
+_AT_ONCE = 2**17
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,15 +53,14 @@ def detect(natural: Floats, positives: Floats, *, resamples: int, seed: int, uns
     """
     samples = len(natural)
     curve = _Curve(natural, positives)
-    everything = curve.numbers(np.arange(samples))
+    everything = curve.numbers(np.ones((samples, 1), dtype=np.int32))
     intervals: list[Interval | None] = [None, None, None]
-    if everything is not None and resamples:
-        draw = np.random.default_rng(derive_seed(seed, "mead", "resamples"))
-        drawn = [curve.numbers(draw.integers(samples, size=samples)) for _ in range(resamples)]
-        kept = np.array([numbers for numbers in drawn if numbers is not None]).reshape(-1, 3)
+    if len(everything) and resamples:
+        counts, step = _resampled(samples, resamples, seed), max(1, _AT_ONCE // max(samples, 1))
+        drawn = [curve.numbers(counts[:, place : place + step]) for place in range(0, resamples, step)]
         trials = min(curve.naturals, curve.positives)
-        intervals = [_interval(column, trials=trials) for column in kept.T]
-    auroc, fpr, tpr = everything or (None, None, None)
+        intervals = [_interval(column, trials=trials) for column in np.concatenate(drawn).T]
+    auroc, fpr, tpr = everything[0].tolist() if len(everything) else (None, None, None)
     return Detection(
         auroc=auroc,
         auroc_interval=intervals[0],
@@ -122,34 +125,55 @@ def average(rows: Sequence[Detection | Average]) -> Average:
     return Average(auroc=auroc, fpr_at_95_tpr=fpr, tpr_at_5_fpr=tpr, rows=len(numbers), skipped=skipped)
 
 
+@lru_cache(maxsize=1)
+def _resampled(samples: int, resamples: int, seed: int) -> Counts:
+    """How often each resample holds each sample, ``(samples, resamples)``; the curves of a result share it."""
+    draw = np.random.default_rng(derive_seed(seed, "mead", "resamples"))
+    counts = np.empty((samples, resamples), dtype=np.int32)
+    for column in counts.T:
+        column[:] = np.bincount(draw.integers(samples, size=samples), minlength=samples)
+    return counts
+
+
 class _Curve:
-    """Scores as places among all distinct ones, so that resamples need no sorting."""
+    """Scores in order, so that resamples need no sorting."""
 
     def __init__(self, natural: Floats, positives: Floats) -> None:
-        scores = np.stack([natural, positives])
-        missing = np.isnan(scores)
-        distinct = np.unique(scores[~missing])
-        self._places = np.where(missing, len(distinct), np.searchsorted(distinct, scores))
-        self._distinct = len(distinct)
-        self.naturals, self.positives = (int(count) for count in (~missing).sum(1))
+        # Sorting puts NaN last.
+        self._natural, self._positive = np.argsort(natural), np.argsort(positives)
+        self.naturals, self.positives = (int((~np.isnan(scores)).sum()) for scores in (natural, positives))
+        self._natural, self._positive = self._natural[: self.naturals], self._positive[: self.positives]
+        clean, attacked = natural[self._natural], positives[self._positive]
+        # For each positive, how many natural scores lie below it, and how many not above it.
+        self._below, self._not_above = (np.searchsorted(clean, attacked, side=side) for side in ("left", "right"))
+        # For each natural score, how many positives do not lie above it.
+        self._missed = np.searchsorted(attacked, clean, side="right")
 
-    def numbers(self, rows: NDArray[np.int64]) -> tuple[float, float, float] | None:
-        """AUROC, FPR at 95% TPR and TPR at 5% FPR of these samples; None where a class is missing."""
-        # Counts of all scores from each place on. They are whole numbers, and so exact.
+    def numbers(self, counts: Counts) -> Floats:
+        """AUROC, FPR at 95% TPR and TPR at 5% FPR of resamples, ``(R, 3)``, without those in which a class is missing.
+
+        Counts are int32 ``(N, R)``: how often each resample holds each sample.
+        """
         natural, positive = (
-            np.bincount(places, minlength=self._distinct + 1)[: self._distinct][::-1].cumsum()[::-1]
-            for places in self._places[:, rows]
+            np.concatenate([np.zeros((1, counts.shape[1]), dtype=np.int32), counts[order].cumsum(0, dtype=np.int32)])
+            for order in (self._natural, self._positive)
         )
-        count, total = (int(counts[0]) if len(counts) else 0 for counts in (natural, positive))
-        if not (count and total):
-            return None
-        above, hits = (np.append(counts[1:], 0) for counts in (natural, positive))
-        # Twice the pairs in the right order, ties counting once: natural samples below, and not above.
-        ordered = int(((positive - hits) * (2 * count - natural - above)).sum())
-        last = int((positive >= -(-95 * total // 100)).sum()) - 1
-        first = int((natural > 5 * count // 100).sum())
-        caught = int(positive[first]) if first < self._distinct else 0
-        return ordered / (2 * count * total), int(natural[last]) / count, caught / total
+        complete = (natural[-1] > 0) & (positive[-1] > 0)
+        if not complete.all():
+            natural, positive, counts = natural[:, complete], positive[:, complete], counts[:, complete]
+        every, total, resamples = natural[-1], positive[-1], np.arange(natural.shape[1])
+        if not len(resamples):
+            return np.empty((0, 3))
+        # Whole numbers, and so exact: twice the pairs in the right order, ties counting once.
+        pairs = natural[self._below] + natural[self._not_above]
+        ordered = np.einsum("mr,mr->r", counts[self._positive], pairs, dtype=np.int64, casting="safe")
+        # The highest positive from which on there are 95% of them.
+        lowest = (positive <= total - -(-95 * total // 100)).sum(0) - 1
+        flagged = every - natural[self._below[lowest], resamples]
+        # The highest natural score from which on there are more than 5% of them: thresholds lie above it.
+        highest = (natural < every - 5 * every // 100).sum(0) - 1
+        caught = total - positive[self._missed[highest], resamples]
+        return np.stack([ordered / (2 * every.astype(np.int64) * total), flagged / every, caught / total], axis=1)
 
 
 def _interval(values: Floats, *, trials: int) -> Interval | None:
