@@ -29,7 +29,6 @@ from robust_ext.core.validation import check_inputs, check_labels
 # The share of the budget after which no further start is made.
 _START_SHARE = 0.4
 
-
 # The share of the budget after which the last steps are made and regions are solved, where they are: by then hops gain
 # little, and regions little more.
 _UNTIL = 0.9
@@ -184,15 +183,14 @@ class BoundarySearch(NativeAttack):
             pool=pool,
         )
         state, done = portfolio.starts()
-        hops, last = Hops(oracle, found.hops, batch=self.batch), LAST.get(oracle.threat_model.norm)
-        until = 1.0 if refine is None and last is None else _UNTIL
-        hopped = partial(hops, going=found.limited(until))
+        hops = Hops(oracle, found.hops, batch=self.batch)
+        hopped = partial(hops, going=found.limited(_UNTIL))
         for _ in range(done, self.hops):
-            if not self._improve(state, found, hopped, alive=self.survivors, until=until):
+            if not self._improve(state, found, hopped, alive=self.survivors, until=_UNTIL):
                 break
             found.keep([state])
-        if self.hops and last is not None:
-            self._improve(state, found, partial(hops.made, last, going=found.going), alive=self.survivors)
+        if self.hops:
+            self._improve(state, found, partial(hops.made, LAST, going=found.going), alive=self.survivors)
         if refine is not None:
             refine(state)
 

@@ -42,8 +42,8 @@ HOPS = {
         Hop(fab_steps, 1.5, 12),
     ),
 }
-# Steps after all hops, without a jump: in l1 the others end per cents away from the nearest point around.
-LAST = {"l1": Hop(trust_region_steps, 0.0, 40)}
+# Steps after all hops, without a jump: the others end up to per cents away from the nearest point around.
+LAST = Hop(trust_region_steps, 0.0, 40)
 
 
 def blank_account(oracle: BoundaryOracle) -> Tensor:
