@@ -113,20 +113,22 @@ def _run(run: RunOptions, own: MeadOptions, adapt: AdaptationOptions, settings: 
     rows, size = training.choose(fitted + calibrating, seed=settings["seed"]), run.size_for(training)
     clean, classes = training.take(rows[:fitted], bounds=run.limits, size=size)
     held_out, _ = training.take(rows[fitted:], bounds=run.limits, size=size)
-    detectors = find_detectors(
-        own.detector,
-        as_module(model).module,
-        clean,
-        classes,
-        attacked=min(own.adversarial_samples, fitted),
-        preset=own.preset,
-        bounds=run.limits,
-        seed=settings["seed"],
-        folder=None if run.out is None else run.out / "detectors",
-        repair=run.repair,
-        fit=not run.dry_run,
-        report=partial(typer.echo, err=True) if run.progress else lambda _: None,
-    )
+    # Workers that fit detectors have ended before those that attack begin.
+    with attack_worker(**run.isolation, **run.workers):
+        detectors = find_detectors(
+            own.detector,
+            as_module(model).module,
+            clean,
+            classes,
+            attacked=min(own.adversarial_samples, fitted),
+            preset=own.preset,
+            bounds=run.limits,
+            seed=settings["seed"],
+            folder=None if run.out is None else run.out / "detectors",
+            repair=run.repair,
+            fit=not run.dry_run,
+            report=partial(typer.echo, err=True) if run.progress else lambda _: None,
+        )
     trained = f"{training.name}, {fitted} samples, and {len(held_out)} to calibrate"
     with run.context(samples, training_data=trained):
         result = mead(

@@ -1,5 +1,6 @@
 """Detectors by name: what they are trained on, by which constants, whether they detect; and layers that are found."""
 
+from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -17,6 +18,8 @@ from robust_ext.demo.network import digits_network
 from robust_ext.detectors import KDBUDetector, LIDDetector, MagNetDetector, NSSDetector, observe
 from robust_ext.detectors._features.layers import activation_layers, hidden_layer
 from robust_ext.detectors.catalogue import DETECTORS
+from robust_ext.engine.executors.local import LocalExecutor
+from robust_ext.engine.workers import attack_worker
 from robust_ext.evaluations.mead.fitting import NAMED, fit_detector, load_detector
 from robust_ext.evaluations.mead.named import find_detectors
 from robust_ext.evaluations.mead.training import training_adversarials
@@ -277,6 +280,8 @@ def test_training_adversarials_do_not_depend_on_batches_and_leave_no_trace():
     whole = training_adversarials(classifier, clean, labels, seed=2)
     parts = training_adversarials(classifier, clean, labels, seed=2, batch_size=3)
     torch.testing.assert_close(parts, whole, rtol=0, atol=1e-6)
+    rest = training_adversarials(classifier, clean[3:], labels[3:], seed=2, start=3)
+    torch.testing.assert_close(rest, whole[3:], rtol=0, atol=1e-6)
     assert not torch.equal(training_adversarials(classifier, clean, labels, seed=3), whole)
     one = training_adversarials(classifier, clean[:1], labels[:1], seed=2)
     torch.testing.assert_close(one, whole[:1], rtol=0, atol=1e-6)
@@ -436,3 +441,36 @@ def test_detectors_that_were_fitted_to_other_code_are_not_taken_over(tmp_path):
     for one, count in ((network, 1), (network, 1), (changed, 2)):
         find_detectors(["fs"], one, clean, labels, report=Mock(), **options)
         assert len(list(tmp_path.iterdir())) == count
+
+
+def test_workers_fit_what_is_fitted_here(tmp_path, monkeypatch):
+    """Adversarial examples are made batch by batch, each by whichever worker is free."""
+    monkeypatch.setattr("robust_ext.evaluations.mead.named._BATCH", 40)
+    clean, labels = load_dataset("digits", split="train").take(range(300))
+    names, x = ["lid", "fs", "nss"], 1 - clean[:20]
+    options = {"attacked": 100, "preset": "mnist", "bounds": (0.0, 1.0), "seed": 0, "report": Mock()}
+    scores = []
+    for folder, executor in ((None, None), (tmp_path, partial(LocalExecutor, 2))):
+        with attack_worker(isolate=False, executor=executor):
+            found = find_detectors(names, digits_network(), clean, labels, folder=folder, **options)
+        assert list(found) == names
+        scores.append(torch.stack([one.score(x) for one in found.values()]))
+    assert torch.allclose(*scores, rtol=1e-5)
+    assert len(list(tmp_path.iterdir())) == 3
+    assert "making 100 adversarial examples to train detectors on" in [
+        call.args[0] for call in options["report"].mock_calls
+    ]
+
+
+def test_errors_of_a_fit_on_a_worker_are_those_of_one_here():
+    clean, labels = load_dataset("digits", split="train").take(range(300))
+    options = {"attacked": 4, "preset": "auto", "bounds": (0.0, 1.0), "seed": 0, "folder": None, "report": Mock()}
+    messages = []
+    for executor in (None, partial(LocalExecutor, 2)):
+        with (
+            attack_worker(isolate=False, executor=executor),
+            pytest.raises(InvalidArgumentError, match="folds") as met,
+        ):
+            find_detectors(["lid", "kd-bu"], digits_network(), clean, labels, **options)
+        messages.append(str(met.value))
+    assert messages[0] == messages[1]
