@@ -38,8 +38,9 @@ def best_points(done: Sequence[Outcome[StepRun]]) -> Tensor:
     for one in done:
         records = {record["index"]: record for record in one.records}
         for block in one.run.blocks:
-            arrays = one.store.load(candidates_name(block.start))
             rows = [row for row in block if row in records]
+            # Under the first row that the step was run on, which need not be the block's.
+            arrays = one.store.load(candidates_name(rows[0])) if rows else None
             for row, point in zip(rows, [] if arrays is None else arrays["candidates"], strict=arrays is not None):
                 if records[row]["margin"] > best[row]:
                     best[row], points[row] = records[row]["margin"], torch.from_numpy(point).to(points)

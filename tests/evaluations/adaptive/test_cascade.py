@@ -13,13 +13,15 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from robust_ext import ThreatModel, evaluate_defense
+from robust_ext.attacks._common.objectives import margin
 from robust_ext.attacks.base import Attack, AttackTraits
 from robust_ext.cli import app as cli
 from robust_ext.core.errors import InvalidArgumentError, OutOfTimeError
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
-from robust_ext.evaluations.adaptive import Step, cascade
+from robust_ext.evaluations.adaptive import Step, cascade, nearest
 from robust_ext.evaluations.adaptive.content import _is_stated, _worst_case
+from robust_ext.evaluations.adaptive.nearest import highest_margins
 from tests.evaluations.adaptive.test_evaluation import THREAT, Centred, Noise, accuracy, plain
 from tests.evaluations.subjects import rounded
 
@@ -122,6 +124,27 @@ def test_groups_are_run_whole_while_one_of_them_stands(subject, tmp_path):
     for records in records_of(tmp_path).values():
         indices = {record["index"] for record in records}
         assert {index - index % 4 for index in indices} == {index for index in indices if index % 4 == 0}
+
+
+def test_a_warm_start_is_the_best_point_of_each_sample_so_far(subject, monkeypatch):
+    """Also where a block's first sample was not attacked, as it is wrong without an attack."""
+    network, inputs, labels = subject
+    labels = torch.where(torch.arange(20) % 8 == 0, (labels + 1) % 10, labels)
+    margins, starts = [], []
+
+    def best_points(done):
+        margins.append(highest_margins(done))
+        starts.append(nearest.best_points(done))
+        return starts[-1]
+
+    monkeypatch.setattr(cascade, "best_points", best_points)
+    weak = ThreatModel(norm="linf", epsilon=0.04)
+    evaluate((network, inputs, labels), rounded, threat=weak, batch_size=8)
+    assert starts
+    for expected, points in zip(margins, starts, strict=True):
+        with torch.no_grad():
+            found = margin(network(rounded(points)), labels)
+        np.testing.assert_allclose(found.numpy(), expected, atol=1e-4)
 
 
 class Still(Attack):
