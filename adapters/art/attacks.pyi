@@ -177,6 +177,7 @@ class Square(NativeEvasionAttack):
         p_init: float = 0.8,
         loss: str = "margin",
         stop_early: bool = True,
+        schedule: int | None = None,
         seed: int | None = None,
         summary_writer: Any = False,
         verbose: bool = True,

@@ -200,6 +200,7 @@ class BaseSquare(NativeFixedEpsilonAttack):
         restarts: int = 1,
         loss: str = "margin",
         stop_early: bool = True,
+        schedule: int | None = None,
         seed: int | None = None,
     ) -> None: ...
 

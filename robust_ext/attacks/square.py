@@ -58,7 +58,7 @@ class Square(NativeAttack):
 
     Example:
         >>> Square(queries=200)
-        Square(queries=200, p=0.8, restarts=1, loss='margin', stop_early=True)
+        Square(queries=200, p=0.8, restarts=1, loss='margin', stop_early=True, schedule=None)
     """
 
     name = "Square"
@@ -90,6 +90,12 @@ class Square(NativeAttack):
         default=True,
         help="Whether rows that are misclassified stay as they are. If not, their loss is raised further, and all "
         "queries are made.",
+    )
+    schedule: int | None = setting(
+        default=None,
+        help="Queries over which the windows' share falls; those of a run when left out. A short run with the schedule "
+        "of a long one is its beginning.",
+        minimum=1,
     )
 
     def cost(self, threat_model: ThreatModel, *, classes: int) -> Cost:
@@ -127,7 +133,7 @@ class Square(NativeAttack):
     def _try(self, windows: Windows, turn: int, draws: _Draws, points: Tensor) -> Tensor:
         if turn == 0:
             return windows.first(draws.of(0, windows.first_numbers))
-        side = windows.side(window_share(turn - 1, queries=self.queries, p=self.p))
+        side = windows.side(window_share(turn - 1, queries=self.schedule or self.queries, p=self.p))
         return windows.change(points, side, draws.of(turn, windows.numbers))
 
 

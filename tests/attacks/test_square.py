@@ -139,6 +139,18 @@ def test_windows_lie_everywhere_with_equal_probability():
     assert float(((counts - 4000 / 6) ** 2 / (4000 / 6)).sum()) < 36
 
 
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+def test_a_short_run_with_the_schedule_of_a_long_one_is_its_beginning(norm):
+    x, threat_model = images(4, (3, 12, 10)), ThreatModel(norm=norm, epsilon=0.2, bounds=(-5.0, 5.0))
+    attacks = (Square(queries=300, stop_early=False), Square(queries=40, schedule=300, stop_early=False))
+    whole, short = (search(attack, x, labels_of(x), threat_model).steps for attack in attacks)
+    assert len(short) == 40
+    for one, other in zip(short, whole, strict=False):
+        assert torch.equal(one.points, other.points)
+    own = search(Square(queries=40, stop_early=False), x, labels_of(x), threat_model).steps
+    assert not torch.equal(own[-1].points, short[-1].points)
+
+
 @given(queries=st.integers(1, 20_000), data=st.data())
 @settings(max_examples=100)
 def test_the_share_halves_at_the_published_marks(queries, data):

@@ -128,7 +128,7 @@ def plan_steps(
         for name, network in (surrogates or {}).items()
         for loss, attack in apgd.items()
     ]
-    planned += _black_box(threat_model.norm, settings)
+    planned += _black_box(threat_model.norm, settings, in_groups=defense.batch_level)
     # What breaks a row of these is judged by the same logits: it may stop there.
     sure = not (settings.full or defense.random or defense.batch_level)
     apgd = _apgd(settings.steps, stop_early=sure)
@@ -150,16 +150,21 @@ def _apgd(steps: int, *, stop_early: bool = False) -> dict[str, Attack]:
     }
 
 
-def _black_box(norm: str, settings: AdaptiveSettings) -> list[Step]:
+def _black_box(norm: str, settings: AdaptiveSettings, *, in_groups: bool) -> list[Step]:
     """Attacks by labels or logits alone; where not everything is run, Square with few queries comes before them.
 
-    What that comes nearest to, from where it begins, is what more queries break from there.
+    What that comes nearest to, from where it begins, is what more queries break from there. Few queries with windows
+    that shrink as over all of them break more than with a schedule of their own, which soon leaves single pixels. Of
+    batch-level defenses few samples are left out, as groups are attacked whole, and so little would be left for what
+    follows: there they are fewer.
     """
     kinds = {"linf": ("Square", "RayS"), "l2": ("Square",)}.get(norm, ())
-    few, planned = max(settings.queries // 10, 1), list[Step]()
+    few, planned = max(settings.queries // (10 if in_groups else 5), 1), list[Step]()
+    schedule = None if in_groups else settings.queries
     for exposure, words in (("static", "static model"), ("defense", "defense")) if kinds else ():
         whole = {kind: as_attack(f"robust_ext:{kind}(queries={settings.queries})", name=kind) for kind in kinds}
-        first, after = as_attack(f"robust_ext:Square(queries={few})", name=f"Square ({few} queries)"), ""
+        short = f"robust_ext:Square(queries={few}, schedule={schedule})"
+        first, after = as_attack(short, name=f"Square ({few} queries)"), ""
         if not settings.full:
             if exposure == "defense":
                 after = f"{first.name}, warm start"

@@ -22,7 +22,7 @@ class AdaptiveSettings(JudgedSettings):
     )
     queries: int = setting(
         default=500,
-        help="Of Square and RayS for each sample; unless full, Square takes a tenth of them first.",
+        help="Of Square and RayS for each sample; unless full, Square takes a fifth or a tenth of them first.",
         minimum=1,
     )
     draws: int = setting(default=8, help="Draws that gradients of a random defense are averaged over.", minimum=1)

@@ -163,7 +163,7 @@ def test_a_cascade_is_gone_on_with(subject, tmp_path):
 
     def run(attack, **keywords):
         mine = Step(name="mine", category="black-box", attack=attack, exposure="defense")
-        return evaluate(subject, rounded, ["recommended", mine], threat=WEAK, queries=300, **keywords)
+        return evaluate(subject, rounded, ["recommended", mine], threat=WEAK, queries=500, **keywords)
 
     whole = run(Leaving())
     assert any("nearest" in one["reason"] for one in whole.content["not_run"])
