@@ -14,7 +14,7 @@ from robust_ext.attacks.linear_region.oracle import BoundaryOracle
 from robust_ext.attacks.linear_region.proximal import proximal_steps
 from robust_ext.attacks.linear_region.state import SearchState
 from robust_ext.attacks.linear_region.stepping import Going, Steps, stepped
-from robust_ext.attacks.linear_region.trust_region import trust_region_steps
+from robust_ext.attacks.linear_region.trust_region import then_trust_region, trust_region_steps
 
 # The share of each kind of hop beside what it gained, and what is left of a gain after each hop of the kind.
 _LEAST, _FADING = 0.1, 0.5
@@ -24,22 +24,26 @@ _LEAST, _FADING = 0.1, 0.5
 class Hop:
     """A jump's length, as a multiple of the perturbation's l2 norm, and the steps back.
 
-    ``limited`` steps stay nearer than the nearest known point.
+    ``limited`` steps stay nearer than the nearest known point. Costly hops are made from the ``most`` promising starts
+    of each input alone.
     """
 
     take: Steps
     length: float
     steps: int
     limited: bool = False
+    most: int | None = None
 
 
 HOPS = {
     "linf": (Hop(descent_steps, 0.5, 24, limited=True), Hop(fab_steps, 0.1, 30)),
-    "l2": (Hop(fab_steps, 1.5, 12), Hop(descent_steps, 2.0, 60)),
+    "l2": (Hop(fab_steps, 1.5, 12), Hop(descent_steps, 2.0, 60, most=2)),
+    # Steps in l2 end at other points than steps in l1 do, of which some are nearer once they were made sparse.
     "l1": (
-        Hop(proximal_steps, 4.0, 240),
-        Hop(partial(proximal_steps, length=0.1), 4.0, 240),
-        Hop(fab_steps, 1.5, 12),
+        Hop(partial(then_trust_region, first=fab_steps, last=20), 1.5, 32, most=2),
+        Hop(partial(then_trust_region, first=descent_steps, last=40, norm="l2"), 2.0, 100, most=2),
+        Hop(proximal_steps, 4.0, 240, most=2),
+        Hop(partial(proximal_steps, length=0.1), 4.0, 240, most=2),
     ),
 }
 # Steps after all hops, without a jump: the others end up to per cents away from the nearest point around.
@@ -64,13 +68,12 @@ class Hops:
         self._gains, self._spent = account
 
     def __call__(self, state: SearchState, *, going: Going) -> SearchState:
-        """The starts after a hop, each of one kind for all starts of its input, or where they were."""
-        oracle, samples = self._oracle, state.sample_index
-        kinds = self._chosen()[samples]
+        """The starts after a hop, each of one kind for all starts of its input that it is for, or where they were."""
+        oracle, samples, kinds = self._oracle, state.sample_index, self._chosen()
         passes, nearest = oracle.passes.clone(), oracle.nearest.clone()
         points, distances = state.points.clone(), state.distances.clone()
         for number, hop in enumerate(self._kinds):
-            rows = (kinds == number).nonzero().flatten()
+            rows = state.promising(hop.most or len(samples), kinds == number)
             if len(rows):
                 latest = self.made(hop, state.select(rows), going=going)
                 points[rows], distances[rows] = latest.points, latest.distances

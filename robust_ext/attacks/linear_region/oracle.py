@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import replace
 
 import torch
@@ -28,10 +29,16 @@ class BoundaryOracle:
     ) -> None:
         self.target, self.inputs, self.labels, self.targeted = target, inputs, labels, targeted
         # Distances do not depend on epsilon; the target's bounds are those that every point has to keep.
-        self.threat_model = replace(threat_model, bounds=target.bounds)
+        self.threat_model = self._kept_by = replace(threat_model, bounds=target.bounds)
         self.passes = torch.zeros(len(inputs), dtype=torch.int64, device=inputs.device)
         self.points = inputs.clone()
         self.nearest = torch.full((len(inputs),), torch.inf, dtype=torch.float64, device=inputs.device)
+
+    def in_norm(self, norm: str) -> BoundaryOracle:
+        """The same network, passes and nearest points, with :meth:`distances` in this norm."""
+        other = copy(self)
+        other.threat_model = replace(self.threat_model, norm=norm)
+        return other
 
     def spend(self, sample_index: Tensor, passes: Tensor | int) -> None:
         """Count passes of the inputs."""
@@ -107,7 +114,7 @@ class BoundaryOracle:
         rows = adversarial.nonzero().flatten()
         if len(rows) == 0:
             return
-        distances = self.distances(points[rows], sample_index[rows])
+        distances = self._kept_by.distance(points[rows], self.inputs[sample_index[rows]])
         near = distances < self.nearest[sample_index[rows]]
         rows, distances = rows[near], distances[near]
         first = nearest_rows(distances, sample_index[rows])

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from robust_ext.attacks.linear_region.fab import project_beyond_plane
 from robust_ext.attacks.linear_region.oracle import BoundaryOracle
-from robust_ext.attacks.linear_region.stepping import Going, Linearised, followed
+from robust_ext.attacks.linear_region.stepping import Going, Linearised, Steps, followed
 
 # Half the width of the first and the last box: in l1, where few values change by much, as shares of the range of the
 # bounds; of the largest change of a value in linf, and of the root of the mean square of all in l2.
@@ -65,6 +65,27 @@ def trust_region_steps(
     scale = {"linf": largest, "l2": mean_square.sqrt(), "l1": width}[norm]
     state = (start, torch.zeros_like(start), scale)
     return followed(oracle, state, sample_index, step, steps=steps, going=going, aims=aims, classify_last=True)
+
+
+def then_trust_region(
+    oracle: BoundaryOracle,
+    points: Tensor,
+    sample_index: Tensor,
+    *,
+    steps: int,
+    going: Going,
+    aims: Tensor | None = None,
+    first: Steps,
+    last: int,
+    norm: str | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Trust-region steps, ``last`` of all, from where the ``first`` ones ended, which may be nearest in another norm.
+
+    The other arguments and what is returned are those of :func:`~robust_ext.attacks.linear_region.fab.fab_steps`.
+    """
+    begun = oracle if norm is None else oracle.in_norm(norm)
+    reached, _ = first(begun, points, sample_index, steps=steps - last, going=going, aims=aims)
+    return trust_region_steps(oracle, reached, sample_index, steps=last, going=going, aims=aims)
 
 
 def nearest_in_box(

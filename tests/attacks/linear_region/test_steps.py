@@ -2,6 +2,7 @@
 
 import copy
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from robust_ext.attacks.linear_region.fab import fab_steps
 from robust_ext.attacks.linear_region.oracle import BoundaryOracle
 from robust_ext.attacks.linear_region.proximal import proximal_steps
 from robust_ext.attacks.linear_region.search import sample_near
+from robust_ext.attacks.linear_region.trust_region import then_trust_region, trust_region_steps
 from robust_ext.core.random import stream
 from robust_ext.core.threat import ThreatModel
 from tests.attacks.linear_region.test_attack import predicted
@@ -94,6 +96,23 @@ class Plain:
         return np.clip(v + low * g, 0, 1)
 
 
+def path(take, network, inputs, norm, *, points=None, steps=STEPS):
+    """The oracle after steps, all points at which the network was queried, ``(B, D)``, and what the steps returned."""
+    target, seen = target_of(network, (8,), 3), []
+    oracle = BoundaryOracle(
+        target,
+        inputs,
+        predicted(target, inputs),
+        threat_model=ThreatModel(norm=norm, epsilon=0.1),
+        targeted=False,
+    )
+    handle = target.module.register_forward_pre_hook(lambda _, args: seen.append(args[0].detach()[0].numpy().copy()))
+    points = inputs if points is None else points
+    ended = take(oracle, points, torch.tensor([0]), steps=steps, going=lambda rows: rows >= 0)
+    handle.remove()
+    return oracle, np.stack(seen), ended
+
+
 @pytest.mark.parametrize(
     ("take", "plain", "norm"),
     [
@@ -106,23 +125,28 @@ class Plain:
 @pytest.mark.parametrize("seed", range(4))
 def test_paths_are_those_of_the_formulas(take, plain, norm, seed):
     network, inputs = smooth_net(seed), images(1, (8,), seed=seed)
-    target = target_of(network, (8,), 3)
-    oracle = BoundaryOracle(
-        target,
-        inputs,
-        predicted(target, inputs),
-        threat_model=ThreatModel(norm=norm, epsilon=0.1),
-        targeted=False,
-    )
-    seen = []
-    handle = target.module.register_forward_pre_hook(lambda _, args: seen.append(args[0].detach()[0].numpy().copy()))
-    take(oracle, inputs, torch.tensor([0]), steps=STEPS, going=lambda rows: rows >= 0)
-    handle.remove()
+    oracle, seen, _ = path(take, network, inputs, norm)
     expected = Plain(network, inputs[0], int(oracle.labels[0]))
     plain(expected, norm)
     assert len(seen) == len(expected.seen)
-    np.testing.assert_allclose(np.stack(seen), np.stack(expected.seen), atol=1e-4)
+    np.testing.assert_allclose(seen, np.stack(expected.seen), atol=1e-4)
     assert np.abs(np.diff(np.stack(expected.seen), axis=0)).max() > 0.01
+
+
+@pytest.mark.parametrize("norm", ["l2", None])
+@pytest.mark.parametrize("seed", range(4))
+def test_trust_region_steps_begin_where_steps_in_another_norm_ended(norm, seed):
+    network, inputs = smooth_net(seed), images(1, (8,), seed=seed)
+    both = partial(then_trust_region, first=descent_steps if norm else fab_steps, last=5, norm=norm)
+    oracle, seen, _ = path(both, network, inputs, "l1", steps=20)
+    other, first, (points, _) = path(both.keywords["first"], network, inputs, norm or "l1", steps=15)
+    _, last, _ = path(trust_region_steps, network, inputs, "l1", points=points, steps=5)
+    np.testing.assert_array_equal(seen, np.concatenate([first, last]))
+    # Points are kept by l1, whatever norm the steps were in, and each pass is counted once.
+    adversarial = predicted(oracle.target, torch.from_numpy(seen)) != oracle.labels
+    distances = np.abs(seen.astype(np.float64) - inputs.double().numpy()).sum(1)
+    np.testing.assert_allclose(float(oracle.nearest[0]), distances[adversarial.numpy()].min(), rtol=1e-6)
+    assert int(oracle.passes[0]) == int(other.passes[0]) + 2 * 5 + 1
 
 
 def test_samples_are_distributed_as_in_equations_12_to_14():
