@@ -85,6 +85,7 @@ def show(rows: Sequence[dict[str, Any]], ours: str) -> None:
     print("|---" * 9 + "|")
     pairs = dict.fromkeys((row["network"], row["norm"]) for row in rows)
     found = [[row for row in rows if (row["network"], row["norm"]) == pair] for pair in pairs]
+    found = [one for one in found if len(_distinct(one, "attack")) > 1]
     for one in found:
         _compare(one, ours)
     print("\nImages where a peer is nearer by 2%: its distance (class) against that of our attack")
