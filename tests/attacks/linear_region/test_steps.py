@@ -142,10 +142,13 @@ def test_trust_region_steps_begin_where_steps_in_another_norm_ended(norm, seed):
     other, first, (points, _) = path(both.keywords["first"], network, inputs, norm or "l1", steps=15)
     _, last, _ = path(trust_region_steps, network, inputs, "l1", points=points, steps=5)
     np.testing.assert_array_equal(seen, np.concatenate([first, last]))
-    # Points are kept by l1, whatever norm the steps were in, and each pass is counted once.
-    adversarial = predicted(oracle.target, torch.from_numpy(seen)) != oracle.labels
+    # Points are kept by l1, whatever norm the steps were in, but for those that rounding could decide.
+    logits = network(torch.from_numpy(seen)).detach().double().numpy()
+    margins = np.delete(logits, int(oracle.labels), axis=1).max(1) - logits[:, int(oracle.labels)]
     distances = np.abs(seen.astype(np.float64) - inputs.double().numpy()).sum(1)
-    np.testing.assert_allclose(float(oracle.nearest[0]), distances[adversarial.numpy()].min(), rtol=1e-6)
+    nearest, sure = (distances[margins > least].min() for least in (0, 1e-4))
+    assert nearest - 1e-7 <= float(oracle.nearest[0]) <= sure + 1e-7
+    # Each pass is counted once.
     assert int(oracle.passes[0]) == int(other.passes[0]) + 2 * 5 + 1
 
 
