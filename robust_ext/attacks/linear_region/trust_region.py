@@ -79,7 +79,9 @@ def then_trust_region(
     last: int,
     norm: str | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Trust-region steps, ``last`` of all, from where the ``first`` ones ended, which may be nearest in another norm.
+    """Take all but the ``last`` steps by ``first``, and these in the trust region, from the nearest point that was met.
+
+    With ``norm``, the ``first`` steps are made in this norm, which also decides which point they met is nearest.
 
     The other arguments and what is returned are those of :func:`~robust_ext.attacks.linear_region.fab.fab_steps`.
     """
