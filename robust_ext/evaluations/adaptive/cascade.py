@@ -1,18 +1,18 @@
 """The cascade: which step is run next, and on which samples.
 
 As AutoAttack does (Croce and Hein 2020, section 5), a step is run on what those before it left. Naive attacks and
-transfer come first, then steps that come after no other; among these the one that promises most losses a pass: those
-of its kind so far, over what it costs. They may take a quarter of the passes of every attack on every sample, less what
-was spent; all others share what they leave: the same number of samples for each, whatever it costs, and at least one
-where that is enough. These are the samples nearest to being broken: in a fixed number of passes, a long search of few
-samples breaks more than a short one of many. All of it follows from records and counted passes, so a run that is gone
-on with takes the same steps.
+transfer come first, then steps that cost next to nothing, then others that come after no other; among these the one
+that promises most losses a pass: those of its kind so far, over what it costs. They may take a quarter of the passes of
+every attack on every sample, less what was spent; all others share what they leave: the same number of samples for
+each, whatever it costs, and at least one where that is enough. These are the samples nearest to being broken: in a
+fixed number of passes, a long search of few samples breaks more than a short one of many. All of it follows from
+records and counted passes, so a run that is gone on with takes the same steps.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from math import ceil, inf
 
@@ -34,6 +34,8 @@ _SPENT = "More would take the cascade beyond a quarter of the passes of every at
 _FIRST = ("naive", "transfer")
 # What a step is taken to break of a sample before any of its kind was run.
 _PROMISE, _USUAL = {"black-box": 0.05}, 0.5
+# Of what the cascade may take a step's share on all samples that it is for, up to which it shares with no others.
+_CHEAP = 0.05
 
 
 @dataclass(frozen=True)
@@ -93,13 +95,15 @@ class Cascade:
         if not done:
             return left[0]
         stands, waiting = standing_after(done), {run.title for run in left}
-        (rest, first), in_time = _rest(left, done), _passes_in_time(done)
+        (rest, first, little), in_time = _rest(left, done), _passes_in_time(done)
+        cheap = {run.title for run in left if _passes(run) * int(stands.under(run.step).sum()) <= little}
+        last = {run.title for run in left if _after(run)} - cheap
         # What one sample takes of all that share them.
-        shared = sum(cost for run in left if _after(run) and not run.twin and (cost := _passes(run)) < inf)
+        shared = sum(cost for run in left if run.title in last and not run.twin and (cost := _passes(run)) < inf)
         ready, reasons = list[tuple[StepRun, int]](), dict[str, str]()
         for run in left:
             wanted = stands.under(None if run.settings.full else run.step)
-            groups = _affordable(run, *((rest, shared) if _after(run) else (first, 0)))
+            groups = _affordable(run, *((rest, shared) if run.title in last else (first, 0)))
             rows = _nearest(run, wanted, margins_for(run, done), groups)
             if reason := _reason(run, wanted, rows, in_time):
                 reasons[run.title] = reason
@@ -109,7 +113,7 @@ class Cascade:
             self.not_run |= {run.title: reasons.get(run.title) or reasons[_after(run)] for run in left}
             return None
         full = left[0].settings.full
-        best, stood = ready[0] if full else max(ready, key=lambda one: _promise(one[0], done, stands))
+        best, stood = ready[0] if full else max(ready, key=lambda one: _promise(one[0], done, stands, cheap))
         count = sum(best.standing or ())
         if count < stood:
             self.not_run[best.title] = f"{_SPENT}; it was run on the nearest {count} of {stood} samples."
@@ -126,11 +130,11 @@ def _after(run: StepRun) -> str:
     return run.step.after if run.step and not run.settings.full else ""
 
 
-def _rest(left: Sequence[StepRun], done: Outcomes) -> tuple[float, float]:
+def _rest(left: Sequence[StepRun], done: Outcomes) -> tuple[float, float, float]:
     """The passes that are left of a quarter of those of every attack on every sample, and for steps that come first.
 
     These have half of the quarter in any case, however much naive attacks and transfer took, and all that they need
-    where no step comes after another.
+    where no step comes after another. The third are those that a cheap step takes at most.
     """
     runs = [*left, *(one.run for one in done)]
     short = {_after(run) for run in runs if run.step and run.step.category == "black-box"}
@@ -138,10 +142,10 @@ def _rest(left: Sequence[StepRun], done: Outcomes) -> tuple[float, float]:
     costs = [_passes(run) for run in runs if run.title not in short and not (run.step and run.step.warm)]
     everything = len(runs[0].given.ids) * sum(cost for cost in costs if cost < inf)
     before = [one for one in done if one.run.step is None or one.run.step.category in _FIRST]
-    rest = everything / 4 - _spent(done)
+    rest, little = everything / 4 - _spent(done), _CHEAP * everything / 4
     if not any(map(_after, runs)):
-        return rest, inf
-    return rest, max(rest, everything / 8 - _spent(done) + _spent(before))
+        return rest, inf, little
+    return rest, max(rest, everything / 8 - _spent(done) + _spent(before)), little
 
 
 def _spent(done: Outcomes) -> int:
@@ -198,8 +202,8 @@ def _passes(run: StepRun) -> float:
     return inf if cost.unknown else cost.forward + cost.backward
 
 
-def _promise(run: StepRun, done: Outcomes, stands: Standing) -> tuple[bool, bool, float]:
-    """Whether a step comes first, whether after no other, and how many samples its kind should break for each pass."""
+def _promise(run: StepRun, done: Outcomes, stands: Standing, cheap: Set[str]) -> tuple[bool, bool, bool, float]:
+    """Whether a step comes first, is cheap, comes after no other, and what its kind should break for each pass."""
     step = run.step
     assert step is not None
     tried, lost = 0, _PROMISE.get(step.category, _USUAL)
@@ -208,4 +212,4 @@ def _promise(run: StepRun, done: Outcomes, stands: Standing) -> tuple[bool, bool
         if other and (other.category, other.exposure) == (step.category, step.exposure):
             more = stands.broken.get(other.name, (0, 0))
             tried, lost = tried + more[0], lost + more[1]
-    return step.category in _FIRST, not step.after, lost / (tried + 1) / _passes(run)
+    return step.category in _FIRST, run.title in cheap, not step.after, lost / (tried + 1) / _passes(run)

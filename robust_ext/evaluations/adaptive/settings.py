@@ -27,7 +27,7 @@ class AdaptiveSettings(JudgedSettings):
     )
     draws: int = setting(default=8, help="Draws that gradients of a random defense are averaged over.", minimum=1)
     repeats: int = setting(
-        default=5,
+        default=20,
         help="How often a random defense is queried about each candidate: so often to choose the worst attack on each "
         "sample, and so often again, afresh, to state what is left.",
         minimum=1,

@@ -118,6 +118,24 @@ def test_costly_attacks_share_samples_with_cheap_ones(subject):
     assert 5 >= max(samples) >= min(samples) >= 3
 
 
+class Free(Priced):
+    """Takes one, and three to be judged: on all 20 samples less than a twentieth of what there is for all attacks."""
+
+    passes = 1
+
+
+def test_what_costs_next_to_nothing_comes_before_costly_attacks_on_all_samples(subject):
+    first = Step(name="first", category="naive", attack=Cheap("first", Mock()), exposure="defense")
+    later = [
+        replace(first, name=str(place), category="black-box", attack=kind("later", Mock()), after="first")
+        for place, kind in enumerate([Priced] * 6 + [Free])
+    ]
+    result = evaluate(subject, lambda x: x, [first, *later], threat=WEAK)
+    samples = {one["name"]: one["samples"] for one in result.content["defended"]["attacks"]}
+    assert list(samples)[:2] == ["first", "6"]
+    assert samples["6"] == samples["first"] > max(samples[str(place)] for place in range(6))
+
+
 def test_a_samples_draws_do_not_depend_on_what_is_judged_beside_it(subject):
     network, inputs, labels = subject
     defense = HedgeDefense(network, steps=1, radius=0.2, step_size=0.1)
