@@ -19,6 +19,7 @@ from math import ceil, inf
 import numpy as np
 from numpy.typing import NDArray
 
+from robust_ext.core.cost import Cost
 from robust_ext.engine.context import current_context
 from robust_ext.engine.run import Outcome
 from robust_ext.evaluations.adaptive.nearest import best_points, margins_for
@@ -133,13 +134,14 @@ def _after(run: StepRun) -> str:
 def _rest(left: Sequence[StepRun], done: Outcomes) -> tuple[float, float, float]:
     """The passes that are left of a quarter of those of every attack on every sample, and for steps that come first.
 
-    These have half of the quarter in any case, however much naive attacks and transfer took, and all that they need
-    where no step comes after another. The third are those that a cheap step takes at most.
+    Judging is paid for from the quarter and adds nothing to it: random defenses are judged by many predictions. Steps
+    that come first have half of it in any case, however much naive attacks and transfer took, and all that they need
+    where no step comes after another. The third are what a cheap step takes at most.
     """
     runs = [*left, *(one.run for one in done)]
     short = {_after(run) for run in runs if run.step and run.step.category == "black-box"}
     # Without those that are in a cascade alone.
-    costs = [_passes(run) for run in runs if run.title not in short and not (run.step and run.step.warm)]
+    costs = [_passes(run, judged=False) for run in runs if run.title not in short and not (run.step and run.step.warm)]
     everything = len(runs[0].given.ids) * sum(cost for cost in costs if cost < inf)
     before = [one for one in done if one.run.step is None or one.run.step.category in _FIRST]
     rest, little = everything / 4 - _spent(done), _CHEAP * everything / 4
@@ -196,9 +198,9 @@ def _reason(run: StepRun, wanted: Bools, rows: Bools, in_time: float) -> str | N
     return None if rows.any() else f"{_SPENT}."
 
 
-def _passes(run: StepRun) -> float:
-    """What a sample costs; infinity where that is not known."""
-    cost = run.cost()
+def _passes(run: StepRun, *, judged: bool = True) -> float:
+    """What a sample costs, judging it or not; infinity where that is not known."""
+    cost = run.cost() if judged else run.costs().get(("attack", run.title), Cost())
     return inf if cost.unknown else cost.forward + cost.backward
 
 

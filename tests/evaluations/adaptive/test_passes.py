@@ -94,8 +94,8 @@ def test_no_attack_goes_beyond_the_quarter(subject):
     samples = {one["name"]: one["samples"] for one in result.content["defended"]["attacks"]}
     stood = round(20 * result.content["defended"]["clean_accuracy"])
     assert samples["a"] == stood
-    # A quarter of eight attacks on 20 samples, of a hundred passes and three to be judged.
-    assert stood < sum(samples.values()) <= 40
+    # A quarter of eight attacks on 20 samples, of a hundred passes; three more judge each sample.
+    assert stood < sum(samples.values()) <= 4000 / 103
     assert min(samples.values()) < stood
     assert {one["name"] for one in result.content["not_run"]} > set("efgh")
     alone = evaluate(subject, lambda x: x, steps[1], threat=WEAK)
