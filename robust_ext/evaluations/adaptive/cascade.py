@@ -35,7 +35,7 @@ _SPENT = "More would take the cascade beyond a quarter of the passes of every at
 _FIRST = ("naive", "transfer")
 # What a step is taken to break of a sample before any of its kind was run.
 _PROMISE, _USUAL = {"black-box": 0.05}, 0.5
-# Of what the cascade may take a step's share on all samples that it is for, up to which it shares with no others.
+# A step that takes at most this share of the cascade's passes, on all samples that it is for, comes before others.
 _CHEAP = 0.05
 
 
