@@ -61,6 +61,10 @@ class AttackRefusedError(AttackError):
     """An attack cannot make sense on a target; the text says why and what to use instead."""
 
 
+class IsolationError(RobustExtError):
+    """An attack's process could not be started, or could not load what it was sent: no fault of the attack."""
+
+
 class DisturbedError(AttackError):
     """An attack changed the network, its hooks or the code that judges it; everything was put back."""
 

@@ -18,16 +18,18 @@ from typing import Any
 
 import torch
 
-from robust_ext.core.errors import RobustExtError
+from robust_ext.core.errors import IsolationError
 from robust_ext.core.objects import loaded_files
 
 # Seconds it may take to end once its socket is closed.
 _PATIENCE = 1.0
 # Seconds that a process may read nothing while something is sent to it, at least: it may be importing libraries.
 _SENDING = 120.0
+# The path of this process, not the working directory that -m and -c put first: a clone there may be another version.
+_START = f"import sys; sys.path[:] = sys.argv[2:]; from {__package__}.zygote import main; main()"
 
 
-class ZygoteError(RobustExtError):
+class ZygoteError(IsolationError):
     """The process that attacks are started from is gone."""
 
 
@@ -37,11 +39,11 @@ class Zygote:
     def __init__(self) -> None:
         self._socket, theirs = socket.socketpair()
         with theirs:
+            path = [one or str(Path.cwd()) for one in sys.path]
             self._process = subprocess.Popen(
-                [sys.executable, "-W", "ignore", "-m", f"{__package__}.zygote", str(theirs.fileno())],
+                [sys.executable, "-W", "ignore", "-c", _START, str(theirs.fileno()), *path],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
                 start_new_session=True,
             )
         self._lines = self._socket.makefile("rb")

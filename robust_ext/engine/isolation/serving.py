@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from robust_ext.core.errors import AttackError, DisturbedError, ModelError, RobustExtError
+from robust_ext.core.errors import AttackError, DisturbedError, IsolationError, RobustExtError
 from robust_ext.core.target import PassCounter
 from robust_ext.engine.identity import tensor_bytes
 from robust_ext.engine.isolation.messages import (
@@ -62,8 +62,8 @@ def serve(connection: Connection) -> None:
 def _unreadable(error: Exception) -> RobustExtError:
     if isinstance(error, RobustExtError):
         return error
-    return ModelError(
-        f"what the attack needs cannot be made in its process ({type(error).__name__}: {error}); define it in a module "
+    return IsolationError(
+        f"the attack's process cannot load what it needs ({type(error).__name__}: {error}); define it in a module "
         "that can be imported, or run attacks in this process (isolate=False, --in-process)"
     )
 

@@ -1,7 +1,7 @@
 """The process that attacks' processes are forked from: it has imported what they need, and has seen nothing else.
 
-``python -m robust_ext.engine.isolation.zygote FD`` serves one judge over the socket FD, a line of JSON a request, until
-the judge closes it, and then ends with all that it forked.
+:mod:`robust_ext.engine.isolation.forking` starts it. It serves one judge over the socket whose number is its first
+argument, a line of JSON a request, until the judge closes it, and then ends with all that it forked.
 """
 
 from __future__ import annotations
@@ -115,7 +115,3 @@ def _kill(child: int) -> None:
         os.killpg(child, signal.SIGKILL)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(child, signal.SIGKILL)
-
-
-if __name__ == "__main__":
-    main()
