@@ -88,8 +88,9 @@ def as_tensor(argument: str, values: object, *, expected: str) -> Tensor:
 def check_inputs(argument: str, inputs: object, *, bounds: tuple[float, float]) -> Tensor:
     """Return a copy of ``inputs`` as a contiguous float32 tensor ``(N, ...)``, finite and in ``bounds``.
 
-    Tensors and numpy arrays are taken alike. Floats of other widths are converted; integers are refused, because pixels
-    of 0..255 would pass silently for inputs in [0, 1] after a cast.
+    Accept tensors and numpy arrays, and convert floats of other widths. Refuse integers, because a cast would pass
+    pixels of 0..255 for inputs in [0, 1]. Clip values that only rounding put outside, as standardising does: those
+    beyond a bound by at most 1e-6 of the larger bound, the slack that candidates have.
     """
     inputs = as_tensor(argument, inputs, expected="of shape (N, ...)")
     if not inputs.is_floating_point():
@@ -108,11 +109,13 @@ def check_inputs(argument: str, inputs: object, *, bounds: tuple[float, float]) 
     low, high = float(inputs.min()), float(inputs.max())  # NaN where any value is
     if not (math.isfinite(low) and math.isfinite(high)):
         raise InvalidArgumentError(argument, "NaN or infinite values", "finite values")
-    # Values clipped to the bounds are as near to them as float32 allows, which may be just outside.
-    lowest, highest = torch.tensor(bounds, dtype=torch.float32).tolist()
+    lowest, highest = bounds
+    slack = 1e-6 * max(abs(lowest), abs(highest))
+    if low < lowest - slack or high > highest + slack:
+        expected = f"values in the threat model's bounds [{lowest:.7g}, {highest:.7g}]"
+        raise InvalidArgumentError(argument, f"values in [{low:.7g}, {high:.7g}]", expected)
     if low < lowest or high > highest:
-        expected = f"values in the threat model's bounds [{bounds[0]:g}, {bounds[1]:g}]"
-        raise InvalidArgumentError(argument, f"values in [{low:g}, {high:g}]", expected)
+        inputs.clamp_(*bounds)
     return inputs
 
 
