@@ -27,6 +27,7 @@ from robust_ext.models.layer_backward import (
 )
 from robust_ext.models.row_rng import row_seeds
 from robust_ext.models.vjp import VJP, attach, row_gradient, wants_gradient, with_vjp
+from robust_ext.models.wrapping import module_of
 
 BACKWARDS = (*LAYER_BACKWARDS, "frozen", "trajectory", "unrolled")
 """Choices of ``backward``; the last three are those of defenses alone."""
@@ -61,7 +62,8 @@ class BPDA(nn.Module):
     only. Where no gradient is wanted, nothing but the defense itself runs.
 
     Args:
-        forward: A function or module from ``(N, ...)`` to ``(N, ...)``, or a test-time defense.
+        forward: A function or module from ``(N, ...)`` to ``(N, ...)``, a test-time defense, or a model of any kind
+            that :func:`robust_ext.as_module` takes, as a Foolbox model or an ART classifier.
         layer: Name of the module in ``forward`` that ``backward`` is for, as in ``named_modules()``, or the end of it;
             or several with commas between them; all of ``forward`` when left out. ModelError where a forward pass does
             not call it.
@@ -90,6 +92,7 @@ class BPDA(nn.Module):
     ) -> None:
         super().__init__()
         expected = "a function or module from (N, ...) to a batch"
+        forward = module_of(forward)
         if not callable(forward):
             raise InvalidArgumentError("forward", type(forward).__name__, expected)
         if not callable(backward) and backward not in BACKWARDS:

@@ -23,6 +23,7 @@ from robust_ext.core.settings import LARGEST_SEED, setting
 from robust_ext.core.validation import check_choice, check_integer
 from robust_ext.models.row_rng import given_seeds, row_seeds, seeds_of
 from robust_ext.models.vjp import VJP, attach, row_gradient, wants_gradient, with_vjp
+from robust_ext.models.wrapping import module_of
 
 VALUES = ("last", "logits", "softmax")
 GRADIENTS = ("mean", "logits", "softmax")
@@ -75,7 +76,8 @@ class EoT(SettingsModule):
     """
 
     module: nn.Module = positional(
-        "From inputs ``(N, ...)`` to logits ``(N, K)``, each row on its own or in groups that N is a multiple of.",
+        "From inputs ``(N, ...)`` to logits ``(N, K)``, each row on its own or in groups that N is a multiple of; or "
+        "a model of any kind that :func:`robust_ext.as_module` takes, as a Foolbox model or an ART classifier.",
         kw_only=False,
     )
     draws: int = setting(help="At least 1.", minimum=1)
@@ -97,6 +99,7 @@ class EoT(SettingsModule):
     fixed: bool = setting(default=False, help="Whether every call makes the same draws; needs a seed.")
 
     def __post_init__(self) -> None:
+        self.module = module_of(self.module)
         self.chunk = 1 if self.chunk is None else self.chunk
         super().__post_init__()
         self.decision = self.loss if self.decision is None else check_choice("decision", self.decision, VALUES)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
+from typing import Any
 
 from torch import nn
+
+from robust_ext.core.errors import InvalidArgumentError
 
 
 class Wrapped(nn.Module):
@@ -48,3 +52,22 @@ def unwrapped(module: nn.Module) -> nn.Module:
     while isinstance(module, Wrapped):
         module = module.module
     return module
+
+
+def module_of(model: Any) -> Any:
+    """The module of a model of any kind that :func:`robust_ext.as_module` takes; functions and anything else unchanged.
+
+    A Foolbox model, an ART classifier or a name becomes the module that evaluations run, with the layer names that
+    their findings print.
+    """
+    if isinstance(model, nn.Module) or inspect.isroutine(model) or inspect.isclass(model):
+        return model
+    # The public face: models lie below the registry, which knows what other libraries' models are.
+    from robust_ext import as_module
+
+    try:
+        return as_module(model).module
+    except InvalidArgumentError:
+        if isinstance(model, str):
+            raise
+        return model
