@@ -5,15 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from torch import nn
+
 from robust_ext.adapters.wrapped import check_settings
 from robust_ext.attacks.adapted import AdaptedAttack
 from robust_ext.attacks.base import Attack
 from robust_ext.attacks.catalogue import ATTACKS
+from robust_ext.attacks.transfer import Transfer
 from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.foreign import foreign_code
 from robust_ext.core.settings import trial_settings
-from robust_ext.core.specification import check_keywords, did_you_mean
+from robust_ext.core.specification import check_keywords, did_you_mean, parse_call
+from robust_ext.registry._common import named_object
 from robust_ext.registry.attack import as_attack
-from robust_ext.registry.base import Adapter, AttackListing
+from robust_ext.registry.base import Adapter, AttackListing, adapters
+from robust_ext.registry.model import as_module
 
 
 class OwnAdapter(Adapter):
@@ -29,7 +35,7 @@ class OwnAdapter(Adapter):
 
     def build_attack(self, attack: str, settings: Mapping[str, Any], *, name: str) -> Attack:
         """Make the attack of that class name, with these settings."""
-        own: tuple[type[Any], ...] = (*ATTACKS, AdaptedAttack)
+        own: tuple[type[Any], ...] = (*ATTACKS, AdaptedAttack, Transfer)
         classes = {known.__name__: known for known in own}
         if attack not in classes:
             expected = f"one of {', '.join(classes)}{did_you_mean(attack, classes)}"
@@ -37,6 +43,10 @@ class OwnAdapter(Adapter):
         check_keywords(classes[attack], settings, argument="attack", label=attack)
         if attack == AdaptedAttack.__name__:
             settings = {**settings, "attack": as_attack(settings["attack"])}
+        if attack == Transfer.__name__:
+            given = settings["surrogates"]
+            texts = given if isinstance(given, Mapping) else {given: given}
+            settings = {**settings, "surrogates": {name: _network(text) for name, text in texts.items()}}
         made: Attack = classes[attack](**settings).named(name)
         return made
 
@@ -48,6 +58,19 @@ class OwnAdapter(Adapter):
         if not isinstance(attack, type) or attack not in (*ATTACKS, AdaptedAttack):
             return None
         return self.build_attack(attack.__name__, check_settings(settings), name=name or attack.__name__)
+
+
+def _network(text: object) -> nn.Module:
+    """The network that ``file.py:object`` names, a model or what makes one, or a library's by its name."""
+    if not isinstance(text, str):
+        return as_module(text, argument="surrogates").module
+    if parse_call(text, argument="surrogates", any_name=True).scope in adapters():
+        return as_module(text, argument="surrogates").module
+    found = named_object(text, accepted="a network, or what makes one", argument="surrogates")
+    if callable(found) and not hasattr(found, "bounds") and not isinstance(found, nn.Module):
+        with foreign_code("surrogates", f"{text}()", hint="a function that makes a model is called without arguments"):
+            found = found()
+    return as_module(found, argument="surrogates").module
 
 
 ADAPTER = OwnAdapter()

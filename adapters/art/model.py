@@ -20,6 +20,8 @@ class ArtModule(nn.Module):
     predicts: the classifier stays as it was, and is measured as it predicts.
     """
 
+    library = "art"
+
     def __init__(self, classifier: Any) -> None:
         super().__init__()
         self.network: nn.Module = _in_eval_mode(classifier.model)

@@ -24,6 +24,8 @@ class FoolboxModule(nn.Module):
     included; the Foolbox model it was made of stays as it was, but for its network, which both share.
     """
 
+    library = "foolbox"
+
     def __init__(self, model: Any) -> None:
         super().__init__()
         opened, networks = _opened(model)

@@ -36,10 +36,12 @@ def text(result: Mapping[str, Any]) -> str:
         if "tests" in attack or attack["reason"] != result["reason"]:
             both = f" {attack['verdict']}, score {share(attack['score'], threshold)}." if "tests" in attack else ""
             below += paragraph(f"{attack_title(attack)}:{both} {plain(attack['reason'])}")
-    below += findings.lines(_unstated(result))
+    unstated, leading = _unstated(result), findings.leading(result.get("findings", ()))
+    below += findings.lines(unstated)
     for warning in result.get("warnings", ()):
         below += paragraph(f"Warning: {plain(warning)}")
     verdict = paragraph(f"Verdict: {result['verdict'].upper()}. {plain(result['reason'])}")
+    verdict += findings.first_to_paste(one for one in leading if one not in unstated)
     return "\n".join([*table(rows, words=(0, 1, 2, 3)), "", *below, *([""] if below else []), *verdict, ""])
 
 

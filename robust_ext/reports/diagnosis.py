@@ -111,7 +111,7 @@ def notes(result: Mapping[str, Any]) -> list[str]:
         if attack["not_planted"] is not None:
             found.append(f"{plain(attack['name'])}: no binarization test: {plain(attack['not_planted'])}")
         if not (attack["larger"] or attack["error"] or attack["kind"] == "minimum norm" or not result["references"]):
-            words = "was not run with larger budgets: it takes more passes a sample than --affordable allows."
+            words = "was not run with larger budgets: it takes more passes a sample than are affordable."
             found.append(f"{plain(attack['name'])} {words}")
         found.append(rests_on(attack, result["samples"], plain(attack["name"])))
     named = {finding["code"] for finding in result["findings"]}
@@ -132,8 +132,9 @@ def tried_rows(result: Mapping[str, Any]) -> list[Line]:
             for key, show in (("score", _score), ("robust_accuracy", percent))
         ]
         words = entry["error"] or ("confirmed" if entry["confirmed"] else "changes nothing")
-        command = findings.command(entry["remedy"]) or entry["remedy"]["words"]
-        found.append((plain(entry["code"]), plain(command), *cells, plain(words)))
+        lines = [line for line in findings.to_paste(entry["remedy"]) if not line.startswith(("import", "from", "#"))]
+        remedy = lines[0] if lines else entry["remedy"]["words"]
+        found.append((plain(entry["code"]), plain(remedy), *cells, plain(words)))
     return found
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from robust_ext.core.printable import printable, shell_words
+from robust_ext.core.printable import printable
 from robust_ext.reports.text import paragraph
 from robust_ext.reports.wording import plain
 
@@ -43,22 +43,27 @@ def sentence(finding: Finding) -> str:
     return " ".join(f"{_bare(part)}." for part in (cause, *evidence))
 
 
-def command(remedy: Mapping[str, Any]) -> str:
-    """A remedy as options of the command line; empty where it has none."""
-    attack = [] if remedy["attack"] is None else ["--attack", remedy["attack"]]
-    return shell_words([*attack, *remedy["options"]])
-
-
 def remedy(finding: Finding) -> str:
-    """The first remedy with its options of the command line, and the second in words; empty where there is none."""
-    ways = []
-    for number, one in enumerate(finding["remedies"][:2]):
-        words, options = _bare(one["words"]), command(one)
-        if number:
-            ways.append(f"or {words[0].lower()}{words[1:]}")
-        else:
-            ways.append(f"{words} ({options})" if options else words)
-    return f"{'; '.join(ways)}." if ways else ""
+    """The first two remedies as a sentence; empty where there is none."""
+    first, *others = [_bare(one["words"]) for one in finding["remedies"][:2]] or [""]
+    return f"{'; or '.join([first, *(f'{words[0].lower()}{words[1:]}' for words in others)])}." if first else ""
+
+
+def to_paste(remedy: Mapping[str, Any]) -> list[str]:
+    """Lines that run a remedy as they are; then, as comments, those for the inside of the user's attack or model."""
+    inside = [f"#     {line}" for line in remedy["code"].splitlines()]
+    lines = [*remedy.get("paste", "").splitlines(), *(["# In your own code:", *inside] if inside else [])]
+    return [printable(line) for line in lines]
+
+
+def first_to_paste(findings: Iterable[Finding]) -> list[str]:
+    """Lines that run the first remedy of each of the findings, by the attack."""
+    found = []
+    for finding, names in shared(findings):
+        if lines := to_paste(finding["remedies"][0]) if finding["remedies"] else []:
+            found += [*paragraph(f"To paste, for {subject(names) if names else 'the model'}:")]
+            found += [f"    {line}" for line in lines]
+    return found
 
 
 def shared(findings: Iterable[Finding]) -> list[tuple[Finding, list[str]]]:
@@ -91,9 +96,7 @@ def lines(findings: Iterable[Finding]) -> list[str]:
         found += paragraph(f"Warning: {subject(names)}: {plain(sentence(finding))}")
         if advice := remedy(finding):
             found += [f"  {line}" for line in paragraph(f"Remedy: {plain(advice)}")]
-            # Where no option of the command line does it, the lines for the user's own library.
-            if not command(finding["remedies"][0]):
-                found += [f"    {printable(line)}" for line in finding["remedies"][0]["code"].splitlines()]
+            found += [f"    {line}" for line in to_paste(finding["remedies"][0])]
     return found
 
 
@@ -104,7 +107,7 @@ def numbered(findings: Iterable[Finding]) -> list[str]:
         found += ["", *paragraph(f"{number}. [{finding['weight']}] {subject(names)}: {plain(sentence(finding))}")]
         for one in finding["remedies"]:
             found += [f"  {line}" for line in paragraph(f"Remedy: {plain(one['words'])}")]
-            found += [f"      {printable(line)}" for line in (command(one), *one["code"].splitlines()) if line]
+            found += [f"      {line}" for line in to_paste(one)]
     return found
 
 

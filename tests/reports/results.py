@@ -30,10 +30,11 @@ FINDINGS = [
             {
                 "words": "Replace the backward pass of net.quantise by the identity.",
                 "attack": None,
-                "options": ["--bpda", "net.quantise"],
-                "code": "attack = AdaptedAttack(\n    attack, bpda='net.quantise'\n)",
+                "code": "",
                 "view": {"bpda": "net.quantise"},
                 "evaluate": False,
+                "transfer": False,
+                "paste": "attack = AdaptedAttack(\n    attack, bpda='net.quantise'\n)",
                 "runnable": True,
             }
         ],
@@ -53,10 +54,11 @@ FINDINGS = [
             {
                 "words": "Nothing is to be done",
                 "attack": None,
-                "options": [],
                 "code": "if True:\n    pass",
                 "view": {},
                 "evaluate": False,
+                "transfer": False,
+                "paste": "",
                 "runnable": False,
             }
         ],

@@ -1,11 +1,9 @@
-"""Findings in words: sentences, commands that a shell takes apart again, what is left out."""
-
-import shlex
+"""Findings in words: sentences, lines to paste, what is left out."""
 
 import pytest
 
 from robust_ext.evaluations.causes.finding import Finding, Remedy
-from robust_ext.reports.findings import command, leading, lines, remedy, sentence, shared, subject
+from robust_ext.reports.findings import leading, lines, remedy, sentence, shared, subject
 
 
 def plain(**values):
@@ -29,23 +27,11 @@ def test_sentence(finding, words):
     assert sentence(plain(**finding)) == words
 
 
-@pytest.mark.parametrize(
-    "attack", ["foolbox:LinfPGD(steps=20)", "robust_ext:AdaptedAttack(attack='a:B()', eot=8)", "a.py:f('$x', \"y\")"]
-)
-def test_a_command_is_what_a_shell_reads(attack):
-    found = command(Remedy(words="Do.", attack=attack, options=("--bpda", "net.quantise")).to_dict())
-    assert shlex.split(found) == ["--attack", attack, "--bpda", "net.quantise"]
-
-
 def test_remedies_in_words():
-    first, second, third = (
-        Remedy(words="Do.", options=("--eot", "8")),
-        Remedy(words="Take more."),
-        Remedy(words="Rest."),
-    )
+    first, second, third = (Remedy(words=words, paste="--eot 8") for words in ("Do.", "Take more.", "Rest."))
     assert remedy(plain()) == ""
     assert remedy(plain(remedies=(second,))) == "Take more."
-    assert remedy(plain(remedies=(first, second, third))) == "Do (--eot 8); or take more."
+    assert remedy(plain(remedies=(first, second, third))) == "Do; or take more."
 
 
 def test_what_leads_and_who_shares_it():
@@ -64,14 +50,14 @@ def test_what_leads_and_who_shares_it():
     assert subject([]) == "The model"
 
 
-def test_lines_hold_code_where_no_option_does_it():
-    code = "for step in steps:\n    go()\x1b[31m"
-    by_hand, by_option = Remedy(words="Go on.", code=code), Remedy(words="Go on.", code=code, options=("--eot", "8"))
-    assert lines([plain(attack="a", remedies=(by_hand,))]) == [
+def test_lines_to_paste_are_whole_and_those_for_the_inside_of_an_attack_are_comments():
+    paste, code = f"--attack {'long' * 60}", "for step in steps:\n    go()\x1b[31m"
+    assert lines([plain(attack="a", remedies=(Remedy(words="Go on.", paste=paste, code=code),))]) == [
         "Warning: a: It stays.",
         "  Remedy: Go on.",
-        "    for step in steps:",
-        "        go()\\x1b[31m",
+        f"    {paste}",
+        "    # In your own code:",
+        "    #     for step in steps:",
+        "    #         go()\\x1b[31m",
     ]
-    assert lines([plain(attack="a", remedies=(by_option,))])[1:] == ["  Remedy: Go on (--eot 8)."]
     assert lines([plain(code="no_gradient")]) == []

@@ -13,6 +13,7 @@ from robust_ext.evaluations.adaptive.plan import EXPOSURES
 from robust_ext.evaluations.adaptive.protocol import StepRun
 from robust_ext.evaluations.causes.attaching import Attacked, as_entry, broke_none, find_causes, prober
 from robust_ext.evaluations.causes.finding import Finding, ranked
+from robust_ext.evaluations.causes.pasting import Caller
 from robust_ext.evaluations.causes.probes import ModelProbe
 
 
@@ -28,7 +29,9 @@ def find_faults(ran: Sequence[Outcome[StepRun]]) -> list[Finding]:
         ]
         # Another backward pass than the defense's own is not what its probe is about; its draws are the same.
         used = probe if exposure in ("static", "defense") else partial(ModelProbe, random=defense.random)
-        found += find_causes(steps, used, compared=False)
+        attacks = {one.name: one.attack for one in steps}
+        caller = Caller(module=module, attacks=attacks, images=given.inputs.dim() == 4)
+        found += caller.addressed(find_causes(steps, used, compared=False))
     known = {"random_output": defense.random, "batch_dependent": defense.batch_level}
     return ranked(one for one in found if not known.get(one.code))
 

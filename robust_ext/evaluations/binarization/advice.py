@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import ceil
 
+from robust_ext.engine.context import current_context
 from robust_ext.evaluations.binarization.rules import Rules, Solved
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 
@@ -28,7 +29,7 @@ _COMPARE = (
 def more_samples(needed: int, *, planted: int, lost: int) -> str:
     """So many planted problems as a setting, where ``lost`` of the ``planted + lost`` samples could not be planted."""
     samples = ceil(needed * (planted + lost) / planted) if planted else needed
-    return f"{samples} samples (--samples {samples})"
+    return f"{samples} samples (--samples {samples})" if current_context().command else f"{samples} samples"
 
 
 def easier_to_plant(settings: BinarizationSettings, *, inseparable: int, unplanted: int) -> str:
@@ -58,7 +59,7 @@ def settle(at: Solved, rules: Rules, *, lost: int) -> str:
         if settings.boundary_position < _CLOSE:
             ways.append(_set("kappa", 0.999))
         if len(settings.depths) == 1:
-            ways.append("depths=(1, 2, 4, 8) (--depths 1,2,4,8)")
+            ways.append("--depths 1,2,4,8" if current_context().command else "depths=(1, 2, 4, 8)")
         if not ways and settings.inner_points < _MANY:
             ways.append(_set("inner_points", min(4 * (settings.inner_points + 1), _MANY)))
     both = " and R-ASR stays" if at.random_found else ""
@@ -74,5 +75,5 @@ def settle(at: Solved, rules: Rules, *, lost: int) -> str:
 
 
 def _set(name: str, value: object) -> str:
-    """A setting in Python and on the command line."""
-    return f"{name}={value!r} (--{name.replace('_', '-')} {value})"
+    """A setting as the caller writes it, in Python or on the command line."""
+    return f"--{name.replace('_', '-')} {value}" if current_context().command else f"{name}={value!r}"

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from robust_ext.attacks.base import Attack
 from robust_ext.core.cost import Spent
 from robust_ext.engine.context import current_context
 from robust_ext.engine.identity import describe, versions
@@ -31,17 +32,14 @@ from robust_ext.evaluations.causes.attaching import (
     prober,
 )
 from robust_ext.evaluations.causes.finding import WEIGHTS, ranked
+from robust_ext.evaluations.causes.pasting import Caller
 from robust_ext.evaluations.causes.probes import ModelProbe
+from robust_ext.evaluations.causes.remedies import flag_of
 from robust_ext.evaluations.caveats import attack_warnings
 from robust_ext.evaluations.timing import Part, time_table
 from robust_ext.models.features import Observed
 from robust_ext.reports.findings import remedy, sentence
 
-# What a failure comes to that nothing else explains.
-_BLIND = (
-    "Most likely cause: it does not know the detector. Remedy: Take an attack that does (--attack "
-    "robust_ext:OrthogonalPGD), or show it the detector as a class (--exposure reject)."
-)
 # Of a sample that an attack was not run on.
 _NOTHING = {"outcome": "not_planted"}
 
@@ -62,10 +60,12 @@ def make_content(outcome: Outcome[BinarizationRun], *, begun: float | None) -> d
     # Where a detector decides too, an attack may miss what another finds without a fault of its own.
     findings = find_causes(causes, _probe(run), compared=not detecting)
     findings = [finding for finding in findings if not detecting or finding.code not in OF_LABELS]
-    findings = ranked([*findings, *(finding for finding in behind if finding is not None)])
+    caller = Caller(module=_network(run), attacks=run.attacks, images=run.inputs.dim() == 4)
+    behind = [None if one is None else caller.addressed([one])[0] for one in behind]
+    findings = ranked([*caller.addressed(findings), *(finding for finding in behind if finding is not None)])
     for entry, slower in zip(attacks, behind, strict=True):
         if entry["verdict"] == "failed":
-            blind = _BLIND if detecting and not _knows_detector(entry["name"], run) else ""
+            blind = _blind(run.attacks[entry["name"]], run.settings.exposure) if detecting else ""
             entry["reason"] += f" {explain(findings, entry['name'], otherwise=blind)}"
         elif entry["verdict"] == "passed" and slower is not None:
             entry["reason"] += f" {sentence(slower.to_dict())} {remedy(slower.to_dict())}"
@@ -127,8 +127,7 @@ def _random_found(record: Record, position: float) -> bool | None:
 
 def _probe(run: BinarizationRun) -> Probe:
     """Probes of the user's own network on the clean samples, with what it predicts as labels."""
-    features = run.features.module
-    network = features.model if isinstance(features, Observed) else nn.Sequential(features, run.readout)
+    network = _network(run)
     inputs = run.inputs[:PROBED].to(run.device)
 
     def probe() -> ModelProbe:
@@ -139,10 +138,27 @@ def _probe(run: BinarizationRun) -> Probe:
     return probe
 
 
-def _knows_detector(name: str, run: BinarizationRun) -> bool:
-    """Whether an attack is shown the detector, or takes it into account of itself."""
-    traits = run.attacks[name].traits
-    return traits.detector or traits.references or run.settings.exposure != "classifier"
+def _network(run: BinarizationRun) -> nn.Module:
+    """The user's own network."""
+    features = run.features.module
+    return features.model if isinstance(features, Observed) else nn.Sequential(features, run.readout)
+
+
+def _blind(attack: Attack, exposure: str) -> str:
+    """Why an attack fails that does not take the detector into account, and what to do; empty for one that does."""
+    if attack.traits.detector or attack.traits.references or exposure == "margin":
+        return ""
+    ways = ["Take an attack that does, such as robust_ext:OrthogonalPGD"]
+    cause = "it does not know the detector"
+    if exposure == "reject":
+        if flag_of(attack, "targeted") or flag_of(attack, "aimed"):
+            return ""
+        cause = "it is untargeted, so being rejected, which is a class here, is a success for it"
+        ways = []
+    option = "--exposure margin" if current_context().command else 'exposure="margin"'
+    ways.append(f"show it the detector in the margin of its logits ({option})")
+    words = ", or ".join(ways)
+    return f"Most likely cause: {cause}. Remedy: {words[0].upper()}{words[1:]}."
 
 
 def _of_both(contents: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:

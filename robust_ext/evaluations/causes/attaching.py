@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from robust_ext.attacks.base import Attack
 from robust_ext.core.threat import ThreatModel
+from robust_ext.engine.context import current_context
 from robust_ext.engine.outcomes import BROKEN
 from robust_ext.engine.run import Outcome
 from robust_ext.evaluations.arm_runs import ArmRun
@@ -128,9 +129,9 @@ def explain(findings: Iterable[Finding], name: str, *, otherwise: str = "") -> s
     likely = most_likely(one for one in found if one.attack == name)
     likely = most_likely(one for one in found if one.attack is None) if likely is None else likely
     if likely is None:
+        by = "robust-ext diagnose" if current_context().command else "robust_ext.diagnose"
         return otherwise or (
-            "None of the known causes applies. Next: look at the attack alone (robust-ext diagnose), and compare it "
-            "with others (--attack robust_ext:APGD --attack robust_ext:Square)."
+            f"None of the known causes applies. Next: compare the attack with others on the same samples ({by})."
         )
     plain = likely.to_dict()
     advice = remedy(plain)

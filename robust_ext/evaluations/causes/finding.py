@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 WEIGHTS = ("high", "medium", "low")
@@ -57,20 +57,23 @@ class Remedy:
 
     Args:
         words: What to do, in a sentence that begins with a verb.
-        attack: A ready attack string for ``--attack``; None where the attack has no text or is not to be changed.
-        options: Options of the command line to add, as in ``("--bpda", "net.quantise")``.
-        code: A few lines for the user's own library or model; empty where the words are enough.
+        attack: The text of an attack to run; None where the attack has no text or is not to be changed.
         view: Settings of :class:`robust_ext.attacks.adapted.AdaptedAttack` that make the attack run on another view of
             the model, as in ``{"bpda": "net.quantise"}``; empty where ``attack`` says it all or nothing can be run.
         evaluate: Whether the remedy is to put the model into eval mode.
+        transfer: Whether the remedy is to craft on the float network that a quantised one was made of.
+        code: Lines for the user's own attack or model, in its own names; empty where the words are enough.
+        paste: What the caller can paste to run it: options of the command that was run, or lines of Python with the
+            names ``model`` and ``attack``; filled in by :class:`robust_ext.evaluations.causes.pasting.Caller`.
     """
 
     words: str
     attack: str | None = None
-    options: tuple[str, ...] = ()
-    code: str = ""
     view: Mapping[str, Any] = field(default_factory=dict)
     evaluate: bool = False
+    transfer: bool = False
+    code: str = ""
+    paste: str = ""
 
     @property
     def runnable(self) -> bool:
@@ -79,14 +82,12 @@ class Remedy:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as in ``result.json``."""
-        plain = {**vars(self), "options": list(self.options), "view": dict(self.view)}
-        return {**plain, "runnable": self.runnable}
+        return {**vars(self), "view": dict(self.view), "runnable": self.runnable}
 
     @classmethod
     def from_dict(cls, entry: Mapping[str, Any]) -> Remedy:
-        """The inverse of :meth:`to_dict`."""
-        given = {key: value for key, value in entry.items() if key != "runnable"}
-        return cls(**{**given, "options": tuple(given["options"])})
+        """The inverse of :meth:`to_dict`; what earlier versions held besides is left out."""
+        return cls(**{one.name: entry[one.name] for one in fields(cls) if one.name in entry})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from robust_ext.core.random import seeded_globals
 from robust_ext.evaluations.causes import model_remedies as remedies
 from robust_ext.evaluations.causes.calls import Call, Place
 from robust_ext.evaluations.causes.cut_operations import PassTrace, traced
-from robust_ext.evaluations.causes.finding import Finding
+from robust_ext.evaluations.causes.finding import Finding, Remedy
 from robust_ext.evaluations.causes.layers import (
     Fault,
     LayerReport,
@@ -23,6 +23,8 @@ from robust_ext.evaluations.causes.layers import (
     measure_gradients,
 )
 from robust_ext.evaluations.causes.output_probe import named
+from robust_ext.models.bpda import BPDA
+from robust_ext.models.quantised import is_quantised
 
 _WIDE = 16
 # Rows beyond this share count: a unit may be dead for a row of a healthy network.
@@ -88,6 +90,7 @@ def probe_gradients(
         findings += _row_findings(gradient, own, trace, faults, softmax)
     if not findings:
         findings += _fault_findings(faults)
+    findings = [replace(one, remedies=_helping(one.remedies, module, few, aims)) for one in findings]
     if logits is not None and gradient is not None:
         findings += _loss_findings(logits, labels, gradient)
     return Gradients(findings=tuple(findings), layers=tuple(layer_reports(trace, measured, faults)))
@@ -109,6 +112,22 @@ def _passed(module: nn.Module, inputs: Tensor, labels: Tensor) -> tuple[Tensor |
     except Exception as error:
         return None, None if logits is None else logits.detach(), error
     return gradient, logits.detach(), None
+
+
+def _helping(found: Sequence[Remedy], module: nn.Module, inputs: Tensor, labels: Tensor) -> tuple[Remedy, ...]:
+    """The remedies that make gradients come back; where none does, those that need none."""
+    kept = [one for one in found if _helps(one, module, inputs, labels)]
+    without = () if any(one.view for one in kept) else (remedies.BLACK_BOX,)
+    twin = (remedies.TRANSFER,) if is_quantised(module) else ()
+    return *twin, *without, *kept
+
+
+def _helps(remedy: Remedy, module: nn.Module, inputs: Tensor, labels: Tensor) -> bool:
+    layer, backward = remedy.view.get("bpda"), remedy.view.get("gradient_mode", "identity")
+    if layer is None and "gradient_mode" not in remedy.view:
+        return True
+    gradient, _, _ = _passed(BPDA(module, layer=layer, backward=backward), inputs, labels)
+    return gradient is not None and bool(gradient.isfinite().all()) and bool((gradient != 0).any())
 
 
 def _cut_finding(trace: PassTrace, faults: list[Fault], error: Exception | None) -> Finding:
@@ -192,7 +211,7 @@ def _fault_findings(faults: list[Fault]) -> Iterator[Finding]:
             cause=f"{_place(first)} {_WORDS[code]}{more}.",
             evidence=(_measured(first),),
             layer=first.call.name,
-            remedies=remedies.around(first.call, [fault.call for fault in faults]),
+            remedies=(*remedies.around(first.call, [fault.call for fault in faults]), remedies.SMOOTHED),
         )
 
 

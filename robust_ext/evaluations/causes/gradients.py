@@ -60,7 +60,7 @@ def cut_gradient(case: Case) -> Finding | None:
         rows,
         f"{case.part(rows)} were sent forward with a graph "
         f"({number(typical(rows, lambda one: one.known('graphs')) or 0)} times each), and no gradient came back.",
-        remedies=remedies.for_layer(None, case.attack),
+        remedies=remedies.for_flat(case.attack),
     )
 
 
@@ -81,7 +81,7 @@ def zero_gradient(case: Case) -> Finding | None:
         "The gradient at the input is exactly zero, though that of the loss by the logits is not: a layer stops it.",
         rows,
         f"In {case.part(rows)} {part:.0%} of the gradients were exactly zero.",
-        remedies=remedies.for_layer(None, case.attack),
+        remedies=remedies.for_flat(case.attack),
     )
 
 
@@ -132,7 +132,7 @@ def non_finite_gradient(case: Case) -> Finding | None:
         "Gradients at the input hold NaN or infinity, of which a step is made that leads nowhere.",
         rows,
         f"In {case.part(rows)} {part:.0%} of the gradients were not finite.",
-        remedies=remedies.for_layer(None, case.attack),
+        remedies=remedies.for_flat(case.attack),
     )
 
 

@@ -196,7 +196,7 @@ def _inconsistent_finding(found: InconsistentModelError, trace: PassTrace, rows:
         cause=f"Logits of a row change with {'chance' if random else 'the rows beside it'}, in {where}.",
         evidence=(f"With {what}, logits differ by up to {found.difference:.3g}; the largest is {found.scale:.3g}.",),
         layer=calls[0].name if calls else None,
-        remedies=(remedies.EOT,) if random else (remedies.ROW_WISE,),
+        remedies=remedies.RANDOM if random else (remedies.ROW_WISE,),
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from robust_ext.attacks.base import Attack
@@ -24,7 +23,7 @@ DRAWS = 16
 SMALL_LOGIT = 10.0
 # Standard deviation of input noise, in epsilons: it blurs kinks and lets most draws stay near the point.
 BLUR = 0.5
-_BLACK_BOX = Remedy(
+BLACK_BOX = Remedy(
     words="Attack without gradients: what it finds was there all the time.", attack="robust_ext:Square(queries=2000)"
 )
 
@@ -35,24 +34,7 @@ def of_model(fault: Finding, attack: Attack, *, scale: float) -> tuple[Remedy, .
         return for_loss(attack, scale=scale)
     # With the attack at hand, what needs its text can be a command.
     found = tuple(_blurred(attack) if "noise" in one.view else one for one in fault.remedies)
-    return found or for_layer(fault.layer, attack)
-
-
-def for_layer(layer: str | None, attack: Attack) -> tuple[Remedy, ...]:
-    """A layer stops or spoils the gradient."""
-    if not layer:
-        find = Remedy(
-            words="Find the layer by probing the model, and attack with another backward pass there.",
-            code="robust_ext.diagnose(model, attack, inputs, labels, threat_model)  # names the layer",
-        )
-        return find, _BLACK_BOX
-    bpda = Remedy(
-        words=f"Take the gradient of the identity in place of that of {layer} (BPDA).",
-        options=("--bpda", layer),
-        code=f'model = robust_ext.BPDA(model, layer="{layer}")',
-        view={"bpda": layer},
-    )
-    return bpda, _blurred(attack), _BLACK_BOX
+    return found or for_flat(attack)
 
 
 def for_loss(attack: Attack, *, scale: float) -> tuple[Remedy, ...]:
@@ -67,20 +49,23 @@ def for_loss(attack: Attack, *, scale: float) -> tuple[Remedy, ...]:
                 break
     temperature = max(2.0, _rounded(scale / SMALL_LOGIT))
     words = f"Divide the logits by {temperature:g}, which changes no prediction, so that the loss has a gradient."
-    cooled = _viewed(words, attack, code=f"model = lambda x: model(x) / {temperature:g}", temperature=temperature)
+    cooled = _viewed(words, attack, temperature=temperature)
     margin = Remedy(
         words="Raise the difference of logits instead of cross-entropy.",
+        attack=None if call is not None and call.scope == "robust_ext" else "robust_ext:APGD(loss='margin')",
         code="label = logits.gather(1, y[:, None]).squeeze(1)\n"
         "other = logits.scatter(1, y[:, None], -torch.inf).amax(1)\n"
-        "loss = (other - label).sum()"
-        + ("\n# Foolbox: override get_loss_fn of the attack" if call and call.scope == "foolbox" else ""),
+        "loss = (other - label).sum()",
     )
     return *found, cooled, margin
 
 
 def for_flat(attack: Attack) -> tuple[Remedy, ...]:
     """Gradients came and were of no use."""
-    return _blurred(attack), _BLACK_BOX
+    if attack.traits.gradients:
+        return _blurred(attack), BLACK_BOX
+    call = call_of(attack)
+    return () if call is not None and call.name == "Square" else (BLACK_BOX,)
 
 
 def for_direction(attack: Attack) -> tuple[Remedy, ...]:
@@ -190,11 +175,11 @@ def flag_of(attack: Attack, name: str) -> bool:
     return any(place.get(name) is True for place in places)
 
 
-def _viewed(words: str, attack: Attack, *, code: str = "", options: Sequence[str] = (), **view: Any) -> Remedy:
+def _viewed(words: str, attack: Attack, *, code: str = "", **view: Any) -> Remedy:
     """The attack on another view of the model: as a text where the attack has one."""
     call = call_of(attack)
     if call is None:
-        return Remedy(words=words, code=code, view=view, options=tuple(options))
+        return Remedy(words=words, code=code, view=view)
     return Remedy(words=words, code=code, attack=call.viewed(view))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from robust_ext.engine.task import Worker
 from robust_ext.engine.workers import attack_worker
 from robust_ext.evaluations.callbacks import Callback, listening
 from robust_ext.evaluations.causes.finding import Finding, ranked
+from robust_ext.evaluations.causes.pasting import Caller
 from robust_ext.evaluations.causes.probes import probe_model
 from robust_ext.evaluations.diagnosis.content import make_content
 from robust_ext.evaluations.diagnosis.examination import Examination, find
@@ -165,7 +166,9 @@ class _Diagnosis:
             if examiner is None and not any(one.weight != "low" for one in probe.findings):
                 raise ModelError(str(refusal))
             examination = Examination.of(examiner, self.attacks, watch=watch)
-            findings = ranked(find(examination, probe, threat_model=self.threat_model))
+            caller = Caller(module=module, attacks=self.attacks, images=self.inputs.dim() == 4)
+            findings = caller.addressed(ranked(find(examination, probe, threat_model=self.threat_model)))
+            probe = replace(probe, findings=tuple(caller.addressed(probe.findings)))
             tried = self._try(module, examination, findings, watch) if trying else None
         content = make_content(
             module=module,

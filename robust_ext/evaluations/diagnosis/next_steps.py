@@ -44,8 +44,6 @@ def _step(words: str, name: str, confirmed: Mapping[str, Any] | None = None, *, 
     if given[:1] != ["diagnose"]:
         return {"words": words, "command": _code(name, confirmed, trying=trying)}
     options = ["--try-remedies"] if trying else []
-    if confirmed is not None and text is None:
-        options = list(confirmed["remedy"]["options"])
     return {"words": words, "command": shell_words(["robust-ext", *_command(given, name, text, options)])}
 
 

@@ -8,6 +8,7 @@ from robust_ext.engine.run import Outcome
 from robust_ext.evaluations.arm_runs import ArmRun
 from robust_ext.evaluations.causes.attaching import OF_LABELS, find_causes, of_arm, prober
 from robust_ext.evaluations.causes.finding import Finding
+from robust_ext.evaluations.causes.pasting import Caller
 from robust_ext.evaluations.scored_runs import ScoredRun
 
 
@@ -23,4 +24,10 @@ def find_faults(run: ScoredRun, left: Sequence[Outcome[ArmRun]]) -> list[Finding
         for name, one in ran.items()
         if one.run.adaptive_to is not None or one.run.arms[0].objective not in (None, "ace")
     }
-    return [one for one in found if one.attack not in others or one.code not in OF_LABELS]
+    caller = Caller(
+        module=given.module,
+        attacks={name: one.run.attack for name, one in ran.items()},
+        arms={name: one.run.threat_model for name, one in ran.items() if one.run.arms[0].epsilon is not None},
+        images=given.inputs.dim() == 4,
+    )
+    return caller.addressed(one for one in found if one.attack not in others or one.code not in OF_LABELS)

@@ -103,6 +103,9 @@ def _check_library(attack: str, name: str) -> None:
     spec = parse_call(attack, argument="suite")
     if isinstance(inside := spec.arguments.get("attack"), str):
         _check_library(inside, name)
+    surrogates = spec.arguments.get("surrogates", ())
+    for network in surrogates.values() if isinstance(surrogates, Mapping) else [surrogates] if surrogates else ():
+        _check_library(str(network), name)
     if spec.scope not in adapters():
         raise InvalidArgumentError(
             "suite",

@@ -18,6 +18,7 @@ from robust_ext.engine.run import Outcome
 from robust_ext.engine.store import Floats
 from robust_ext.evaluations.arm_runs import ArmRun
 from robust_ext.evaluations.causes.attaching import find_causes, of_arm, prober
+from robust_ext.evaluations.causes.pasting import Caller
 from robust_ext.evaluations.caveats import attack_warnings
 from robust_ext.evaluations.result import framed
 from robust_ext.evaluations.timing import time_table
@@ -61,7 +62,10 @@ def _findings(outcomes: Sequence[Outcome[ArmRun]]) -> list[dict[str, Any]]:
     given = run.given
     probe = prober(given.module, given.inputs, given.labels, threat_model=given.threat_model, seed=run.seed)
     attacked = [of_arm(left, name=left.run.arms[0].short) for left in outcomes]
-    return [finding.to_dict() for finding in find_causes(attacked, probe)]
+    caller = Caller(
+        module=given.module, attacks={one.name: one.attack for one in attacked}, images=given.inputs.dim() == 4
+    )
+    return [finding.to_dict() for finding in caller.addressed(find_causes(attacked, probe))]
 
 
 def _attack(name: str, mine: Sequence[Outcome[ArmRun]], smallest: Floats, rows: list[dict[str, Any]]) -> dict[str, Any]:

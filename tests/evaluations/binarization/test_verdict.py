@@ -1,5 +1,7 @@
 """The rules of the verdict, one by one and at their edges."""
 
+import re
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -94,7 +96,7 @@ def row(found, random_found, samples, depth):
         ([row(60, 30, 60, 2.0), row(40, 2, 40, 4.0)], "passed", 4, "finds what others find in this model"),
         # At each depth up to that one its rate must be shown.
         ([row(58, 30, 64, 2.0), row(50, 2, 50, 4.0)], "inconclusive", 2, "leave room for a rate of 0.9 or less"),
-        ([row(60, 30, 60, 2.0), row(20, 2, 20, 4.0)], "inconclusive", 4, "93 samples (--samples 93), if it misses no"),
+        ([row(60, 30, 60, 2.0), row(20, 2, 20, 4.0)], "inconclusive", 4, "93 samples, if it misses no"),
         # Missing some of what the best of all witnesses found is no failure; missing most of it is.
         ([row(50, 5, 60, 2.0)], "inconclusive", 2, "leave room"),
         ([row(20, 0, 60, 2.0)], "failed", 2, "It misses more than half of the adversarial examples that are known"),
@@ -134,37 +136,37 @@ def test_it_passes_no_earlier_than_asked_for(deeper, verdict, depth, reason):
         (
             (8, 0, 8),
             {"inseparable": 1, "unplanted": 1},
-            "To settle it: 37 samples (--samples 37), if it misses no more.",
+            "To settle it: 37 samples, if it misses no more.",
         ),
-        ((8, 4, 8), {}, "To settle it: inner_points=1600 (--inner-points 1600)."),
-        ((8, 1, 8), {}, "To settle it: 29 samples (--samples 29), if it misses no more and R-ASR stays"),
-        ((18, 0, 19), {}, "To settle it: 46 samples (--samples 46), if it misses no more."),
-        ((38, 0, 40), {}, "To settle it: 61 samples (--samples 61), if it misses no more."),
+        ((8, 4, 8), {}, "To settle it: inner_points=1600."),
+        ((8, 1, 8), {}, "To settle it: 29 samples, if it misses no more and R-ASR stays"),
+        ((18, 0, 19), {}, "To settle it: 46 samples, if it misses no more."),
+        ((38, 0, 40), {}, "To settle it: 61 samples, if it misses no more."),
         # As many samples again as the share of planted ones asks for, whatever the others were lost by.
         (
             (24, 1, 24),
             {"unplanted": 26, "unfound": 14},
-            "To settle it: 78 samples (--samples 78), if it misses no more",
+            "To settle it: 78 samples, if it misses no more",
         ),
-        ((50, 0, 50), {"attacks": 10}, "To settle it: 51 samples (--samples 51), if it misses no more."),
+        ((50, 0, 50), {"attacks": 10}, "To settle it: 51 samples, if it misses no more."),
         # Above the maximum no number of samples settles it, and a kappa of .999 is as good as one nearer to 1.
-        ((10, 6, 10), {}, "To settle it: inner_points=1600 (--inner-points 1600), with 29 samples (--samples 29)."),
-        ((100, 51, 100), {}, "To settle it: inner_points=1600 (--inner-points 1600)."),
-        ((100, 51, 100), {"kappa": 0.9}, "To settle it: kappa=0.999 (--kappa 0.999)."),
+        ((10, 6, 10), {}, "To settle it: inner_points=1600, with 29 samples."),
+        ((100, 51, 100), {}, "To settle it: inner_points=1600."),
+        ((100, 51, 100), {"kappa": 0.9}, "To settle it: kappa=0.999."),
         (
             (100, 51, 100),
             {"inner": "uniform", "depths": (1,)},
-            "inner=0.5 (--inner 0.5); or depths=(1, 2, 4, 8) (--dep",
+            "inner=0.5; or depths=(1, 2, 4, 8)",
         ),
-        ((100, 51, 100), {"boundary_points": 5}, "To settle it: boundary_points=1 (--boundary-points 1)."),
+        ((100, 51, 100), {"boundary_points": 5}, "To settle it: boundary_points=1."),
         (
             (100, 51, 100),
             {"planted_candidates": 1, "inner": "uniform"},
-            "To settle it: planted_candidates=32 (--planted-candidates 32); or inner=0.5 (--inner 0.5).",
+            "To settle it: planted_candidates=32; or inner=0.5.",
         ),
         ((100, 51, 100), {"inner_points": 10_000}, "To settle it: no setting of this test makes"),
-        ((0, 0, 0), {}, "To settle it: inner_points=79 (--inner-points 79) or readout='max-margin' (--readout max-"),
-        ((0, 0, 0), {"unplanted": 3}, "To settle it: kappa=0.9 (--kappa 0.9)."),
+        ((0, 0, 0), {}, "To settle it: inner_points=79 or readout='max-margin'"),
+        ((0, 0, 0), {"unplanted": 3}, "To settle it: kappa=0.9."),
         ((18, 0, 20), {"non_finite": 1}, "To settle it: mend the network, and run this again."),
     ],
 )
@@ -182,7 +184,7 @@ def test_inconclusive_names_what_would_settle_it(counts, options, advice):
 def test_as_many_samples_as_advised_settle_it(random_found, sequential):
     """With no more misses and this R-ASR on so many samples the attack passes, and on one sample less it does not."""
     judgement = judged(11, random_found, 12, sequential=sequential)
-    number = int(judgement["reason"].partition("--samples ")[2].partition(")")[0])
+    number = int(re.findall(r"(\d+) samples", judgement["reason"])[-1])
     for samples, verdict in ((number, "passed"), (number - 1, "inconclusive")):
         random = -(-random_found * samples // 12)
         assert judged(samples - 1, random, samples, sequential=sequential)["verdict"] == verdict

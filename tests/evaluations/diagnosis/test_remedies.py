@@ -1,18 +1,14 @@
 """Remedies: texts that can be run, in each library's own words, and what they change."""
 
-from collections import OrderedDict
 from functools import partial
 
 import pytest
 import torch
-from torch import nn
 
-import robust_ext
 from robust_ext import ThreatModel, as_attack
 from robust_ext.attacks.adapted import AdaptedAttack
 from robust_ext.attacks.base import CallableAttack
 from robust_ext.core.specification import parse_call
-from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
 from robust_ext.engine.outcomes import BROKEN
 from robust_ext.evaluations.causes import remedies, step_remedies
@@ -22,7 +18,6 @@ from robust_ext.evaluations.causes.probes import ModelProbe
 from robust_ext.evaluations.causes.rewriting import call_of
 from tests.evaluations.diagnosis.test_indicators import attacked
 from tests.evaluations.diagnosis.traces import LINF
-from tests.evaluations.diagnosis.zoo.layers import Rounding
 
 TEXTS = [
     "foolbox:LinfPGD",
@@ -121,17 +116,6 @@ def test_a_view_of_an_attack_with_a_view_keeps_both():
     assert (mended.bpda, mended.keep_best) == ("net.quantise", True)
 
 
-def test_the_line_for_a_layer_is_of_use_in_the_binarization_test():
-    layers = [("quantise", Rounding()), ("network", digits_network())]
-    names = {"robust_ext": robust_ext, "model": nn.Sequential(OrderedDict(layers)).eval()}
-    inputs, attack = load_dataset("digits").take(range(6))[0], as_attack("robust_ext:APGD(steps=20)")
-    short, scores = {"inner_points": 60, "depths": (1,)}, []
-    for line in ("", remedies.for_layer("quantise", attack)[0].code):
-        exec(line, names)  # noqa: S102 - our own remedy
-        scores.append(robust_ext.binarization_test(names["model"], attack, inputs, LINF, **short).score)
-    assert scores == [0, 1]
-
-
 def test_code_for_projections_projects():
     inputs, points = torch.zeros(3, 1, 2, 2), torch.rand(3, 1, 2, 2, generator=torch.manual_seed(0)) + 0.2
     for norm in ("linf", "l2"):
@@ -192,7 +176,7 @@ def test_each_remedy_is_one_thing_to_run():
     for text in ("foolbox:LinfPGD", "robust_ext:APGD"):
         attack = as_attack(text)
         made: tuple[Remedy, ...] = (
-            *remedies.for_layer("net.q", attack),
+            *remedies.for_flat(attack),
             *remedies.for_loss(attack, scale=100.0),
             *remedies.for_best(attack),
             *remedies.for_batch(attack),

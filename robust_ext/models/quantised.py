@@ -1,0 +1,28 @@
+"""Networks of which weights or operations are in integers, as ``torch.ao.quantization`` makes them."""
+
+from __future__ import annotations
+
+import torch
+from torch import fx, nn
+
+_PACKAGES = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized", "torch.nn.quantized")
+_INTEGERS = (torch.int8, torch.uint8, torch.qint8, torch.quint8)
+
+
+def is_quantised(module: nn.Module) -> bool:
+    """Whether a network computes with integers in places, where no gradient flows.
+
+    Example:
+        >>> is_quantised(nn.Linear(3, 2))
+        False
+    """
+    return any(_of_integers(part) for part in module.modules())
+
+
+def _of_integers(part: nn.Module) -> bool:
+    if type(part).__module__.startswith(_PACKAGES):
+        return True
+    if isinstance(part, fx.GraphModule):
+        return any("quantize" in str(node.target) for node in part.graph.nodes)
+    tensors = (*part.parameters(recurse=False), *part.buffers(recurse=False))
+    return any(one.dtype in _INTEGERS and one.dim() > 1 for one in tensors)
