@@ -273,6 +273,6 @@ def record_queries(target: Target, inputs: Tensor, labels: Tensor, threat_model:
                 raise
             raise AttackError(
                 f"{error}; before that, no gradient came back from the model to its inputs: a layer cuts the graph "
-                "(detach, no_grad, numpy, argmax), and robust-ext diagnose finds which; give that layer another "
-                "backward pass (--bpda LAYER)"
+                "(detach, no_grad, numpy, argmax), and a diagnosis finds which; give that layer another "
+                "backward pass (BPDA)"
             ) from error
