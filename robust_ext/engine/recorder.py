@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeGuard
 
@@ -20,21 +19,16 @@ from robust_ext.core.errors import AttackError
 from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
 from robust_ext.engine.checkpoints import Checkpoints, put
+from robust_ext.engine.steps import Query, Steps
 from robust_ext.engine.trace import COLUMNS, Trace, no_values
 
 # Below this margin the largest probability rounds to 1 in float32, and cross-entropy and its gradient to 0.
 _SATURATED = -16.63
-
-
-@dataclass(eq=False)
-class _Query:
-    """One forward pass whose gradients are still to come."""
-
-    rows: Tensor | None = None  # Which rows, int64; None for all in order
-    points: Tensor | None = None  # (n, D); None where no gradient is to come
-    number: int = 0  # How many came before, of these rows
-    graph: bool = False  # Whether a gradient at its input was wanted
-    direction: Tensor | None = None  # Its gradient (n, D), scaled to a largest magnitude of 1
+# Points that a line through the inputs explains to this part are the inputs on another scale, where its slope is
+# another than 1 by so much, or their mean is another by such a part of the bounds.
+_ALIKE, _SCALED, _SHIFTED = 0.9, 0.1, 0.2
+# How far from a multiple of 1/255, in these.
+_ON_GRID = 2e-3
 
 
 class Recorder:
@@ -47,28 +41,28 @@ class Recorder:
         self._squares = self._clean.square().sum(1)
         self._limit = 1 + threat_model.tolerance(self._clean[:1].numel()) / threat_model.epsilon
         self._classes = int(labels.max()) + 1 if count else 0
-        self._depth, self._current, self._before = 0, None, None  # type: int, _Query | None, _Query | None
+        self._depth, self._current = 0, None  # type: int, Query | None
         sums = ("queries", "graphs", "gradients", "zero", "non_finite", "zero_loss", "other_label", "saturated")
         self._sums = {
             name: torch.zeros(count, dtype=torch.float64, device=device)
-            for name in (*sums, "outside", "unmoved", "pairs", "turned")
+            for name in (*sums, "outside", "unmoved", "looked", "elsewhere")
         }
         lowest = torch.full((count,), -torch.inf, device=device)
         self._highest = {name: lowest.clone() for name in ("best", "scale", "reach", "fallen", "longest")}
         self._latest = {
             name: torch.full((count,), torch.nan, device=device)
-            for name in ("first", "last", "end", "low", "high", "best_at", "adversarial_at")
+            for name in ("first", "last", "end", "low", "high", "best_at", "adversarial_at", "slope", "shift", "grid")
         }
         self._full = 0  # Queries of all rows in order
         self._partly = False  # Whether there were others
-        self._kept = Checkpoints(count, device)
+        self._kept, self._steps = Checkpoints(count, device), Steps(self._clean, threat_model)
 
     def enter(self, _module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         """Before a module that is watched is called: have the gradient at its input noted."""
         self._depth += 1
         if self._depth > 1:
             return None
-        self._current = _Query()
+        self._current = Query()
         x = args[0] if args else None
         if not _readable(x) or not x.requires_grad or not torch.is_grad_enabled():
             return None
@@ -94,7 +88,7 @@ class Recorder:
         seen.register_hook(partial(self._note_loss, query))  # type: ignore[no-untyped-call]
         return seen if seen is not out else None
 
-    def _note(self, query: _Query, points: Tensor, logits: Tensor) -> None:
+    def _note(self, query: Query, points: Tensor, logits: Tensor) -> None:
         shape = self._inputs.shape[1:]
         if points.shape[1:] != shape or logits.dim() != 2 or len(logits) != len(points) or not len(points):
             return
@@ -134,14 +128,35 @@ class Recorder:
         if query.graph:
             # Attacks work on their points in place.
             query.points = flat.clone() if flat.data_ptr() == points.data_ptr() else flat
+            if self._kept.due(query.number):
+                self._note_place(rows, flat, inside)
         if self._kept.due(query.number):
             best = self._of(self._highest["best"], rows)
             self._kept.add(query.number, rows, best, margin=margin, distance=distance, adversarial=counted > 0)
 
-    def _note_loss(self, query: _Query, gradient: Tensor) -> None:
+    def _note_place(self, rows: Tensor | None, flat: Tensor, inside: Tensor) -> None:
+        """Whether points are inputs that are scaled or shifted, and whether they lie on the grid of 8 bits."""
+        clean, size = (self._clean if rows is None else self._clean[rows]), flat.shape[1]
+        ours, theirs = clean.sum(1), flat.sum(1)
+        shared = (flat * clean).sum(1) - ours * theirs / size
+        spread = self._of(self._squares, rows) - ours.square() / size
+        slope, fit = shared / spread, shared.square() / spread / (flat.square().sum(1) - theirs.square() / size)
+        low, width = self._threat_model.bounds[0], self._threat_model.width
+        shift = (theirs - slope * ours) / size
+        away = ((slope - 1).abs() > _SCALED) | ((theirs - ours).abs() > _SHIFTED * width * size)
+        self._add("looked", rows, torch.ones_like(slope))
+        self._add("elsewhere", rows, ~inside & (fit > _ALIKE) & away)
+        self._set("slope", rows, slope)
+        self._set("shift", rows, shift)
+        cells = (flat - low) * (255 / width)
+        self._set("grid", rows, ((cells - cells.round()).abs().amax(1) < _ON_GRID).to(slope))
+
+    def _note_loss(self, query: Query, gradient: Tensor) -> None:
         with torch._C.DisableTorchFunction(), torch.no_grad():
             gradient = gradient.detach()
             self._add("zero_loss", query.rows, (gradient == 0).all(1))
+            labels = self._labels if query.rows is None else self._labels[query.rows]
+            query.sense = (gradient.sum(1) - 2 * gradient.gather(1, labels[:, None])[:, 0]).sign()
             if gradient.shape[1] < 3:
                 # Of two entries each is alone, and which one is the label's cannot be seen.
                 return
@@ -149,10 +164,9 @@ class Recorder:
             below, above = negative.sum(1), positive.sum(1)
             lone = torch.where(below == 1, negative.int().argmax(1), positive.int().argmax(1))
             like_ce = ((below == 1) & (above > 1)) | ((above == 1) & (below > 1))
-            labels = self._labels if query.rows is None else self._labels[query.rows]
             self._add("other_label", query.rows, like_ce & (lone != labels))
 
-    def _note_gradient(self, query: _Query, gradient: Tensor) -> None:
+    def _note_gradient(self, query: Query, gradient: Tensor) -> None:
         if query.points is None or not _readable(gradient):
             return
         with torch._C.DisableTorchFunction(), torch.no_grad():
@@ -165,14 +179,10 @@ class Recorder:
             self._kept.add_gradient(query.number, size.where(finite, 0))
             # Products of tiny gradients would round to 0.
             query.direction = flat / size.clamp_min(torch.finfo(flat.dtype).tiny)[:, None]
-            before, self._before = self._before, query
-            if before is None or before.direction is None or before.points is None or not _alike(before.rows, rows):
+            away = self._steps.add(query)
+            if away is None:
                 return
-            product = (query.direction * before.direction).sum(1)
-            self._add("pairs", rows, torch.isfinite(product) & (product != 0))
-            self._add("turned", rows, product < 0)
-            moved = self._length(query.points - before.points)
-            before.direction = before.points = None
+            moved = self._length(away)
             self._raise("longest", rows, moved)
             if self._kept.due(query.number):
                 self._kept.add_step(query.number, rows, moved)
@@ -234,19 +244,14 @@ class Recorder:
         nan = torch.full((count,), torch.nan, dtype=torch.float64)
         for name in ("zero", "non_finite", "zero_loss", "other_label"):
             found[name] = found[name].where(found["gradients"] + found["zero_loss"] > 0, nan)
-        found["turns"] = (found["turned"] / found["pairs"]).where(found["pairs"] > 0, nan)
+        found["elsewhere"] = (found["elsewhere"] / found["looked"]).where(found["looked"] > 0, nan)
+        found |= self._steps.found()
         found["late"] = self._kept.late(found["queries"], found["best"])
         found["recent"] = self._kept.recent(found["queries"], found["best"])
         found["lowest"], found["step"] = -found["fallen"], self._kept.median_step()
         found["batch_queries"] = nan.new_full((count,), float(found["queries"].max())) if count else nan
         values = torch.stack([found[name] for name in COLUMNS], 1) if count else no_values(0)
         return Trace(values=values, curve=self._kept.curve())
-
-
-def _alike(one: Tensor | None, other: Tensor | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    return len(one) == len(other) and bool((one == other).all())
 
 
 def _readable(value: object) -> TypeGuard[Tensor]:

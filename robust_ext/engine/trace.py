@@ -39,12 +39,22 @@ COLUMNS = (
     "high",  # Its largest value
     "step",  # Median movement between consecutive queries that had gradients
     "longest",  # The longest of these movements
+    "follows",  # Of all its steps, how much went up the gradient that came before where that is away from the label: 1
+    # all the way, -1 all of it down
+    "uses",  # The same for either direction: 0 where steps have nothing to do with it
+    "back",  # Share of steps with a negative inner product with the step before
+    "held",  # Share of values that a step left as they were, though the gradient was not 0 and nothing held them
+    "grid",  # Whether the last query with a gradient was on the grid of 8 bits
+    "elsewhere",  # Share of queries with gradients that are the input scaled or shifted, out of bounds or ball
+    "slope",  # Its scale at the last of them
+    "shift",  # What was added to it
     "outside",  # Queries out of the ball or the bounds
     "unmoved",  # Queries of the input itself
     "batch_queries",  # Most queries of any row in the same call
 )
 _MARGINS = ("first", "best", "last", "late", "recent", "lowest", "scale")
 _PARTS = ("turns", *_MARGINS, "reach", "end", "low", "high", "step", "longest")
+_PARTS += ("follows", "uses", "back", "held", "elsewhere", "slope", "shift")
 _WHOLE = frozenset(COLUMNS) - frozenset(_PARTS)
 # Points of a curve; in a trace that comes from another process there are no more.
 LONGEST_CURVE = 64

@@ -6,6 +6,7 @@ from robust_ext.evaluations.causes import remedies
 from robust_ext.evaluations.causes.evidence import Case, Sample, number, typical
 from robust_ext.evaluations.causes.finding import Finding
 from robust_ext.evaluations.causes.gradients import MOSTLY
+from robust_ext.evaluations.causes.path import rises
 from robust_ext.reports.wording import typed
 
 # A ball that is smaller than the threat model's by less than this is no other scale, but a margin of safety.
@@ -18,6 +19,8 @@ PINNED = 0.02
 BEYOND = 1.001
 # A candidate so far out was given another epsilon; one nearer was not projected.
 OTHER_SCALE = 3.0
+# Nearly all queries; attacks that look at scaled copies look at the point itself too.
+ALWAYS = 0.99
 # Values that are no further apart, as a part of the bounds, are the same; fewer samples may share some by chance.
 SAME = 0.002
 SHARED = 5
@@ -86,6 +89,32 @@ def _narrow_bounds(case: Case) -> Finding | None:
     )
 
 
+def other_points(case: Case) -> Finding | None:
+    """What it takes gradients at is the inputs on another scale, while what it returns is not."""
+    if case.minimum_norm or case.black_box:
+        return None
+
+    def shows(one: Sample) -> bool:
+        return one.count("elsewhere") >= ALWAYS and (one.distance or 0.0) <= BEYOND
+
+    rows = case.showing(shows)
+    if not case.enough(rows) or len(rows) < MOSTLY * len(case.unsolved):
+        return None
+    slope = typical(rows, lambda one: one.known("slope")) or 1.0
+    shift = typical(rows, lambda one: one.known("shift")) or 0.0
+    reach = typical(rows, lambda one: one.known("reach")) or 0.0
+    return case.finding(
+        "other_points",
+        "It takes gradients at other points than those it returns: inputs are scaled or normalised in the attack, "
+        "before they go to a model that takes them as they are.",
+        rows,
+        f"In {case.part(rows)} all queries with gradients are about {number(slope)} times the input "
+        f"{'+' if shift >= 0 else '-'} {number(abs(shift))}, up to {number(reach)} epsilon away from it, as by a mean "
+        f"of {number(-shift / slope)} and a deviation of {number(1 / slope)}; what it returned lies within epsilon.",
+        remedies=remedies.for_points(case.attack),
+    )
+
+
 def epsilon_scale(case: Case) -> Finding | None:
     """All samples were held back at one distance well inside the ball, that steps would have gone beyond."""
     if case.minimum_norm:
@@ -110,6 +139,16 @@ def left_ball(case: Case) -> Finding | None:
     farthest = max(one.distance or 0.0 for one in rows)
     straight = sum(map(_walked, rows)) >= MOSTLY * len(rows)
     alike = all(abs((one.distance or 0.0) / ratio - 1) < PINNED for one in rows)
+    level = case.threat_model.width / 255 / case.threat_model.epsilon
+    if case.threat_model.norm == "linf" and farthest <= 1 + 1.01 * level and all(one.known("grid") == 1 for one in rows):
+        return case.finding(
+            "left_ball",
+            "It rounds its points to 8 bits, which takes them out of the ball: nothing takes them back within epsilon.",
+            rows,
+            f"{case.part(rows)} came back at up to {number(farthest)} epsilon, all values on the grid of 8 bits, a "
+            f"level of which is {number(level)} epsilon.",
+            remedies=remedies.for_rounding(case.attack, case.threat_model),
+        )
     if not straight and (alike or ratio > OTHER_SCALE):
         return _scaled(case, rows, ratio)
     return case.finding(
@@ -148,7 +187,8 @@ _SCALES = (
 def _held_back(one: Sample) -> bool:
     """Whether its steps would have gone farther than it came: something took it back."""
     step, travel = one.known("step"), one.travel
-    return one.count("gradients") > 2 and (step == 0 or (travel or 0.0) > STRAIGHT * one.far)
+    # Where most steps are none it may take several gradients at each point, and go on to the end.
+    return one.count("gradients") > 2 and (not rises(one) if step == 0 else (travel or 0.0) > STRAIGHT * one.far)
 
 
 def _walked(one: Sample) -> bool:

@@ -28,6 +28,9 @@ CODES: Mapping[str, str] = {
     # Of the attack, from its queries and candidates
     "predicted_labels": "high",
     "toward_label": "high",
+    "other_points": "high",
+    "off_gradient": "high",
+    "vanishing_steps": "high",
     "wrong_bounds": "high",
     "epsilon_scale": "high",
     "left_ball": "high",

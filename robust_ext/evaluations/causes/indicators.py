@@ -27,6 +27,7 @@ _CANDIDATES: tuple[Rule, ...] = (
     ball.left_ball,
     candidates.crashed,
 )
+_UPDATES: tuple[Rule, ...] = (path.off_gradient, path.vanishing_steps)
 # The first that applies explains those after it, and gradients that are not what they should be all of these.
 _WAYS: tuple[Rule, ...] = (
     ball.epsilon_scale,
@@ -60,9 +61,9 @@ def find_attack_faults(
     """
     case = Case(name=name, attack=attack, entries=entries, threat_model=threat_model, probe=probe)
     found = [finding for rule in _CANDIDATES if (finding := rule(case)) is not None]
-    first = _first((gradients.model_at_fault, path.toward_label, *_GRADIENTS), case)
+    first = _first((gradients.model_at_fault, ball.other_points, path.toward_label, *_GRADIENTS, *_UPDATES), case)
     if first is not None:
-        if first.code in ("toward_label", "predicted_labels"):
+        if first.code in ("toward_label", "predicted_labels", "off_gradient"):
             # Then misclassified samples end in their label's class too.
             found = [one for one in found if one.code != "predicted_labels"]
         found.append(first)

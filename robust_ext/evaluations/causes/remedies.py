@@ -27,6 +27,8 @@ BLACK_BOX = Remedy(
     words="Attack without gradients: what it finds was there all the time.", attack="robust_ext:Square(queries=2000)"
 )
 
+_FOLLOWED = Remedy(words="Run an attack whose steps are known to be right beside it.", attack="robust_ext:APGD(steps=50)")
+
 
 def of_model(fault: Finding, attack: Attack, *, scale: float) -> tuple[Remedy, ...]:
     """What to do about a fault of the model so that this attack gets past it; ``scale`` is the largest logit."""
@@ -78,6 +80,32 @@ def for_direction(attack: Attack) -> tuple[Remedy, ...]:
     mended = Remedy(words="Go up the loss of the label that is given, not down.", code=code)
     aimed = _viewed("Give it the class that comes second, where aiming is what it does.", attack, aimed=True)
     return *found, mended, aimed
+
+
+def for_update(attack: Attack) -> tuple[Remedy, ...]:
+    """Its steps do not follow the gradients that came back."""
+    code = "velocity = decay * velocity + gradient / gradient.abs().flatten(1).sum(1).view(-1, 1, 1, 1)\n"
+    code += "x_adv = x_adv + step_size * velocity.sign()  # each row by its own gradient, up the loss of its label"
+    words = "Add each gradient to the momentum, and the momentum to the points; or leave the momentum out."
+    return Remedy(words=words, code=code), _FOLLOWED
+
+
+def for_points(attack: Attack) -> tuple[Remedy, ...]:
+    """It takes gradients at other points than it returns."""
+    code = "loss = cross_entropy(model(x_adv), y)  # model takes inputs in the bounds of the threat model"
+    words = "Give the model the points themselves: it is evaluated on inputs as they are, and normalises them itself."
+    return Remedy(words=words, code=code), _FOLLOWED
+
+
+def for_rounding(attack: Attack, threat_model: ThreatModel) -> tuple[Remedy, ...]:
+    """Rounding takes its steps back, or its points out of the ball."""
+    low, width = threat_model.bounds[0], threat_model.width
+    x_adv = "x_adv" if low == 0 else f"(x_adv - {low:g})"
+    code = f"grey = 255 / {width:g}  # levels in a unit\n"
+    code += f"levels = torch.where(x_adv > x, ({x_adv} * grey).floor(), ({x_adv} * grey).ceil())  # towards x\n"
+    code += f"x_adv = levels / grey{'' if low == 0 else f' + {low:g}'}  # once, after the last step"
+    words = "Keep the points as they are while the attack runs; round once at its end, towards the input, if at all."
+    return Remedy(words=words, code=code), _FOLLOWED
 
 
 def for_epsilon(attack: Attack, threat_model: ThreatModel) -> tuple[Remedy, ...]:

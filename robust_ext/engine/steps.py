@@ -1,0 +1,99 @@
+"""The steps of an attack: how points move between queries that had gradients, and by which of these."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from robust_ext.core.threat import ThreatModel
+
+# Parts of a gradient below this one, relative to its largest, may move a value by less than it is rounded to.
+_COUNTS = 1e-3
+# From here on, in epsilons, the ball may hold a value back; and the nearest that this is.
+_EDGE, _LEAST = 0.99, 0.5
+
+
+@dataclass(eq=False)
+class Query:
+    """One forward pass whose gradients are still to come."""
+
+    rows: Tensor | None = None  # Which rows, int64; None for all in order
+    points: Tensor | None = None  # (n, D); None where no gradient is to come
+    number: int = 0  # How many came before, of these rows
+    graph: bool = False  # Whether a gradient at its input was wanted
+    direction: Tensor | None = None  # Its gradient (n, D), scaled to a largest magnitude of 1
+    sense: Tensor | None = None  # (n,): 1 where more of the loss is less of the label's logit, -1 where it is more
+
+
+class Steps:
+    """Sums over the steps of each row, from inputs ``(N, D)``."""
+
+    def __init__(self, clean: Tensor, threat_model: ThreatModel) -> None:
+        self._clean, self._threat_model = clean, threat_model
+        names = ("pairs", "turned", "way", "along", "beside", "held", "free", "moves", "returned")
+        self._sums = {name: torch.zeros(len(clean), dtype=torch.float64, device=clean.device) for name in names}
+        self._before: Query | None = None
+        self._moved: tuple[Tensor | None, Tensor] | None = None  # Rows and the step before
+        epsilon, cell = threat_model.epsilon, threat_model.width / 255
+        # On the grid of 8 bits values end up to a cell before the edge.
+        self._edge = min(_EDGE * epsilon, max(epsilon - cell, _LEAST * epsilon))
+
+    def add(self, query: Query) -> Tensor | None:
+        """Count the step that led to a query with its gradient; how far each row moved ``(n, D)``, None at the first."""
+        before, self._before = self._before, query
+        if before is None or before.direction is None or before.points is None or not _alike(before.rows, query.rows):
+            return None
+        assert query.direction is not None and query.points is not None
+        product = (query.direction * before.direction).sum(1)
+        self._add("pairs", query.rows, torch.isfinite(product) & (product != 0))
+        self._add("turned", query.rows, product < 0)
+        moved = query.points - before.points
+        if before.sense is not None:
+            # Where the gradient is not finite, its product is not either.
+            along = (moved * before.direction.sign()).sum(1)
+            known = torch.isfinite(along) & (before.sense != 0)
+            self._add("way", query.rows, moved.abs().sum(1).where(known, 0))
+            self._add("along", query.rows, (before.sense * along).where(known, 0))
+            self._add("beside", query.rows, along.abs().where(known, 0))
+        self._hold(before, moved)
+        if self._moved is not None and _alike(self._moved[0], query.rows):
+            back, way = (moved * self._moved[1]).sum(1), moved.abs().sum(1)
+            self._add("moves", query.rows, way)
+            self._add("returned", query.rows, way.where(back < 0, 0))
+        self._moved = query.rows, moved
+        before.direction = before.points = None
+        return moved
+
+    def _hold(self, before: Query, moved: Tensor) -> None:
+        """Count the values that stayed where they were, of those that neither ball nor bounds may have held."""
+        assert before.direction is not None and before.points is not None
+        (low, high), points = self._threat_model.bounds, before.points
+        free = (before.direction.abs() > _COUNTS) & (points > low) & (points < high)
+        if self._threat_model.norm == "linf":
+            clean = self._clean if before.rows is None else self._clean[before.rows]
+            free &= (points - clean).abs() < self._edge
+        self._add("free", before.rows, free.sum(1))
+        self._add("held", before.rows, (free & (moved == 0)).sum(1))
+
+    def found(self) -> dict[str, Tensor]:
+        """Shares over all steps, float64 ``(N,)``; NaN where there were none."""
+        sums = {name: values.cpu() for name, values in self._sums.items()}
+        parts = {"turns": ("turned", "pairs"), "follows": ("along", "way"), "uses": ("beside", "way")}
+        parts |= {"held": ("held", "free"), "back": ("returned", "moves")}
+        return {
+            name: (sums[part] / sums[whole]).where(sums[whole] > 0, torch.nan) for name, (part, whole) in parts.items()
+        }
+
+    def _add(self, name: str, rows: Tensor | None, values: Tensor) -> None:
+        if rows is None:
+            self._sums[name] += values
+        else:
+            self._sums[name].index_add_(0, rows, values.double())
+
+
+def _alike(one: Tensor | None, other: Tensor | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return len(one) == len(other) and bool((one == other).all())
