@@ -19,7 +19,7 @@ from robust_ext.core.errors import AttackError
 from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
 from robust_ext.engine.checkpoints import Checkpoints, put
-from robust_ext.engine.steps import Query, Steps
+from robust_ext.engine.steps import Query, Steps, sampled
 from robust_ext.engine.trace import COLUMNS, Trace, no_values
 
 # Below this margin the largest probability rounds to 1 in float32, and cross-entropy and its gradient to 0.
@@ -128,7 +128,7 @@ class Recorder:
         if query.graph:
             # Attacks work on their points in place.
             query.points = flat.clone() if flat.data_ptr() == points.data_ptr() else flat
-            if self._kept.due(query.number):
+            if sampled(query.number):
                 self._note_place(rows, flat, inside)
         if self._kept.due(query.number):
             best = self._of(self._highest["best"], rows)

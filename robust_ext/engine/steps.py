@@ -13,6 +13,7 @@ from robust_ext.core.threat import ThreatModel
 _COUNTS = 1e-3
 # From here on, in epsilons, the ball may hold a value back; and the nearest that this is.
 _EDGE, _LEAST = 0.99, 0.5
+_FIRST, _EVERY = 4, 7
 
 
 @dataclass(eq=False)
@@ -27,6 +28,11 @@ class Query:
     sense: Tensor | None = None  # (n,): 1 where more of the loss is less of the label's logit, -1 where it is more
 
 
+def sampled(number: int) -> bool:
+    """Whether a query or step of this number is looked at closely: the first ones, then one of seven."""
+    return number < _FIRST or number % _EVERY == 0
+
+
 class Steps:
     """Sums over the steps of each row, from inputs ``(N, D)``."""
 
@@ -35,6 +41,7 @@ class Steps:
         names = ("pairs", "turned", "way", "along", "beside", "held", "free", "moves", "returned")
         self._sums = {name: torch.zeros(len(clean), dtype=torch.float64, device=clean.device) for name in names}
         self._before: Query | None = None
+        self._count = 0
         self._moved: tuple[Tensor | None, Tensor] | None = None  # Rows and the step before
         epsilon, cell = threat_model.epsilon, threat_model.width / 255
         # On the grid of 8 bits values end up to a cell before the edge.
@@ -45,7 +52,8 @@ class Steps:
         before, self._before = self._before, query
         if before is None or before.direction is None or before.points is None or not _alike(before.rows, query.rows):
             return None
-        assert query.direction is not None and query.points is not None
+        assert query.direction is not None
+        assert query.points is not None
         product = (query.direction * before.direction).sum(1)
         self._add("pairs", query.rows, torch.isfinite(product) & (product != 0))
         self._add("turned", query.rows, product < 0)
@@ -57,7 +65,9 @@ class Steps:
             self._add("way", query.rows, moved.abs().sum(1).where(known, 0))
             self._add("along", query.rows, (before.sense * along).where(known, 0))
             self._add("beside", query.rows, along.abs().where(known, 0))
-        self._hold(before, moved)
+        if sampled(self._count):
+            self._hold(before, moved)
+        self._count += 1
         if self._moved is not None and _alike(self._moved[0], query.rows):
             back, way = (moved * self._moved[1]).sum(1), moved.abs().sum(1)
             self._add("moves", query.rows, way)
@@ -68,7 +78,8 @@ class Steps:
 
     def _hold(self, before: Query, moved: Tensor) -> None:
         """Count the values that stayed where they were, of those that neither ball nor bounds may have held."""
-        assert before.direction is not None and before.points is not None
+        assert before.direction is not None
+        assert before.points is not None
         (low, high), points = self._threat_model.bounds, before.points
         free = (before.direction.abs() > _COUNTS) & (points > low) & (points < high)
         if self._threat_model.norm == "linf":

@@ -53,8 +53,8 @@ COLUMNS = (
     "batch_queries",  # Most queries of any row in the same call
 )
 _MARGINS = ("first", "best", "last", "late", "recent", "lowest", "scale")
-_PARTS = ("turns", *_MARGINS, "reach", "end", "low", "high", "step", "longest")
-_PARTS += ("follows", "uses", "back", "held", "elsewhere", "slope", "shift")
+_PATH = ("turns", *_MARGINS, "reach", "end", "low", "high", "step", "longest")
+_PARTS = (*_PATH, "follows", "uses", "back", "held", "elsewhere", "slope", "shift")
 _WHOLE = frozenset(COLUMNS) - frozenset(_PARTS)
 # Points of a curve; in a trace that comes from another process there are no more.
 LONGEST_CURVE = 64

@@ -6,7 +6,8 @@ from robust_ext.evaluations.causes import remedies
 from robust_ext.evaluations.causes.evidence import Case, Sample, number, typical
 from robust_ext.evaluations.causes.finding import Finding
 from robust_ext.evaluations.causes.gradients import MOSTLY
-from robust_ext.evaluations.causes.path import rises
+from robust_ext.evaluations.causes.path import goes_on
+from robust_ext.evaluations.causes.updates import of_draws
 from robust_ext.reports.wording import typed
 
 # A ball that is smaller than the threat model's by less than this is no other scale, but a margin of safety.
@@ -34,7 +35,7 @@ def wrong_bounds(case: Case) -> Finding | None:
         lambda one: (
             one.count("outside") >= MOSTLY * one.count("queries") > 0
             and one.count("reach") <= BEYOND
-            and not case.attack.traits.leaves_ball
+            and not (case.attack.traits.leaves_ball or of_draws(one))
         )
     )
     rows = returned if case.enough(returned) else queried
@@ -140,7 +141,11 @@ def left_ball(case: Case) -> Finding | None:
     straight = sum(map(_walked, rows)) >= MOSTLY * len(rows)
     alike = all(abs((one.distance or 0.0) / ratio - 1) < PINNED for one in rows)
     level = case.threat_model.width / 255 / case.threat_model.epsilon
-    if case.threat_model.norm == "linf" and farthest <= 1 + 1.01 * level and all(one.known("grid") == 1 for one in rows):
+    if (
+        case.threat_model.norm == "linf"
+        and farthest <= 1 + 1.01 * level
+        and all(one.known("grid") == 1 for one in rows)
+    ):
         return case.finding(
             "left_ball",
             "It rounds its points to 8 bits, which takes them out of the ball: nothing takes them back within epsilon.",
@@ -188,7 +193,7 @@ def _held_back(one: Sample) -> bool:
     """Whether its steps would have gone farther than it came: something took it back."""
     step, travel = one.known("step"), one.travel
     # Where most steps are none it may take several gradients at each point, and go on to the end.
-    return one.count("gradients") > 2 and (not rises(one) if step == 0 else (travel or 0.0) > STRAIGHT * one.far)
+    return one.count("gradients") > 2 and (not goes_on(one) if step == 0 else (travel or 0.0) > STRAIGHT * one.far)
 
 
 def _walked(one: Sample) -> bool:

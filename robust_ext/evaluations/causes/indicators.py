@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from robust_ext.attacks.base import Attack
 from robust_ext.core.threat import ThreatModel
-from robust_ext.evaluations.causes import ball, candidates, gradients, path
+from robust_ext.evaluations.causes import ball, candidates, gradients, path, updates
 from robust_ext.evaluations.causes.evidence import Case, Entry, Probed
 from robust_ext.evaluations.causes.finding import Finding, ranked, shown_by_most
 
@@ -27,7 +27,7 @@ _CANDIDATES: tuple[Rule, ...] = (
     ball.left_ball,
     candidates.crashed,
 )
-_UPDATES: tuple[Rule, ...] = (path.off_gradient, path.vanishing_steps)
+_UPDATES: tuple[Rule, ...] = (updates.off_gradient, updates.vanishing_steps)
 # The first that applies explains those after it, and gradients that are not what they should be all of these.
 _WAYS: tuple[Rule, ...] = (
     ball.epsilon_scale,

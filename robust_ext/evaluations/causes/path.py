@@ -18,13 +18,6 @@ LATE = 0.08
 LEAP = 0.5
 # Share of consecutive gradients that turn against each other: .5 is a coin's, and smooth ascents stay below .1.
 TURNS = 0.3
-# Of all its movement, the part that goes along the gradients: 1 for signs and smaller steps alike, .5 and more with
-# momentum and at the edge of the ball, below .4 by chance. Of what noise does, below .25, and nearly all goes back.
-AGAINST, NOISE, BY_CHANCE, IN_PART, BACK = -0.15, 0.25, 0.4, 0.8, 0.6
-# Gain of a path that goes elsewhere, of the largest logit; sound attacks reach .3 and more.
-LITTLE = 0.2
-# Share of values that stay where they were: a quarter on the grid of 8 bits, elsewhere nearly all.
-HELD_ON_GRID, HELD = 0.25, 0.9
 # Shares of a path: a best point before the first means that what follows led nowhere.
 EARLY = 0.5
 
@@ -63,90 +56,6 @@ def toward_label(case: Case) -> Finding | None:
         f"In {case.part(rows)} the margin (highest other logit less the label's) fell "
         f"by {number(fall)} from the first to the last query, and was never above the first.",
         remedies=remedies.for_direction(case.attack),
-    )
-
-
-def off_gradient(case: Case) -> Finding | None:
-    """Steps that go against the gradients that came back, by chance, or back and forth where gradients do not turn."""
-    if case.minimum_norm or case.black_box:
-        return None
-    for shows, cause in (
-        (_against, "Its steps go against the gradients that it received, and the label's logit gains on the others"),
-        (_elsewhere, "Its steps have nothing to do with the gradients that it received"),
-        (_back_and_forth, "Its steps undo one another, though the gradients that it received keep their direction"),
-    ):
-        rows = case.showing(lambda one, shows=shows: _steady(one) and shows(one))  # type: ignore[misc]
-        if case.enough(rows) and len(rows) >= MOSTLY * len(case.unsolved):
-            break
-    else:
-        return None
-    follows, uses, back = (typical(rows, lambda one, key=key: one.known(key)) or 0.0 for key in _WAYS)  # type: ignore[misc]
-    gain = typical(rows, lambda one: one.count("last") - one.count("first")) or 0.0
-    return case.finding(
-        "off_gradient",
-        f"{cause}: a momentum, a sign or an index in its update is wrong.",
-        rows,
-        f"In {case.part(rows)} {uses:.0%} of the movement lies along the gradients that came before it, or against "
-        f"them ({follows:+.0%} away from the label, on balance), and {back:.0%} goes back on the step before; sound "
-        f"attacks: over 80%. The margin moved by {number(gain)}, where the largest logit is "
-        f"{number(typical(rows, lambda one: one.scale) or 0)}.",
-        remedies=remedies.for_update(case.attack),
-    )
-
-
-_WAYS = ("follows", "uses", "back")
-
-
-def _steady(one: Sample) -> bool:
-    """Whether it goes step by step: draws of noise and changed images leap, and say nothing of steps."""
-    return one.count("gradients") >= 5 and one.count("longest") < LEAP and one.known("uses") is not None
-
-
-def _against(one: Sample) -> bool:
-    return one.count("follows") < AGAINST and one.count("first") - one.count("last") > LOSS * one.scale
-
-
-def _elsewhere(one: Sample) -> bool:
-    little = one.count("best") - one.count("first") < LITTLE * one.scale
-    return one.count("uses") < BY_CHANCE and one.count("back") < MOSTLY and little
-
-
-def _back_and_forth(one: Sample) -> bool:
-    return one.count("back") > BACK and NOISE < one.count("uses") < IN_PART and one.count("turns") < 1 - IN_PART
-
-
-def vanishing_steps(case: Case) -> Finding | None:
-    """Values that a step should have moved stay where they were: rounding takes it back, or it is lost."""
-    if case.minimum_norm or case.black_box:
-        return None
-
-    def on_grid(one: Sample) -> bool:
-        most = HELD_ON_GRID if case.threat_model.norm == "linf" else HELD
-        return one.known("grid") == 1 and one.count("held") > most
-
-    def stuck(one: Sample) -> bool:
-        # Draws at the same point move on; a single step is no query.
-        moved, far = one.count("longest"), one.distance or 0.0
-        there = abs(far - one.count("end")) < BESIDE and far > 0
-        return one.count("held") > HELD and there and (far < STRAIGHT * moved if moved else one.count("unmoved") == 0)
-
-    for shows in (on_grid, stuck):
-        rows = case.showing(lambda one, shows=shows: one.count("gradients") >= 3 and shows(one))  # type: ignore[misc]
-        if case.enough(rows) and len(rows) >= MOSTLY * len(case.unsolved):
-            break
-    else:
-        return None
-    held = typical(rows, lambda one: one.known("held")) or 0.0
-    grid = shows is on_grid
-    why = "rounding to 8 bits takes them back" if grid else "they are rounded away, or never kept"
-    lies = " All values of the points lie on the grid of 8 bits." if grid else ""
-    return case.finding(
-        "vanishing_steps",
-        f"Its steps vanish: {why}.",
-        rows,
-        f"In {case.part(rows)} {held:.0%} of the values that a step should have moved, as their gradient is not 0 and "
-        f"neither ball nor bounds hold them, stayed where they were.{lies}",
-        remedies=remedies.for_rounding(case.attack, case.threat_model),
     )
 
 
@@ -208,7 +117,7 @@ def still_improving(case: Case) -> Finding | None:
     """The best margin still rose in the last tenth of the queries."""
     if case.black_box or case.minimum_norm:
         return None
-    rows = case.showing(lambda one: one.known("late") is not None and one.count("gradients") > 1 and rises(one))
+    rows = case.showing(lambda one: one.known("late") is not None and one.count("gradients") > 1 and _rises(one))
     if not case.enough(rows) or len(rows) < MOSTLY * len(case.unsolved):
         return None
     late = typical(rows, lambda one: one.known("late")) or 0.0
@@ -252,11 +161,7 @@ def flat_loss(case: Case) -> Finding | None:
     )
 
 
-# What distances may differ by, in epsilons, and all steps together from where they end.
-BESIDE, STRAIGHT = 1e-3, 1.2
-
-
-def rises(one: Sample) -> bool:
+def _rises(one: Sample) -> bool:
     """Whether the best margin rose in the last tenth of the queries as it did before."""
     late, first, best = one.known("late"), one.known("first"), one.known("best")
     if first is None or best is None:
@@ -266,15 +171,20 @@ def rises(one: Sample) -> bool:
     return late > max(GAIN * one.scale, LATE * (best - first))
 
 
+def goes_on(one: Sample) -> bool:
+    """Whether a path with several gradients at each point, most of whose steps are none, had not come to its end."""
+    return one.count("late") > LATE / 2 * (one.count("best") - one.count("first"))
+
+
 def _falls_short(one: Sample) -> bool:
     gradients, travel = one.count("gradients"), one.travel
     if gradients < 1 or one.far == 0 or one.outcome != "not_adversarial":
         return False
     if travel is None:
         # One step, that the bounds may shorten by little; or several gradients at each point.
-        return one.far < NEAR_EDGE / 2 if gradients == 1 else one.far < NEAR_EDGE and rises(one)
+        return one.far < NEAR_EDGE / 2 if gradients == 1 else one.far < NEAR_EDGE and goes_on(one)
     # From a random start at the edge it takes more than from the input: then the margin still rises at the end, or none
     # of the steps was so long that all of them could cross the ball, as the first of steps that get shorter are.
     longest = one.known("longest")
     tiny = longest is not None and longest * gradients < NEAR_EDGE
-    return travel < NEAR_EDGE and (one.far < NEAR_EDGE or tiny or rises(one))
+    return travel < NEAR_EDGE and (one.far < NEAR_EDGE or tiny or _rises(one))

@@ -27,7 +27,9 @@ BLACK_BOX = Remedy(
     words="Attack without gradients: what it finds was there all the time.", attack="robust_ext:Square(queries=2000)"
 )
 
-_FOLLOWED = Remedy(words="Run an attack whose steps are known to be right beside it.", attack="robust_ext:APGD(steps=50)")
+_FOLLOWED = Remedy(
+    words="Run an attack whose steps are known to be right beside it.", attack="robust_ext:APGD(steps=50)"
+)
 
 
 def of_model(fault: Finding, attack: Attack, *, scale: float) -> tuple[Remedy, ...]:
