@@ -48,7 +48,7 @@ class Steps:
         self._edge = min(_EDGE * epsilon, max(epsilon - cell, _LEAST * epsilon))
 
     def add(self, query: Query) -> Tensor | None:
-        """Count the step that led to a query with its gradient; how far each row moved ``(n, D)``, None at the first."""
+        """Count the step that led to a query with its gradient; how each row moved ``(n, D)``, None at the first."""
         before, self._before = self._before, query
         if before is None or before.direction is None or before.points is None or not _alike(before.rows, query.rows):
             return None
