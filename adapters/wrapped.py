@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 import math
 from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,8 +19,8 @@ from robust_ext.core.errors import AttackError, InvalidArgumentError, MissingDep
 from robust_ext.core.objects import qualified_name
 from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
+from robust_ext.core.warning import warn
 
-_LOGGER = logging.getLogger(__name__)
 MISSING = object()
 # What libraries call the number of steps, and what multiplies it.
 _STEPS = ("steps", "max_iter", "num_steps", "n_iter", "nb_iter", "iterations")
@@ -56,15 +55,17 @@ class WrappedAttack(Attack):
         return cost_of_steps(partial(self._value, self.settings), self._parameters, gradients=self.traits.gradients)
 
     def _compare(self, key: str, wanted: object, names: Mapping[Any, str] | None = None) -> None:
-        """Log where a setting that was given differs from the threat model's."""
+        """Warn where a setting that was given differs from the threat model's."""
         if key not in self.settings:
             return
         given = self.settings[key]
         chosen = given if names is None else names.get(given)
         numbers = isinstance(chosen, (int, float)) and isinstance(wanted, (int, float))
         if not (math.isclose(chosen, wanted, rel_tol=1e-6) if numbers else chosen == wanted):  # type: ignore[arg-type]
-            message = "%s: %s=%r was set and differs from the threat model's %r; candidates are judged by the latter"
-            _LOGGER.warning(message, self.name, key, given, wanted)
+            warn(
+                f"{self.name}: {key}={given!r} was set and differs from the threat model's {wanted!r}; candidates are "
+                "judged by the latter"
+            )
 
     def _value(self, settings: Mapping[str, Any], key: str) -> Any:
         return settings.get(key, self._parameters[key].default)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import logging
 import re
 from dataclasses import replace
 from typing import Any
@@ -36,8 +35,8 @@ from robust_ext.core.random import seeded_globals
 from robust_ext.core.specification import check_keywords
 from robust_ext.core.target import Target
 from robust_ext.core.threat import NORMS, ThreatModel
+from robust_ext.core.warning import warn
 
-_LOGGER = logging.getLogger(__name__)
 _DISTANCES = {norm: getattr(foolbox.distances, norm) for norm in NORMS}
 _Flexible: Any = foolbox.attacks.base.FlexibleDistanceMinimizationAttack
 _Repeated: Any = foolbox.attacks.base.Repeated
@@ -118,10 +117,10 @@ class FoolboxAttack(Attack):
         if isinstance(criterion, Misclassified):
             lost = criterion.excused
             if bool(criterion.unstarted.any()):
-                message = (
-                    "%s: found no adversarial point to start at for %d of %d samples, which come back as their inputs"
+                warn(
+                    f"{self.name}: found no adversarial point to start at for some samples, which come back as their "
+                    "inputs"
                 )
-                _LOGGER.warning(message, self.name, int(criterion.unstarted.sum()), len(inputs))
         return torch.where(lost.view(-1, *[1] * (inputs.dim() - 1)), inputs, candidates)
 
 

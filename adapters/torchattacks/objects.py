@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import inspect
-import logging
 from collections.abc import Mapping
 from typing import Any
 
 from robust_ext.adapters import wrapped
 from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.warning import warn
 
-_LOGGER = logging.getLogger(__name__)
 _MODES = ("model_training", "batchnorm_training", "dropout_training")
 # Where an object keeps a setting under another name.
 _PLACES: Mapping[tuple[str, str], str] = {
@@ -39,10 +38,10 @@ def settings_of(attack: Any) -> dict[str, Any]:
             "the default mode (set_mode_default()): any class but the true one counts, and labels are true labels",
         )
     if attack.normalization_used is not None:
-        _LOGGER.warning(
-            "%s: set_normalization_used belongs to the model it was bound to and is left out; targets are attacked on "
-            "inputs as they take them, and a network that needs normalized ones has to do that itself",
-            type(attack).__name__,
+        warn(
+            f"{type(attack).__name__}: set_normalization_used belongs to the model it was bound to and is left out; "
+            "targets are attacked on inputs as they take them, and a network that needs normalized ones has to do that "
+            "itself"
         )
 
     def read(key: str, parameter: inspect.Parameter) -> Any:

@@ -7,7 +7,6 @@ adversarial attacks on image classifiers" (2021), for l1.
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -26,8 +25,7 @@ from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.settings import setting, settings_class
 from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
-
-logger = logging.getLogger(__name__)
+from robust_ext.core.warning import warn
 
 
 @settings_class
@@ -153,13 +151,10 @@ class APGD(NativeAttack):
                 start = inputs if given else random_start(inputs, threat_model, streams)
                 ascent.run(start, loss, self._rule(inputs.flatten(1), threat_model), steps=self.steps)
         result = ascent.result()
-        stuck = int(result.no_gradient.sum())
-        if stuck:
-            logger.warning(
-                "APGD: %d of %d rows had a gradient of zeros at some point; where they do, try loss='margin', or an "
-                "attack without gradients",
-                stuck,
-                len(inputs),
+        if bool(result.no_gradient.any()):
+            warn(
+                "APGD: some rows had a gradient of zeros at some point; try loss='margin', or an attack without "
+                "gradients"
             )
         return result
 

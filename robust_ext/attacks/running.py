@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -17,9 +16,8 @@ from robust_ext.core.memory import OutOfMemory
 from robust_ext.core.random import seeded_globals
 from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
+from robust_ext.core.warning import warn
 from robust_ext.models.padded import PaddedClasses
-
-logger = logging.getLogger(__name__)
 
 
 def run_attack(
@@ -59,7 +57,7 @@ def undisturbed(attack: Attack, target: Target, generator: torch.Generator) -> I
             stack.enter_context(seeded_globals(draw_seed(generator)))
         yield _copied(target)
     if found.left:
-        logger.warning("%s left %s changed, which was put back", attack.name, ", ".join(found.left))
+        warn(f"{attack.name} left {', '.join(found.left)} changed, which was put back")
     if found.network:
         shown = "; ".join(found.network[:3]) + ("; ..." if len(found.network) > 3 else "")
         raise DisturbedError(

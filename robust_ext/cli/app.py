@@ -26,6 +26,7 @@ from robust_ext.cli.run import run_study
 from robust_ext.cli.show import show_command
 from robust_ext.core.errors import RobustExtError
 from robust_ext.core.printable import printable
+from robust_ext.core.warning import on_stderr
 
 _LONGEST = 2000
 
@@ -92,6 +93,7 @@ def _version(value: bool) -> None:
 
 @app.callback()
 def _options(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it and end.")
     ] = False,
@@ -102,6 +104,7 @@ def _options(
     if not verbose:
         handler.addFilter(_Once())
     logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, handlers=[handler])
+    context.with_resource(on_stderr())
 
 
 def main() -> None:

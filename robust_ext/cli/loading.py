@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -21,7 +20,6 @@ from robust_ext.core.printable import printable
 from robust_ext.core.settings import setting, settings_class
 from robust_ext.core.threat import NORMS, ThreatModel
 from robust_ext.datasets import Dataset, load_dataset
-from robust_ext.engine import repair
 from robust_ext.engine.context import current_context, run_context
 
 
@@ -118,11 +116,9 @@ class RunOptions(WorkerOptions):
         return None if size == dataset.images.shape[2:] else size
 
     def begin(self) -> None:
-        """Check that there is something to repair, and show what is done about it."""
-        if self.repair:
-            if self.out is None:
-                raise InvalidArgumentError("--repair", "no run folder", "the one to repair (--out)")
-            logging.getLogger(repair.__name__).addHandler(logging.StreamHandler())
+        """Check that there is something to repair."""
+        if self.repair and self.out is None:
+            raise InvalidArgumentError("--repair", "no run folder", "the one to repair (--out)")
 
     def context(self, samples: Samples, **more: str | None) -> AbstractContextManager[None]:
         """The surroundings of the run: where things came from, in words."""

@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 
+class RobustExtWarning(UserWarning):
+    """Something that a number rests on, or that was given in a way that is easily meant otherwise.
+
+    Evaluations keep the texts in the result's ``warnings`` too; see :func:`robust_ext.core.warning.warn`.
+    """
+
+
 class RobustExtError(Exception):
     """Base of all errors this project raises on purpose."""
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from robust_ext.core.errors import ModelError
+from robust_ext.core.warning import warn
 
-logger = logging.getLogger(__name__)
 
 OutOfMemory: type[RuntimeError] = getattr(torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError)
 """What torch raises where a device has no memory left."""
@@ -63,7 +62,7 @@ class RowLimit:
     def _halve(self, size: int, device: torch.device) -> None:
         self.rows = size // 2
         if not self._noted:
-            logger.warning("out of memory with %d rows on %s: going on with fewer", size, device)
+            warn(f"out of memory with {size} rows on {device}: going on with fewer", kept=False)
         self._noted = True
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,12 +16,11 @@ from robust_ext.core.random import seeded_globals
 from robust_ext.core.settings import setting
 from robust_ext.core.target import module_device
 from robust_ext.core.validation import check_integer
+from robust_ext.core.warning import warn
 from robust_ext.detectors.base import Detector, check_clean
 from robust_ext.detectors.catalogue import PUBLISHED
 from robust_ext.detectors.combining import METHODS, combine_ranks, ranks_among
 from robust_ext.detectors.observation import Observation
-
-logger = logging.getLogger(__name__)
 
 
 @module_class
@@ -122,8 +120,10 @@ class CombinedDetector(Detector):
                     f"inputs NaN and {int(row.isfinite().sum())} finite, expected none and at least one; leave it out"
                 )
             if len(row) > 1 and bool((row == row[0]).all()):
-                about = "detector CombinedDetector: member %s scored all %d clean inputs %.6g; look at its score"
-                logger.warning(about, name, len(row), float(row[0]))
+                warn(
+                    f"detector CombinedDetector: member {name} scored all {len(row)} clean inputs {float(row[0]):.6g}; "
+                    "look at its score"
+                )
         self.clean = scores.sort(1).values
         # It belongs to the ranks among other scores.
         self.threshold = torch.tensor(torch.nan, device=module_device(self.classifier))

@@ -5,7 +5,6 @@ Feinman, Curtin, Shintre, Gardner, "Detecting Adversarial Samples from Artifacts
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -18,14 +17,13 @@ from robust_ext.core.modules import buffer, module_class
 from robust_ext.core.settings import setting
 from robust_ext.core.target import module_device
 from robust_ext.core.validation import check_labels
+from robust_ext.core.warning import warn
 from robust_ext.detectors._features.dropout import dropout_layers, dropout_variance
 from robust_ext.detectors._features.layers import check_name, hidden_layer
 from robust_ext.detectors._features.references import ReferenceDetector
 from robust_ext.detectors._features.repeating import repeatable
 from robust_ext.detectors.observation import Observation
 from robust_ext.models.features import LayerInput, split_linear
-
-logger = logging.getLogger(__name__)
 
 
 @module_class
@@ -101,7 +99,7 @@ class KDBUDetector(ReferenceDetector):
             SplitError: The last linear layer does not make the logits; name a layer.
         """
         if not self.random:
-            logger.warning(
+            warn(
                 "detector KDBUDetector: the classifier has no dropout modules, so that its uncertainty is 0 for every "
                 "input; the kernel density decides alone"
             )

@@ -5,7 +5,6 @@ Meng, Chen, "MagNet: a Two-Pronged Defense against Adversarial Examples" (2017).
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -20,13 +19,13 @@ from robust_ext.core.random import seeded_globals
 from robust_ext.core.settings import setting
 from robust_ext.core.target import module_device
 from robust_ext.core.validation import check_choice, check_inputs, check_integer
+from robust_ext.core.warning import warn
 from robust_ext.detectors._features.autoencoder import Autoencoder, check_structure
 from robust_ext.detectors.base import Detector, check_clean
 from robust_ext.detectors.calibration import Calibration
 from robust_ext.detectors.observation import Observation, observe
 from robust_ext.detectors.training import TrainingSet, check_training, minimise
 
-logger = logging.getLogger(__name__)
 
 # Divergences below this are rounding of 32-bit floats.
 _ROUNDING = 1e-7
@@ -230,12 +229,9 @@ class MagNetDetector(Detector):
         spread = float(to_unit(inputs, self.bounds).var(0, correction=0).mean())
         for position, error in enumerate(errors):
             if len(inputs) > 1 and error >= spread:
-                logger.warning(
-                    "detector MagNetDetector: autoencoder %d reconstructs training images no better than their mean "
-                    "would (mean squared error %.3g, variance %.3g); train longer",
-                    position,
-                    error,
-                    spread,
+                warn(
+                    f"detector MagNetDetector: autoencoder {position} reconstructs training images no better than "
+                    f"their mean would (mean squared error {error:.3g}, variance {spread:.3g}); train longer"
                 )
 
     def _take_limits(self, inputs: Tensor, rate: float, batch_size: int) -> None:

@@ -6,7 +6,6 @@ That is what does not verify, and samples that were not attacked because the att
 from __future__ import annotations
 
 import json
-import logging
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,12 +13,12 @@ from typing import Any
 
 from robust_ext.core.errors import RunFolderError
 from robust_ext.core.files import replace_file
+from robust_ext.core.warning import warn
 from robust_ext.engine.archive import read_arrays, read_value
 from robust_ext.engine.chain import ChainedFile, chained, checksum, damaged, parted, to_text, unseal
 from robust_ext.engine.outcomes import LOST
 from robust_ext.engine.plan_file import PLAN
 
-logger = logging.getLogger(__name__)
 
 # After a damaged line, the next may follow any of so many checksums before it.
 _ANCHORS = 8
@@ -63,7 +62,7 @@ def repair_files(folder: Path, run: Mapping[str, Any]) -> None:
         start = read_run(file)[1]
     except RunFolderError as error:
         if any(folder.glob("*.jsonl")):
-            logger.warning("written anew: %s", error)
+            warn(f"written again: {error}", kept=False)
         start = write_run(file, run)
     for lines in folder.glob("*.jsonl"):
         _repair_lines(lines, start)
@@ -92,8 +91,8 @@ def _repair_lines(path: Path, start: str) -> None:
         anchors.append(stated)
     mended = chained(path, start, map(to_text, kept.values()))
     if mended != content:
-        logger.warning("%s: dropped %d lines: %s", path, len(dropped), dropped[:20])
-        logger.warning("%s: %d samples that were not attacked are run again", path, len(lost))
+        warn(f"{path}: dropped {len(dropped)} lines: {dropped[:20]}", kept=False)
+        warn(f"{path}: {len(lost)} samples that were not attacked are run again", kept=False)
         replace_file(path, mended, error=RunFolderError)
 
 
@@ -110,7 +109,7 @@ def _set_aside(path: Path, read: Callable[[Path], object]) -> None:
     try:
         read(path)
     except RunFolderError as error:
-        logger.warning("set aside as NAME.damaged: %s", error)
+        warn(f"set aside as NAME.damaged: {error}", kept=False)
         path.replace(path.with_name(f"{path.name}.damaged"))
 
 

@@ -6,7 +6,6 @@ An evaluation's protocol subclasses :class:`Run`; :mod:`robust_ext.engine.runnin
 
 from __future__ import annotations
 
-import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable, Mapping, Sequence
@@ -21,12 +20,12 @@ from robust_ext.core.cost import Cost, Costs, Spent
 from robust_ext.core.counted import STREAMS
 from robust_ext.core.errors import AttackError, OutOfTimeError, RobustExtError
 from robust_ext.core.speed import Probe
+from robust_ext.core.warning import collecting, issue, warn
 from robust_ext.engine.context import ISOLATED, current_context
 from robust_ext.engine.phases import Speedometer, phases_of
 from robust_ext.engine.store import Record, Store
 from robust_ext.engine.task import Attempt, Task, TaskResult, Work, verified
 
-logger = logging.getLogger(__name__)
 
 RECORD = 700
 """Bytes of a record of one attempt, about."""
@@ -179,10 +178,18 @@ def isolated(outcomes: Iterable[Outcome[Any]]) -> bool:
 def timed(work: Work[Block], speed: Speedometer) -> Generator[Task, TaskResult, Block]:
     """The tasks of a block, whose timing gets its seconds in all, and those of bare passes in the same process."""
     begun = time.perf_counter()
-    block = yield from verified(work)
+    warned: dict[str, bool] = {}
+    try:
+        with collecting() as warned:
+            block = yield from verified(work)
+    except Exception:
+        issue(warned)
+        raise
     seconds = time.perf_counter() - begun
     counted = Spent.total(spent for *_, spent in phases_of(block.timing, ""))
     more = {"seconds": seconds, "speed": speed.after(counted._replace(seconds=seconds))}
+    if warned:
+        more["warnings"] = warned
     return replace(block, timing={**block.timing, **more})
 
 
@@ -206,6 +213,8 @@ def finish(run: R, store: Store, *, cut: bool = False) -> Outcome[R]:
     """What a run left, which is done, or ``cut`` off."""
     with run.session():
         records, timings = run.finish(store)
+    for timing in timings:
+        issue(timing.get("warnings", {}))
     return Outcome(run=run, store=store, records=records, timings=timings, cut=cut)
 
 
@@ -215,7 +224,7 @@ def end(run: R, store: Store, error: RobustExtError) -> Outcome[R]:
         return finish(run, store, cut=True)
     if isinstance(error, OutOfTimeError) or not run.tolerates(error):
         raise error
-    logger.warning("%s", error)
+    warn(str(error), kept=False)
     return Outcome(run=run, store=store, refusal=str(error))
 
 

@@ -8,7 +8,6 @@ pickle). Every line and file carries a checksum, see :mod:`robust_ext.engine.cha
 from __future__ import annotations
 
 import json
-import logging
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 
 from robust_ext.core.errors import RunFolderError
 from robust_ext.core.files import make_folder, remove_drafts, replace_file
+from robust_ext.core.warning import warn
 from robust_ext.engine.archive import checksum_of, read_arrays, read_value, write_arrays, write_value
 from robust_ext.engine.chain import REPAIR, ChainedFile, chained, checksum, damaged, to_text
 from robust_ext.engine.differences import differences
@@ -28,7 +28,6 @@ from robust_ext.engine.locks import locked, unlock
 from robust_ext.engine.repair import read_run, repair_files, write_run
 from robust_ext.engine.store import Record, Slot, Store
 
-logger = logging.getLogger(__name__)
 
 # What was finished within so many seconds may have to be done again when the machine stops; a kill loses nothing.
 _SYNC_SECONDS = 5.0
@@ -154,7 +153,7 @@ class RunFolder(Store):
             return write_run(file, run)
         versions, start = _compared(file, run)
         if versions != run["versions"]:
-            logger.warning("%s was begun with other versions: %s, now %s", self.path, versions, run["versions"])
+            warn(f"{self.path} was begun with other versions: {versions}, now {run['versions']}")
         return start
 
 

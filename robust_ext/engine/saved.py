@@ -7,7 +7,6 @@ have found without a stop. The process that runs the attack writes and reads wha
 from __future__ import annotations
 
 import json
-import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,10 +24,10 @@ from robust_ext.attacks.native import NativeAttack
 from robust_ext.core.errors import RunFolderError
 from robust_ext.core.files import replace_file
 from robust_ext.core.target import PassCounter
+from robust_ext.core.warning import warn
 from robust_ext.engine.chain import DIGITS, checksum
 from robust_ext.engine.witness import Witness
 
-logger = logging.getLogger(__name__)
 
 # A search is kept every so many seconds, or more rarely, so that this takes at most a fiftieth of its time.
 _SECONDS, _RATIO = 5.0, 50.0
@@ -110,7 +109,7 @@ class TaskSearch:
         stated, content = content[:DIGITS], content[DIGITS:]
         if stated != checksum(self._key, content).encode():
             if stated:
-                logger.warning("what is kept of a search is another's, or damaged: the search is begun anew")
+                warn("the saved state of a search is damaged, or of another search: it starts again", kept=False)
                 self._place.save(b"")
             return None
         kept = _read(content)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -13,6 +13,7 @@ from typing_extensions import Self
 
 from robust_ext import reports
 from robust_ext.core.errors import DataError
+from robust_ext.core.warning import with_collected
 from robust_ext.engine.context import current_context
 from robust_ext.engine.identity import versions
 from robust_ext.engine.inputs import EvaluationInputs
@@ -111,7 +112,12 @@ class EvaluationResult(Tabular):
         reports.save(self.content, folder, self.examples)
 
     def saved(self, folder: str | os.PathLike[str] | None) -> Self:
-        """This result, saved where there is a folder."""
+        """This result with what was warned of while it was made, saved where there is a folder."""
+        if warnings := with_collected(self.content.get("warnings", ())):
+            return replace(self, content={**self.content, "warnings": warnings})._saved(folder)
+        return self._saved(folder)
+
+    def _saved(self, folder: str | os.PathLike[str] | None) -> Self:
         if folder is not None:
             self.save(folder)
             remove_plan(Path(folder))

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import copy
-import logging
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
 from robust_ext.core.errors import ModelError
+from robust_ext.core.warning import warn
 from robust_ext.models.wrapping import Wrapped
-
-logger = logging.getLogger(__name__)
 
 
 class Scripted(Wrapped):
@@ -70,7 +68,7 @@ def evaluable(module: nn.Module) -> nn.Module:
         return Scripted(module)
     found = _plain(module, {})
     if found is not module and not isinstance(found, Exported):
-        logger.warning("model: %s holds compiled or exported parts; its originals are evaluated", type(module).__name__)
+        warn(f"model: {type(module).__name__} holds compiled or exported parts; its originals are evaluated")
     return found
 
 

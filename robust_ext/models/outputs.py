@@ -7,16 +7,15 @@ shape, as of two heads. What is left is refused: there is no telling what it mea
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
 
 from robust_ext.core.errors import ModelError
+from robust_ext.core.warning import warn
 from robust_ext.models.wrapping import Wrapped
 
-logger = logging.getLogger(__name__)
 
 _NAMES = ("logits", "output", "out")
 _OWN = "wrap the model in a module that returns the logits alone, as robust_ext.models.outputs.LogitsOf(model, {key!r})"
@@ -110,7 +109,7 @@ def _placed(output: tuple[Any, ...] | list[Any], rows: int) -> int:
             f"heads, return what the model decides by, such as their mean; or {_OWN.format(key=found[0])}"
         )
     if len(found) > 1:
-        logger.warning("model: returned a %s with %s; the first is taken as logits", type(output).__name__, shown)
+        warn(f"model: returned a {type(output).__name__} with {shown}; the first is taken as logits")
     return found[0]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 
 import torch
@@ -13,9 +12,9 @@ from robust_ext.attacks._common.projections import project
 from robust_ext.attacks._common.rows import NO_GRADIENTS, broken, gradient_of, l2_normalize, over_rows, random_start
 from robust_ext.attacks.native import Batch
 from robust_ext.core.errors import AttackRefusedError
+from robust_ext.core.warning import warn
 from robust_ext.models.defended import Defended
 
-logger = logging.getLogger(__name__)
 
 # A margin below this share of the largest logit may be gone in a batch of another size.
 _ROUNDING = 1e-5
@@ -126,12 +125,7 @@ class BestTracker:
         if bool(stuck.all()):
             raise no_score_gradients(self._name, self._problem.defended, "is zero wherever it rejects")
         if bool(stuck.any()):
-            logger.warning(
-                "%s: the gradient of the detector's score was zero at every rejected point of %d of %d rows",
-                self._name,
-                int(stuck.sum()),
-                len(stuck),
-            )
+            warn(f"{self._name}: the gradient of the detector's score was zero at every rejected point of some rows")
         return self._best
 
     def _keep(self, points: Tensor, logits: Tensor, score: Tensor) -> Prediction:

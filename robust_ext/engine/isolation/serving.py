@@ -15,6 +15,7 @@ from torch import Tensor
 
 from robust_ext.core.errors import AttackError, DisturbedError, IsolationError, RobustExtError
 from robust_ext.core.target import PassCounter
+from robust_ext.core.warning import collecting
 from robust_ext.engine.identity import tensor_bytes
 from robust_ext.engine.isolation.messages import (
     SEARCH_BYTES,
@@ -72,7 +73,7 @@ def _run(task: Task, saved: bytes | None, connection: Connection) -> None:
     counter = task.target.counter
     counter.watch = progress = _Progress(connection, counter.snapshot())
     try:
-        with kept_at(None if saved is None else _JudgesPlace(saved, progress)):
+        with collecting() as warned, kept_at(None if saved is None else _JudgesPlace(saved, progress)):
             result = run_task(task)
         counter.watch = None
     except DisturbedError as error:
@@ -91,6 +92,7 @@ def _run(task: Task, saved: bytes | None, connection: Connection) -> None:
         return
     tensors = {"candidates": candidates, "witnesses": result.witnesses}
     sent = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    header["warnings"] = [text[:2000] for text, kept in warned.items() if kept][:20]
     trace = result.trace
     if trace is not None:
         header["curve"] = list(trace.curve)

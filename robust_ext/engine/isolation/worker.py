@@ -13,8 +13,10 @@ from typing import Any
 
 from robust_ext.attacks.base import Attack
 from robust_ext.core.errors import InvalidArgumentError, RobustExtError
+from robust_ext.core.printable import printable
 from robust_ext.core.target import PassCounter
 from robust_ext.core.validation import check_integer, check_number
+from robust_ext.core.warning import warn
 from robust_ext.engine.context import ISOLATED
 from robust_ext.engine.isolation.forking import zygote
 from robust_ext.engine.isolation.messages import as_error, describe_tensor, receive_tensor
@@ -64,7 +66,7 @@ class IsolatedWorker:
             raise
         except LostError as lost:
             self.drop(task.attack)
-            logger.warning("%s: %s", task.attack.name, lost.text)
+            logger.info("%s: %s", task.attack.name, lost.text)
             spent = task.target.counter.since(before)
             passes = {"forward": spent.forward, "backward": spent.backward}
             seconds = time.perf_counter() - begun
@@ -141,6 +143,8 @@ def _received(found: Mapping[str, Any], connection: Connection, task: Task) -> T
     if "lost" in found:
         raise LostError("ended", str(found["lost"]))
     expected: dict[str, Any] = {"expected": tuple(task.inputs.shape), "attack": task.attack.name}
+    for text in found.get("warnings", ()):
+        warn(printable(str(text)))
     met, curve = found.get("witnesses"), found.get("curve")
     return TaskResult(
         seconds=check_number("seconds", found["seconds"], minimum=0),

@@ -16,6 +16,7 @@ from robust_ext.core.errors import InvalidArgumentError, OutOfTimeError
 from robust_ext.core.settings import make_settings
 from robust_ext.core.threat import ThreatModel
 from robust_ext.core.validation import Array
+from robust_ext.core.warning import warning_once
 from robust_ext.engine.classifiers import as_classifier
 from robust_ext.engine.context import current_context, run_context
 from robust_ext.engine.inputs import PROBES, EvaluationInputs, check_model, prepare_inputs
@@ -40,6 +41,7 @@ from robust_ext.registry.defense import as_defense
 from robust_ext.registry.model import as_module
 
 
+@warning_once
 def evaluate_defense(
     defense: object,
     attacks: object,

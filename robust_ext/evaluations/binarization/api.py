@@ -17,6 +17,7 @@ from robust_ext.core.settings import make_settings
 from robust_ext.core.target import Counted, PassCounter
 from robust_ext.core.threat import ThreatModel
 from robust_ext.core.validation import Array, check_inputs
+from robust_ext.core.warning import warning_once
 from robust_ext.engine.behaviour import behaviour
 from robust_ext.engine.code_digest import attack_code, module_code, object_code
 from robust_ext.engine.context import current_context
@@ -41,6 +42,7 @@ from robust_ext.evaluations.timing import time_table
 from robust_ext.models.features import Observed
 
 
+@warning_once
 def binarization_test(
     model: object,
     attacks: object,
@@ -118,20 +120,21 @@ def _result(
     outcomes: Mapping[str, Outcome[BinarizationRun]], out: str | os.PathLike[str] | None, *, begun: float
 ) -> BinarizationResult:
     """The result of one test, or of the regular and the inverted one together; all are saved."""
-    results, single = {}, list(outcomes) == [""]
+    results, contents, single = {}, {}, list(outcomes) == [""]
     for key, left in outcomes.items():
         one = BinarizationResult(
             make_content(left, begun=begun if single else None),
             records=left.records,
             examples=load_examples(left.store),
         )
+        contents[key] = one.content
         results[key] = one.saved(None if out is None else Path(out) / key)
     if single:
         return results[""]
     shared = {key: value for key, value in outcomes[TESTS[0]].run.identity.items() if key != "test"}
     examples = [replace(one, attack=f"{one.attack} ({test})") for test in TESTS for one in results[test].examples]
     taken = time_table(outcomes.values(), begun=begun)
-    content = combine_tests({test: results[test].content for test in TESTS}, shared, time=taken)
+    content = combine_tests({test: contents[test] for test in TESTS}, shared, time=taken)
     return BinarizationResult(content, examples=examples).saved(out)
 
 

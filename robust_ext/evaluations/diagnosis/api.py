@@ -21,6 +21,7 @@ from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.core.settings import make_settings
 from robust_ext.core.threat import ThreatModel
 from robust_ext.core.validation import Array, check_inputs, check_labels
+from robust_ext.core.warning import warning_once
 from robust_ext.engine.classifiers import as_classifier
 from robust_ext.engine.context import current_context
 from robust_ext.engine.estimate import Estimate, EstimatedError
@@ -44,6 +45,7 @@ from robust_ext.evaluations.diagnosis.settings import DiagnosisSettings
 from robust_ext.evaluations.diagnosis.trying import Trials, evaluated
 
 
+@warning_once
 def diagnose(
     model: object,
     attacks: object,

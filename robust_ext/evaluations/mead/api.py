@@ -14,6 +14,7 @@ from typing_extensions import Unpack
 from robust_ext.core.settings import make_settings
 from robust_ext.core.threat import ThreatModel
 from robust_ext.core.validation import Array, check_inputs
+from robust_ext.core.warning import warning_once
 from robust_ext.engine.inputs import EvaluationInputs, prepare_inputs
 from robust_ext.engine.judge import with_judge_seed
 from robust_ext.engine.pool.given import ExecutorLike
@@ -32,6 +33,7 @@ from robust_ext.evaluations.mead.settings import MeadSettings
 from robust_ext.evaluations.mead.suites import as_arms
 
 
+@warning_once
 def mead(
     model: object,
     attacks: object,

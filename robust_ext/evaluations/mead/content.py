@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -15,6 +14,7 @@ from torch import Tensor
 from robust_ext.core.cost import Spent
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.random import derive_seed, seeded_globals
+from robust_ext.core.warning import warn
 from robust_ext.detectors.combining import combine
 from robust_ext.engine.inputs import EvaluationInputs
 from robust_ext.engine.outcomes import BROKEN, LOST
@@ -39,7 +39,6 @@ from robust_ext.evaluations.scored_runs import ScoredRun
 from robust_ext.evaluations.timing import Part, time_table
 from robust_ext.reports import Example
 
-logger = logging.getLogger(__name__)
 
 # Images of what slipped through, in all and of one detector.
 _EXAMPLES, _EXAMPLES_EACH = 12, 3
@@ -71,7 +70,7 @@ def make_content(
         attribution[entry["name"]] = shares
         unscored = sum(row["unscored"] for row in rows["results"] if row["objective"] is row["algorithm"] is None)
         if unscored:
-            logger.warning("%s scored NaN %d times; these scores are left out", entry["name"], unscored)
+            warn(f"{entry['name']} scored NaN {unscored} times; these scores are left out")
     return framed(
         "mead",
         given,

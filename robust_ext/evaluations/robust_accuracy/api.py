@@ -13,6 +13,7 @@ from robust_ext.attacks.base import Attack
 from robust_ext.core.settings import make_settings
 from robust_ext.core.threat import ThreatModel
 from robust_ext.core.validation import Array
+from robust_ext.core.warning import warning_once
 from robust_ext.engine.inputs import EvaluationInputs, as_attacks, prepare_inputs
 from robust_ext.engine.pool.given import ExecutorLike
 from robust_ext.engine.running import run_all
@@ -27,6 +28,7 @@ from robust_ext.evaluations.robust_accuracy.result import RobustAccuracyResult
 from robust_ext.evaluations.robust_accuracy.settings import RobustAccuracySettings
 
 
+@warning_once
 def robust_accuracy(
     model: object,
     attacks: object,

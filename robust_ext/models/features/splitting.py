@@ -16,6 +16,7 @@ from robust_ext.core.errors import SplitError
 from robust_ext.core.precision import tolerance_of
 from robust_ext.core.random import seeded_globals
 from robust_ext.core.target import frozen
+from robust_ext.core.warning import warn
 from robust_ext.models.bpda import BPDA
 from robust_ext.models.features.checks import TOLERANCE, check_features
 from robust_ext.models.features.cuts import Place, head_places, layer_places
@@ -80,11 +81,9 @@ def split(
     except SplitError as error:
         if layer is not None:
             raise
-        logger.warning(
-            "model: the %d logits themselves are its features (%s); name a layer, or give a pair (features, readout), "
-            "for more",
-            logits.shape[1],
-            error,
+        warn(
+            f"model: the {logits.shape[1]} logits themselves are its features ({error}); name a layer, or give a pair "
+            "(features, readout), for more"
         )
     return Split(network, nn.Identity().eval(), shape=tuple(logits.shape[1:]), kind="logits")
 
