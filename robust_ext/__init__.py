@@ -13,9 +13,9 @@ from robust_ext.core.errors import InvalidArgumentError as InvalidArgumentError
 from robust_ext.core.errors import MissingDependencyError as MissingDependencyError
 from robust_ext.core.errors import ModelError as ModelError
 from robust_ext.core.errors import RobustExtError as RobustExtError
+from robust_ext.core.errors import RobustExtWarning as RobustExtWarning
 from robust_ext.core.errors import RunFolderBusyError as RunFolderBusyError
 from robust_ext.core.errors import RunFolderError as RunFolderError
-from robust_ext.core.errors import RobustExtWarning as RobustExtWarning
 from robust_ext.core.errors import SplitError as SplitError
 from robust_ext.core.threat import ThreatModel as ThreatModel
 from robust_ext.detectors.base import Detector as Detector

@@ -10,7 +10,6 @@ from torch import Tensor
 from robust_ext.core.errors import ModelError
 from robust_ext.core.warning import warn
 
-
 OutOfMemory: type[RuntimeError] = getattr(torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError)
 """What torch raises where a device has no memory left."""
 

@@ -1,28 +1,24 @@
 """Warnings for users: call ``warn(text)`` anywhere in the library.
 
-Inside an evaluation (a function with :func:`warning_once`) texts are collected, put into the result's ``warnings``, and
-issued once, at the end, as :class:`robust_ext.RobustExtWarning` at the line of the caller. Texts that only the result
-holds, in ``content["warnings"]``, are issued with them. Elsewhere ``warn`` issues at once. The command line shows each
-text once: in the report of the result, or on stderr where no result holds it.
+Inside an evaluation texts are collected, put into the result's ``warnings``, and issued once, at the end, as
+:class:`robust_ext.RobustExtWarning` at the line of the caller. Texts that an evaluation puts into
+``content["warnings"]`` itself are issued with them. Elsewhere ``warn`` issues at once. The command line shows each text
+once: in the report of the result, or on stderr where no result holds it.
 """
 
 from __future__ import annotations
 
-import functools
 import logging
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 from robust_ext.core.errors import RobustExtWarning
 
 logger = logging.getLogger(__name__)
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 # Texts by order, and whether the result holds them among its warnings.
 _COLLECTED: ContextVar[dict[str, bool] | None] = ContextVar("robust_ext_warnings", default=None)
@@ -67,27 +63,25 @@ def with_collected(texts: Iterable[str]) -> list[str]:
     return list(dict.fromkeys([*texts, *(text for text, kept in collected.items() if kept)]))
 
 
-def warning_once(function: Callable[P, R]) -> Callable[P, R]:
-    """Let a function that returns a result issue its warnings once, at its end.
+@contextmanager
+def issuing_once() -> Iterator[Callable[[Iterable[str]], None]]:
+    """Collect warnings inside the block and issue them at its end; yields what takes those of the result.
 
-    Inside another such function, what was collected is handed on to that one.
+    Inside another such block, what was collected is handed on to that one, and the result's are left out.
     """
+    outermost, shown = _COLLECTED.get() is None, dict[str, bool]()
 
-    @functools.wraps(function)
-    def evaluation(*arguments: P.args, **keywords: P.kwargs) -> R:
-        outermost, texts = _COLLECTED.get() is None, list[str]()
-        try:
-            with collecting() as collected:
-                result = function(*arguments, **keywords)
-            if outermost:
-                texts = getattr(result, "content", {}).get("warnings", [])
-        finally:
-            found = {**dict.fromkeys(texts, True), **collected}
-            shown = set(texts) if _REPORTED.get() else set[str]()
-            issue({text: kept for text, kept in found.items() if text not in shown})
-        return result
+    def take(texts: Iterable[str]) -> None:
+        if outermost:
+            shown.update(dict.fromkeys(texts, True))
 
-    return evaluation
+    collected: Mapping[str, bool] = {}
+    try:
+        with collecting() as collected:
+            yield take
+    finally:
+        reported = shown if _REPORTED.get() else {}
+        issue({text: kept for text, kept in {**shown, **collected}.items() if text not in reported})
 
 
 @contextmanager

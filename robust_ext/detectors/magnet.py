@@ -26,7 +26,6 @@ from robust_ext.detectors.calibration import Calibration
 from robust_ext.detectors.observation import Observation, observe
 from robust_ext.detectors.training import TrainingSet, check_training, minimise
 
-
 # Divergences below this are rounding of 32-bit floats.
 _ROUNDING = 1e-7
 # Fitted by name, sigmoid autoencoders learn little in the few steps of 256 images at .001 that there is time for.

@@ -19,7 +19,6 @@ from robust_ext.engine.chain import ChainedFile, chained, checksum, damaged, par
 from robust_ext.engine.outcomes import LOST
 from robust_ext.engine.plan_file import PLAN
 
-
 # After a damaged line, the next may follow any of so many checksums before it.
 _ANCHORS = 8
 

@@ -26,7 +26,6 @@ from robust_ext.engine.phases import Speedometer, phases_of
 from robust_ext.engine.store import Record, Store
 from robust_ext.engine.task import Attempt, Task, TaskResult, Work, verified
 
-
 RECORD = 700
 """Bytes of a record of one attempt, about."""
 

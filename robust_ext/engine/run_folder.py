@@ -28,7 +28,6 @@ from robust_ext.engine.locks import locked, unlock
 from robust_ext.engine.repair import read_run, repair_files, write_run
 from robust_ext.engine.store import Record, Slot, Store
 
-
 # What was finished within so many seconds may have to be done again when the machine stops; a kill loses nothing.
 _SYNC_SECONDS = 5.0
 # What tells the lines of a file apart; records first, as their timing is written before them.

@@ -28,7 +28,6 @@ from robust_ext.core.warning import warn
 from robust_ext.engine.chain import DIGITS, checksum
 from robust_ext.engine.witness import Witness
 
-
 # A search is kept every so many seconds, or more rarely, so that this takes at most a fiftieth of its time.
 _SECONDS, _RATIO = 5.0, 50.0
 

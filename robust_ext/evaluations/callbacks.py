@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from robust_ext.core.errors import InvalidArgumentError, MissingDependencyError
+from robust_ext.core.warning import issuing_once
 from robust_ext.engine.context import current_context, run_context
 from robust_ext.evaluations.tracking import metrics, params
 
@@ -37,12 +38,15 @@ class Callback(Protocol):
 def listening(callbacks: Sequence[Callback]) -> Iterator[Callable[[R], R]]:
     """Records of runs inside the block go to the callbacks; yields what tells them of the result and returns it.
 
+    Warnings of the block and of the result are issued at its end, see :mod:`robust_ext.core.warning`.
+
     InvalidArgumentError where one is no callback.
     """
     if not isinstance(callbacks, (list, tuple)) or not all(isinstance(one, Callback) for one in callbacks):
         raise InvalidArgumentError("callbacks", repr(callbacks), "a list of objects with a method on_result(result)")
 
     def tell(result: R) -> R:
+        take(result.content.get("warnings", ()))
         for one in callbacks:
             _call(one, "on_result", result)
         return result
@@ -55,7 +59,8 @@ def listening(callbacks: Sequence[Callback]) -> Iterator[Callable[[R], R]]:
             if number not in failed and hasattr(one, "on_record") and not _call(one, "on_record", record):
                 failed.add(number)
 
-    with run_context(replace(current_context(), on_record=heard if callbacks else None)):
+    context = replace(current_context(), on_record=heard if callbacks else None)
+    with issuing_once() as take, run_context(context):
         yield tell
 
 

@@ -16,7 +16,6 @@ from robust_ext.core.errors import ModelError
 from robust_ext.core.warning import warn
 from robust_ext.models.wrapping import Wrapped
 
-
 _NAMES = ("logits", "output", "out")
 _OWN = "wrap the model in a module that returns the logits alone, as robust_ext.models.outputs.LogitsOf(model, {key!r})"
 

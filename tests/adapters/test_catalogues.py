@@ -1,7 +1,6 @@
 """Every attack of every library is listed, and used or refused with a reason; what cannot be built is explained."""
 
 import inspect
-import logging
 import re
 import types
 from importlib import import_module
@@ -11,6 +10,7 @@ import torch
 from torch import nn
 
 from robust_ext import AttackError, AttackRefusedError, InvalidArgumentError, ThreatModel, as_attack
+from robust_ext.core.errors import RobustExtWarning
 from robust_ext.registry.base import adapters
 from tests.adapters.common import LIBRARIES, cases, conv_network, predicted, run, uniform, usable
 
@@ -231,14 +231,14 @@ def test_settings_that_a_library_refuses_name_the_attack(text, message):
         ("adv_lib:pgd_linf(ε=0.25, steps=1)", 0.25, ["ε"]),
     ],
 )
-def test_settings_that_differ_from_the_threat_model_are_kept_and_logged(text, other, logged, caplog):
+def test_settings_that_differ_from_the_threat_model_are_kept_and_warned_of(text, other, logged, recwarn):
     host(text.partition(":")[0])
     for epsilon, names in ((0.1, logged), (other, [name for name in logged if name == "norm"])):
-        caplog.clear()
-        with caplog.at_level(logging.WARNING):
-            candidates = run(as_attack(text), NETWORK, X, Y, ThreatModel(norm="linf", epsilon=epsilon))
-        assert [record.args[1] for record in caplog.records if record.args] == names
-        assert all("was set and differs from the threat model's" in message for message in caplog.messages)
+        recwarn.clear()
+        candidates = run(as_attack(text), NETWORK, X, Y, ThreatModel(norm="linf", epsilon=epsilon))
+        warned = [str(one.message).split(": ")[-1] for one in recwarn if one.category is RobustExtWarning]
+        assert [words.split("=")[0] for words in warned] == names
+        assert all("was set and differs from the threat model's" in words for words in warned)
         assert (
             "norm" in logged
             or text.startswith("adv_lib")

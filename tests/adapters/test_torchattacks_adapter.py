@@ -1,10 +1,9 @@
-import logging
-
 import pytest
 import torch
 from torch import nn
 
 from robust_ext import InvalidArgumentError, ThreatModel, as_attack
+from robust_ext.core.errors import RobustExtWarning
 from robust_ext.core.random import seeded_globals
 from robust_ext.registry.base import adapters
 from tests.adapters import common
@@ -190,16 +189,15 @@ def test_targeted_objects_are_refused(mode):
     assert as_attack(attack).name == "PGD"
 
 
-def test_normalization_of_the_old_model_is_left_out_and_logged(caplog):
+def test_normalization_of_the_old_model_is_left_out_and_warned_of():
     plain, normalized = torchattacks.FGSM(network()), torchattacks.FGSM(network())
     normalized.set_normalization_used(mean=[0.5] * 3, std=[0.25] * 3)
     module, x, y = problem()
     threat_model = ThreatModel(norm="linf", epsilon=0.05)
-    with caplog.at_level(logging.WARNING):
+    with pytest.warns(RobustExtWarning, match="set_normalization_used"):
         assert torch.equal(
             run(as_attack(normalized), module, x, y, threat_model), run(as_attack(plain), module, x, y, threat_model)
         )
-    assert "set_normalization_used" in caplog.text
 
 
 def test_classes_of_others_are_attacked_row_by_row():

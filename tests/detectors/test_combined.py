@@ -7,7 +7,7 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
-from robust_ext.core.errors import DataError, InvalidArgumentError, ModelError
+from robust_ext.core.errors import DataError, InvalidArgumentError, ModelError, RobustExtWarning
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
 from robust_ext.detectors import Detector, FeatureSqueezingDetector, MagNetDetector, ScoreDetector, observe
@@ -184,7 +184,7 @@ def test_infinite_scores_are_in_order():
         detector.fit_clean(torch.zeros(5, 2, 3))
 
 
-def test_what_does_not_fit_is_refused(caplog):
+def test_what_does_not_fit_is_refused():
     classifier = network()
     for detectors, method, message in (
         *((wrong, "mean", r"detectors: got .*, expected a list of one") for wrong in ([], None, Unit(classifier))),
@@ -204,8 +204,8 @@ def test_what_does_not_fit_is_refused(caplog):
         with pytest.raises(InvalidArgumentError, match=message):
             detector.fit_clean(inputs, batch_size=size)
     constant = ScoreDetector(classifier, lambda x: x.flatten(1).sum(1) * 0 + 2)
-    flat = ready(classifier, [Unit(classifier), constant], data(30))
-    assert "member 1 (<lambda>) scored all 30 clean inputs 2; look at its score" in caplog.text
+    with pytest.warns(RobustExtWarning, match=r"member 1 \(<lambda>\) scored all 30 clean inputs 2"):
+        flat = ready(classifier, [Unit(classifier), constant], data(30))
     assert flat.ranks_of(observe(classifier, data(3), flat.layers))[:, 1].tolist() == [0.5] * 3
 
 

@@ -11,7 +11,7 @@ from sklearn.metrics import roc_auc_score
 from sklearn.neighbors import KernelDensity
 from torch import nn
 
-from robust_ext.core.errors import DataError, InvalidArgumentError, SplitError
+from robust_ext.core.errors import DataError, InvalidArgumentError, RobustExtWarning, SplitError
 from robust_ext.core.random import seeded_globals
 from robust_ext.detectors._features.dropout import dropout_layers, dropout_variance, dropping
 from robust_ext.detectors.kd_bu import KDBUDetector, log_density
@@ -108,17 +108,16 @@ def test_gradients_of_the_variance_use_the_masks_of_the_way_there():
     assert torch.autograd.gradcheck(variance, (x,))
 
 
-def test_without_dropout_the_density_decides_alone(caplog):
+def test_without_dropout_the_density_decides_alone(recwarn):
     classifier = network(drop=0.0)
-    detector = fitted(classifier)
-    assert "no dropout modules" in caplog.text
+    with pytest.warns(RobustExtWarning, match="no dropout modules"):
+        detector = fitted(classifier)
     assert not detector.random
     features = detector.features_of(observe(classifier, data(5, 2)))
     assert torch.equal(features[:, 1], torch.zeros(5))
     assert (detector.regression.weight == 0).tolist() == [False, True]
-    caplog.clear()
     assert fitted(network()).random
-    assert not caplog.records
+    assert not recwarn
 
 
 @pytest.mark.parametrize("layer", [None, "3"])

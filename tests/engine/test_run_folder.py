@@ -1,11 +1,10 @@
-import logging
 import multiprocessing
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 
-from robust_ext.core.errors import RunFolderError
+from robust_ext.core.errors import RobustExtWarning, RunFolderError
 from robust_ext.core.files import replace_file
 from robust_ext.engine.run_folder import RunFolder
 
@@ -97,13 +96,12 @@ def test_settings_are_compared_as_json_keeps_them(tmp_path):
         opened(tmp_path, {"share": 0.3, "nested": {"a": [1, 2]}, "bounds": [0, 1]})
 
 
-def test_other_versions_are_logged(tmp_path, caplog):
+def test_other_versions_are_warned_of(tmp_path, recwarn):
     opened(tmp_path).close()
-    with caplog.at_level(logging.WARNING, logger="robust_ext"):
-        opened(tmp_path).close()
-        assert not caplog.records
+    opened(tmp_path).close()
+    assert not recwarn
+    with pytest.warns(RobustExtWarning, match="begun with other versions"):
         opened(tmp_path, versions={"torch": "2"}).close()
-    assert "begun with other versions" in caplog.text
 
 
 @pytest.mark.parametrize(

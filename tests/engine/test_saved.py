@@ -12,6 +12,7 @@ from torch import nn
 import robust_ext
 from robust_ext import ThreatModel
 from robust_ext.attacks.linear_region.boundary import BoundarySearch
+from robust_ext.core.errors import RobustExtWarning
 from robust_ext.core.settings import settings_class
 from robust_ext.engine import saved
 
@@ -117,12 +118,11 @@ def test_the_judge_keeps_what_a_process_of_an_attack_sends(tmp_path):
     assert all(json.loads(line)["trace"] is None for line in records.read_text().splitlines()), "it was gone on with"
 
 
-def test_seconds_go_on_and_what_is_damaged_is_begun_anew(tmp_path, monkeypatch, caplog):
+def test_seconds_go_on_and_what_is_damaged_is_begun_anew(tmp_path, monkeypatch):
     stopped(monkeypatch, tmp_path, 2, unit="seconds")
     (file,) = tmp_path.rglob("search-*")
     content = file.read_bytes()
     file.write_bytes(content[:90] + bytes([content[90] ^ 1]) + content[91:])
-    with caplog.at_level("WARNING"):
+    with pytest.warns(RobustExtWarning, match="it starts again"):
         found = evaluate(tmp_path, unit="seconds")
     assert found.content["time"]["resumed"] == 0
-    assert "damaged: the search is begun anew" in caplog.text

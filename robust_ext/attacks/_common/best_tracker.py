@@ -15,7 +15,6 @@ from robust_ext.core.errors import AttackRefusedError
 from robust_ext.core.warning import warn
 from robust_ext.models.defended import Defended
 
-
 # A margin below this share of the largest logit may be gone in a batch of another size.
 _ROUNDING = 1e-5
 

@@ -16,7 +16,6 @@ from robust_ext.core.errors import InvalidArgumentError, OutOfTimeError
 from robust_ext.core.settings import make_settings
 from robust_ext.core.threat import ThreatModel
 from robust_ext.core.validation import Array
-from robust_ext.core.warning import warning_once
 from robust_ext.engine.classifiers import as_classifier
 from robust_ext.engine.context import current_context, run_context
 from robust_ext.engine.inputs import PROBES, EvaluationInputs, check_model, prepare_inputs
@@ -41,7 +40,6 @@ from robust_ext.registry.defense import as_defense
 from robust_ext.registry.model import as_module
 
 
-@warning_once
 def evaluate_defense(
     defense: object,
     attacks: object,
@@ -102,25 +100,26 @@ def evaluate_defense(
         >>> evaluate_defense(rounded, "robust_ext:APGD()", x, y, threat_model, classifier=network).static <= 1
         True
     """
-    checked = make_settings(AdaptiveSettings, options, base=settings)
-    if isinstance(defense, nn.Module):
-        defense = on_device(defense, device, argument="defense")
-    given = prepare_inputs(
-        _static_model(defense, classifier),
-        inputs,
-        labels,
-        threat_model=threat_model,
-        sample_ids=sample_ids,
-        batch_size=checked.batch_size,
-        device=device,
-    )
-    made = as_defense(defense, given.module, given.inputs[:2], weights=defense_weights, bounds=threat_model.bounds)
-    networks = _networks(surrogates, given.inputs[:PROBES])
-    workers = attack_worker(isolate=isolate, attack_timeout=attack_timeout, executor=executor, devices=devices)
-    with workers as worker, listening(callbacks) as tell:
-        checked = with_judge_seed(checked, out=out, worker=worker)
-        steps = as_steps(attacks, made, checked, threat_model=threat_model, surrogates=networks)
-        return tell(_evaluate(steps, given, made, checked, out=out, progress=progress, worker=worker))
+    with listening(callbacks) as tell:
+        checked = make_settings(AdaptiveSettings, options, base=settings)
+        if isinstance(defense, nn.Module):
+            defense = on_device(defense, device, argument="defense")
+        given = prepare_inputs(
+            _static_model(defense, classifier),
+            inputs,
+            labels,
+            threat_model=threat_model,
+            sample_ids=sample_ids,
+            batch_size=checked.batch_size,
+            device=device,
+        )
+        made = as_defense(defense, given.module, given.inputs[:2], weights=defense_weights, bounds=threat_model.bounds)
+        networks = _networks(surrogates, given.inputs[:PROBES])
+        workers = attack_worker(isolate=isolate, attack_timeout=attack_timeout, executor=executor, devices=devices)
+        with workers as worker:
+            checked = with_judge_seed(checked, out=out, worker=worker)
+            steps = as_steps(attacks, made, checked, threat_model=threat_model, surrogates=networks)
+            return tell(_evaluate(steps, given, made, checked, out=out, progress=progress, worker=worker))
 
 
 def _evaluate(

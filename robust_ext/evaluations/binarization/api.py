@@ -17,7 +17,6 @@ from robust_ext.core.settings import make_settings
 from robust_ext.core.target import Counted, PassCounter
 from robust_ext.core.threat import ThreatModel
 from robust_ext.core.validation import Array, check_inputs
-from robust_ext.core.warning import warning_once
 from robust_ext.engine.behaviour import behaviour
 from robust_ext.engine.code_digest import attack_code, module_code, object_code
 from robust_ext.engine.context import current_context
@@ -42,7 +41,6 @@ from robust_ext.evaluations.timing import time_table
 from robust_ext.models.features import Observed
 
 
-@warning_once
 def binarization_test(
     model: object,
     attacks: object,
@@ -106,14 +104,16 @@ def binarization_test(
         'failed'
     """
     begun = time.perf_counter()
-    checked = make_settings(BinarizationSettings, options, base=settings, threat_model=threat_model)
-    inputs = check_inputs("inputs", inputs, bounds=threat_model.bounds)
-    workers = attack_worker(isolate=isolate, attack_timeout=attack_timeout, executor=executor, devices=devices)
-    with workers as worker, listening(callbacks) as tell:
-        checked = with_judge_seed(checked, out=out, worker=worker)
-        runs = _prepare(model, attacks, inputs, checked, detector, detector_data, sample_ids=sample_ids, device=device)
-        outcomes = drive(run_all(runs, out=out, progress=progress, title="binarization", unit="sample"), worker)
-        return tell(_result(outcomes, out, begun=begun))
+    with listening(callbacks) as tell:
+        checked = make_settings(BinarizationSettings, options, base=settings, threat_model=threat_model)
+        inputs = check_inputs("inputs", inputs, bounds=threat_model.bounds)
+        workers = attack_worker(isolate=isolate, attack_timeout=attack_timeout, executor=executor, devices=devices)
+        with workers as worker:
+            checked = with_judge_seed(checked, out=out, worker=worker)
+            detection = detector, detector_data
+            runs = _prepare(model, attacks, inputs, checked, *detection, sample_ids=sample_ids, device=device)
+            outcomes = drive(run_all(runs, out=out, progress=progress, title="binarization", unit="sample"), worker)
+            return tell(_result(outcomes, out, begun=begun))
 
 
 def _result(

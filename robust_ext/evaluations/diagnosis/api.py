@@ -21,7 +21,6 @@ from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.core.settings import make_settings
 from robust_ext.core.threat import ThreatModel
 from robust_ext.core.validation import Array, check_inputs, check_labels
-from robust_ext.core.warning import warning_once
 from robust_ext.engine.classifiers import as_classifier
 from robust_ext.engine.context import current_context
 from robust_ext.engine.estimate import Estimate, EstimatedError
@@ -45,7 +44,6 @@ from robust_ext.evaluations.diagnosis.settings import DiagnosisSettings
 from robust_ext.evaluations.diagnosis.trying import Trials, evaluated
 
 
-@warning_once
 def diagnose(
     model: object,
     attacks: object,
@@ -107,26 +105,27 @@ def diagnose(
         >>> diagnose(network, "robust_ext:APGD(steps=20)", x, y, threat_model, inner_points=50).likely is None
         True
     """
-    begun, checked = time.perf_counter(), make_settings(DiagnosisSettings, options, base=settings)
-    module = bounded_module(model, threat_model, device=device)
-    inputs, labels = _check_samples(inputs, labels, threat_model, device=run_device(module, device))
-    module = as_classifier(module, inputs[:PROBES])
-    workers = attack_worker(isolate=isolate, attack_timeout=attack_timeout, executor=executor, devices=devices)
-    with workers as worker, listening(callbacks) as tell:
-        named = as_attacks(attacks)
-        for attack in named.values():
-            attack.check(threat_model=threat_model)
-        diagnosis = _Diagnosis(
-            attacks=named,
-            inputs=inputs,
-            labels=labels,
-            threat_model=threat_model,
-            ids=check_ids(sample_ids, len(inputs)),
-            settings=with_judge_seed(checked, out=out, worker=worker),
-            out=None if out is None else Path(out),
-            worker=worker,
-        )
-        return tell(diagnosis.run(module, begun=begun, progress=progress, trying=try_remedies).saved(out))
+    with listening(callbacks) as tell:
+        begun, checked = time.perf_counter(), make_settings(DiagnosisSettings, options, base=settings)
+        module = bounded_module(model, threat_model, device=device)
+        inputs, labels = _check_samples(inputs, labels, threat_model, device=run_device(module, device))
+        module = as_classifier(module, inputs[:PROBES])
+        workers = attack_worker(isolate=isolate, attack_timeout=attack_timeout, executor=executor, devices=devices)
+        with workers as worker:
+            named = as_attacks(attacks)
+            for attack in named.values():
+                attack.check(threat_model=threat_model)
+            diagnosis = _Diagnosis(
+                attacks=named,
+                inputs=inputs,
+                labels=labels,
+                threat_model=threat_model,
+                ids=check_ids(sample_ids, len(inputs)),
+                settings=with_judge_seed(checked, out=out, worker=worker),
+                out=None if out is None else Path(out),
+                worker=worker,
+            )
+            return tell(diagnosis.run(module, begun=begun, progress=progress, trying=try_remedies).saved(out))
 
 
 def _check_samples(

@@ -14,7 +14,6 @@ from typing_extensions import Unpack
 from robust_ext.core.settings import make_settings
 from robust_ext.core.threat import ThreatModel
 from robust_ext.core.validation import Array, check_inputs
-from robust_ext.core.warning import warning_once
 from robust_ext.engine.inputs import EvaluationInputs, prepare_inputs
 from robust_ext.engine.judge import with_judge_seed
 from robust_ext.engine.pool.given import ExecutorLike
@@ -33,7 +32,6 @@ from robust_ext.evaluations.mead.settings import MeadSettings
 from robust_ext.evaluations.mead.suites import as_arms
 
 
-@warning_once
 def mead(
     model: object,
     attacks: object,
@@ -94,22 +92,23 @@ def mead(
         >>> mead(network, "robust_ext:APGD()", x, y, threat_model, detectors=spread, resamples=0).content["samples"]
         8
     """
-    checked = make_settings(MeadSettings, options, base=settings)
-    given = prepare_inputs(
-        model,
-        inputs,
-        labels,
-        threat_model=threat_model,
-        sample_ids=sample_ids,
-        batch_size=checked.batch_size,
-        device=device,
-    )
-    data = None if detector_data is None else check_inputs("detector_data", detector_data, bounds=given.bounds)
-    workers = attack_worker(isolate=isolate, attack_timeout=attack_timeout, executor=executor, devices=devices)
-    with workers as worker, listening(callbacks) as tell:
-        checked = with_judge_seed(checked, out=out, worker=worker)
-        arms = as_arms(attacks, given.threat_model, allow_code=allow_code)
-        return tell(_evaluate(arms, given, detectors, data, checked, out=out, progress=progress, worker=worker))
+    with listening(callbacks) as tell:
+        checked = make_settings(MeadSettings, options, base=settings)
+        given = prepare_inputs(
+            model,
+            inputs,
+            labels,
+            threat_model=threat_model,
+            sample_ids=sample_ids,
+            batch_size=checked.batch_size,
+            device=device,
+        )
+        data = None if detector_data is None else check_inputs("detector_data", detector_data, bounds=given.bounds)
+        workers = attack_worker(isolate=isolate, attack_timeout=attack_timeout, executor=executor, devices=devices)
+        with workers as worker:
+            checked = with_judge_seed(checked, out=out, worker=worker)
+            arms = as_arms(attacks, given.threat_model, allow_code=allow_code)
+            return tell(_evaluate(arms, given, detectors, data, checked, out=out, progress=progress, worker=worker))
 
 
 def _evaluate(

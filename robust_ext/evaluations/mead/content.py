@@ -39,7 +39,6 @@ from robust_ext.evaluations.scored_runs import ScoredRun
 from robust_ext.evaluations.timing import Part, time_table
 from robust_ext.reports import Example
 
-
 # Images of what slipped through, in all and of one detector.
 _EXAMPLES, _EXAMPLES_EACH = 12, 3
 

@@ -13,7 +13,6 @@ from robust_ext.attacks.base import Attack
 from robust_ext.core.settings import make_settings
 from robust_ext.core.threat import ThreatModel
 from robust_ext.core.validation import Array
-from robust_ext.core.warning import warning_once
 from robust_ext.engine.inputs import EvaluationInputs, as_attacks, prepare_inputs
 from robust_ext.engine.pool.given import ExecutorLike
 from robust_ext.engine.running import run_all
@@ -28,7 +27,6 @@ from robust_ext.evaluations.robust_accuracy.result import RobustAccuracyResult
 from robust_ext.evaluations.robust_accuracy.settings import RobustAccuracySettings
 
 
-@warning_once
 def robust_accuracy(
     model: object,
     attacks: object,
@@ -84,19 +82,20 @@ def robust_accuracy(
         >>> robust_accuracy(network, "robust_ext:APGD(steps=10)", x, y, threat_model).robust_accuracy(1e-6)
         1.0
     """
-    checked = make_settings(RobustAccuracySettings, options, base=settings)
-    given = prepare_inputs(
-        model,
-        inputs,
-        labels,
-        threat_model=threat_model,
-        sample_ids=sample_ids,
-        batch_size=checked.batch_size,
-        device=device,
-    )
-    workers = attack_worker(isolate=isolate, attack_timeout=attack_timeout, executor=executor, devices=devices)
-    with workers as worker, listening(callbacks) as tell:
-        return tell(_evaluate(as_attacks(attacks), given, checked, out=out, progress=progress, worker=worker))
+    with listening(callbacks) as tell:
+        checked = make_settings(RobustAccuracySettings, options, base=settings)
+        given = prepare_inputs(
+            model,
+            inputs,
+            labels,
+            threat_model=threat_model,
+            sample_ids=sample_ids,
+            batch_size=checked.batch_size,
+            device=device,
+        )
+        workers = attack_worker(isolate=isolate, attack_timeout=attack_timeout, executor=executor, devices=devices)
+        with workers as worker:
+            return tell(_evaluate(as_attacks(attacks), given, checked, out=out, progress=progress, worker=worker))
 
 
 def _evaluate(

@@ -13,7 +13,13 @@ from torch import nn
 
 from robust_ext import Arm, MeadResult, ThreatModel, mead
 from robust_ext.attacks.base import Attack, AttackTraits
-from robust_ext.core.errors import AttackRefusedError, InvalidArgumentError, ModelError, RunFolderError
+from robust_ext.core.errors import (
+    AttackRefusedError,
+    InvalidArgumentError,
+    ModelError,
+    RobustExtWarning,
+    RunFolderError,
+)
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
 from robust_ext.evaluations import arm_runs, scored_runs
@@ -331,16 +337,17 @@ def test_an_arm_that_makes_no_sense_is_refused_before_any_work(subject):
     first.calls.assert_not_called()
 
 
-def test_scores_that_are_no_numbers_are_counted_and_reported(subject, caplog, tmp_path, monkeypatch):
+def test_scores_that_are_no_numbers_are_counted_and_reported(subject, tmp_path, monkeypatch):
     """Without a folder nothing is written, too."""
     monkeypatch.chdir(tmp_path)
 
     def broken(x):
         return torch.where(torch.arange(len(x)) < 3, torch.nan, spread(x))
 
-    result = run(subject, {"broken": broken}, [Counting()], detector_data=None)
+    with pytest.warns(RobustExtWarning, match="NaN"):
+        result = run(subject, {"broken": broken}, [Counting()], detector_data=None)
     entry = result.detectors["broken"]["results"][0]
     assert entry["unscored"] >= 3
-    assert "NaN" in caplog.text
+    assert any("NaN" in words for words in result.content["warnings"])
     assert isinstance(result, MeadResult)
     assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,141 @@
+"""Warnings reach Python users once, with their line; the result keeps them, and the command line shows them once."""
+
+import os
+import subprocess
+import sys
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import robust_ext
+from robust_ext import RobustExtWarning, ThreatModel
+from robust_ext.core.warning import warn
+
+LINF = ThreatModel(norm="linf", epsilon=0.1)
+X = torch.rand(12, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+
+
+class Outputs(nn.Module):
+    """Logits, and features of another width."""
+
+    def __init__(self):
+        super().__init__()
+        self.network = nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
+
+    def forward(self, x):
+        return self.network(x), x.flatten(1)
+
+
+class Flat(nn.Module):
+    """Logits that no input changes."""
+
+    def forward(self, x):
+        return x.flatten(1)[:, :3] * 0 + torch.tensor([2.0, 0, 0])
+
+
+def dies(model, x, y):
+    os._exit(0)
+
+
+def threads(model, x, y):
+    torch.set_num_threads(3 - torch.get_num_threads() if torch.get_num_threads() < 3 else 1)
+    return x
+
+
+def make():
+    torch.manual_seed(1)
+    return Outputs().eval()
+
+
+def issued_by(call):
+    """The texts that a call warned with, all of them this package's and at a line of this file, and its result."""
+    with warnings.catch_warnings(record=True) as issued:
+        warnings.simplefilter("always")
+        result = call()
+    assert {(one.category, one.filename) for one in issued} <= {(RobustExtWarning, __file__)}
+    return [str(one.message) for one in issued], result
+
+
+def labels(model):
+    output = model(X)
+    return (output[0] if isinstance(output, tuple) else output).argmax(1)
+
+
+def accuracy(model, attack, **settings):
+    return robust_ext.robust_accuracy(model, attack, X, labels(model), LINF, batch_size=4, **settings)
+
+
+EVALUATIONS = {
+    "robust_accuracy": accuracy,
+    "binarization": lambda model, attack: robust_ext.binarization_test(model, attack, X, LINF, inner_points=20),
+    "diagnosis": lambda model, attack: robust_ext.diagnose(model, attack, X, labels(model), LINF, inner_points=20),
+    "mead": lambda model, attack: robust_ext.mead(
+        model, [attack], X, labels(model), LINF, detectors=lambda x: x.flatten(1).std(1)
+    ),
+    "test-time": lambda model, attack: robust_ext.evaluate_defense(
+        lambda x: x, [attack], X, labels(model), LINF, classifier=model
+    ),
+}
+
+
+@pytest.mark.parametrize("evaluation", EVALUATIONS)
+def test_what_an_evaluation_warns_of_is_issued_once_and_kept(evaluation):
+    texts, result = issued_by(lambda: EVALUATIONS[evaluation](make(), threads))
+    assert len(texts) == len(set(texts))
+    assert set(result.content["warnings"]) <= set(texts)
+    for words in ("the first is taken as logits", "left the number of threads changed"):
+        assert sum(words in text for text in result.content["warnings"]) == 1, words
+
+
+@pytest.mark.parametrize("given", ["lost", "own process", "resumed"])
+def test_wherever_they_come_from(given, tmp_path):
+    """The result's own, those of an attack's process, and those of blocks that were finished before."""
+    if given == "lost":
+        texts, result = issued_by(lambda: accuracy(Flat().eval(), dies, isolate=True))
+    else:
+        keywords = {"isolate": given != "resumed", "out": tmp_path}
+        attack = "robust_ext:APGD(steps=2)"
+        texts, result = issued_by(lambda: accuracy(Flat().eval(), attack, **keywords))
+        assert any("gradient of zeros" in text for text in texts)
+        if given == "resumed":
+            assert issued_by(lambda: accuracy(Flat().eval(), attack, **keywords)) == (texts, result)
+    assert texts == result.content["warnings"]
+    assert len(texts) == 1
+
+
+def test_outside_an_evaluation_and_where_one_fails():
+    assert issued_by(lambda: warn("a text"))[0] == ["a text"]
+
+    def fails():
+        with pytest.raises(robust_ext.AttackError):
+            accuracy(make(), lambda model, x, y: 1 / 0)
+
+    assert len(issued_by(fails)[0]) == 1
+
+
+def test_as_errors_they_end_the_call_when_its_files_are_written(tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(RobustExtWarning, match="taken as logits"):
+            accuracy(make(), lambda model, x, y: x, out=tmp_path)
+    assert "taken as logits" in robust_ext.load_result(tmp_path).content["warnings"][0]
+
+
+@pytest.mark.parametrize("more", [[], ["--attack", "nowhere:attack"]])
+def test_the_command_line_shows_each_once(more):
+    """With the result, or on stderr where there is none."""
+    command = ["robust-accuracy", "--model", f"{__file__}:network", "--data", "digits", "--eps", "0.1", "--in-process"]
+    command += ["--samples", "4", "--no-progress", "--attack", f"{__file__}:threads", *more]
+    found = subprocess.run([sys.executable, "-m", "robust_ext", *command], capture_output=True, text=True, check=False)
+    words = "the first is taken as logits"
+    assert (found.stdout.count(words), found.stderr.count(words)) == ((0, 1) if more else (1, 0)), found
+    assert "RobustExtWarning" not in found.stderr
+
+
+def network():
+    """For the command line."""
+    model = Outputs()
+    model.network[1] = nn.Linear(64, 10)
+    return model.eval()
