@@ -14,11 +14,12 @@ CODES: Mapping[str, str] = {
     # Of the model, from probes
     "train_mode": "high",
     "changes_input": "high",
+    # A mean over draws of no gradient is none.
+    "cut_gradient": "high",
+    "zero_gradient": "high",
     "random_output": "high",
     "batch_dependent": "high",
     "non_finite_logits": "high",
-    "cut_gradient": "high",
-    "zero_gradient": "high",
     "non_finite_gradient": "high",
     "wrong_gradient": "high",
     "saturated_layer": "high",

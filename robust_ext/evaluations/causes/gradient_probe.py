@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from robust_ext.core.random import seeded_globals
+from robust_ext.core.random import seeded_globals, stream
 from robust_ext.evaluations.causes import model_remedies as remedies
 from robust_ext.evaluations.causes.calls import Call, Place
 from robust_ext.evaluations.causes.cut_operations import PassTrace, traced
@@ -23,6 +23,7 @@ from robust_ext.evaluations.causes.layers import (
     measure_gradients,
 )
 from robust_ext.evaluations.causes.output_probe import named
+from robust_ext.evaluations.causes.secants import near_identity
 from robust_ext.models.bpda import BPDA
 from robust_ext.models.quantised import is_quantised
 
@@ -151,7 +152,7 @@ def _cut_finding(trace: PassTrace, faults: list[Fault], error: Exception | None)
         cause=cause,
         evidence=tuple(evidence),
         layer=None if call is None else call.name,
-        remedies=remedies.around(call, [fault.call for fault in faults]),
+        remedies=remedies.around(call, [fault.call for fault in faults], near=_near(call)),
     )
 
 
@@ -187,7 +188,9 @@ def _row_findings(
             samples=int(rows.sum()),
             of=len(rows),
             layer=None if call is None else call.name,
-            remedies=remedies.around(call, [fault.call for fault in faults]) if zero else remedies.finite(call),
+            remedies=remedies.around(call, [fault.call for fault in faults], near=_near(call))
+            if zero
+            else remedies.finite(call),
         )
 
 
@@ -206,13 +209,25 @@ def _fault_findings(faults: list[Fault]) -> Iterator[Finding]:
     for code in dict.fromkeys(fault.code for fault in faults):
         first, *others = [fault for fault in faults if fault.code == code]
         more = f"; likewise {_listed(others)}" if others else ""
+        identity = remedies.around(first.call, [fault.call for fault in faults])
         yield Finding(
             code=code,
             cause=f"{_place(first)} {_WORDS[code]}{more}.",
             evidence=(_measured(first),),
             layer=first.call.name,
-            remedies=(*remedies.around(first.call, [fault.call for fault in faults]), remedies.SMOOTHED),
+            remedies=(*identity, remedies.SMOOTHED) if _near(first.call) else (remedies.SMOOTHED, *identity),
         )
+
+
+def _near(call: Call | None) -> bool:
+    """Whether a module is like the identity, or it cannot be seen."""
+    try:
+        return (
+            call is None or not call.same_shape or near_identity(call.again, call.points, generator=stream(0, "near"))
+        )
+    except Exception:
+        # Foreign code that runs in one way need not run in another.
+        return True
 
 
 def _listed(faults: list[Fault]) -> str:

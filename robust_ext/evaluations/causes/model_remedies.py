@@ -41,16 +41,20 @@ SMOOTHED = Remedy(
 )
 
 
-def around(call: Call | None, others: Sequence[Call] = ()) -> tuple[Remedy, ...]:
+def around(call: Call | None, others: Sequence[Call] = (), *, near: bool = True) -> tuple[Remedy, ...]:
     """Other gradients for a module: the identity's where it keeps the shape, else those its operations would have.
 
-    ``others`` are at fault too, and keep theirs from coming back.
+    ``others`` are at fault too, and keep theirs from coming back. Where the module is not ``near`` the identity, that
+    one comes last.
     """
+    identity: tuple[Remedy, ...] = ()
     if call is not None and call.name and call.same_shape:
         named = [call.name, *(one.name for one in others if one.name and one.same_shape and one.name != call.name)]
         layers = ",".join(named)
         words = f"Give {layers} the gradient of the identity (BPDA), or that of a smooth function like it."
-        return (Remedy(words=words, view={"bpda": layers}),)
+        identity = (Remedy(words=words, view={"bpda": layers}),)
+        if near:
+            return identity
     straight = Remedy(
         words="Give operations like rounding or detach inside it the gradient of the identity (straight-through).",
         view={**({"bpda": call.name} if call is not None and call.name else {}), "gradient_mode": "straight_through"},
@@ -59,7 +63,7 @@ def around(call: Call | None, others: Sequence[Call] = ()) -> tuple[Remedy, ...]
         words="Make a module of the operation, and give it the gradient of a smooth function like it (BPDA).",
         code="self.step = robust_ext.BPDA(step, backward=smooth_step)",
     )
-    return straight, module
+    return straight, module, *identity
 
 
 def cooled(temperature: float) -> Remedy:

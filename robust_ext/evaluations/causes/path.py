@@ -77,7 +77,9 @@ def short_path(case: Case) -> Finding | None:
         f"The path is too short to reach where adversarial examples are: {takes} {ends}.",
         rows,
         f"{case.part(rows)} were moved by {takes}; they {ends}. To cross the ball and come back takes 2.5 epsilon.",
-        remedies=step_remedies.for_length(case.attack, steps=steps, step=step, threat_model=case.threat_model),
+        remedies=step_remedies.for_length(
+            case.attack, steps=steps, step=step, threat_model=case.threat_model, most=_most_steps(case)
+        ),
     )
 
 
@@ -128,7 +130,7 @@ def still_improving(case: Case) -> Finding | None:
         rows,
         f"In {case.part(rows)} the best margin gained {number(late)} in the last tenth "
         f"of the queries, where the largest logit is {number(typical(rows, lambda one: one.scale) or 0)}.",
-        remedies=step_remedies.for_more_steps(case.attack, steps=steps),
+        remedies=step_remedies.for_more_steps(case.attack, steps=steps, most=_most_steps(case)),
     )
 
 
@@ -159,6 +161,11 @@ def flat_loss(case: Case) -> Finding | None:
         f"{number(typical(rows, lambda one: one.far) or 0)} epsilon.",
         remedies=remedies.for_flat(case.attack),
     )
+
+
+def _most_steps(case: Case) -> int:
+    """The most steps of any sample: where others took fewer, it ends by itself."""
+    return round(max((one.count("gradients") for one in case.samples), default=0.0))
 
 
 def _rises(one: Sample) -> bool:

@@ -25,6 +25,8 @@ _WRONG, _SATURATED, _AGREES = 0.4, 0.5, 0.2
 _ALIKE = 0.53
 _SMOOTH = (0.8, 1.25)
 _TRANSPOSED = 0.01
+# Cosine of the steps of a module and of its values from which it is like the identity, over so many steps.
+_NEAR, _TRIES = 0.8, 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +102,23 @@ def secants(
         silent=probe.silent,
         flat=not small.slope and not large.slope,
     )
+
+
+def near_identity(function: Function, points: Sequence[Tensor], *, generator: torch.Generator) -> bool:
+    """Whether values move as the points do, over steps as large as these: the identity's gradient is then of use.
+
+    Quantisers, steep sigmoids and compression have a cosine of .84 and more; k winners and transforms below .8.
+    """
+    leaves = [_jittered(point, generator) for point in points]
+    shared = moved = way = 0.0
+    with torch.no_grad():
+        for _ in range(_TRIES):
+            steps = [_direction(point, generator) for point in leaves]
+            ahead, behind = (function([a + sign * b for a, b in zip(leaves, steps, strict=True)]) for sign in (1, -1))
+            change = [(b.double() - a.double()).nan_to_num(0, 0, 0) for a, b in zip(behind, ahead, strict=True)]
+            shared, moved = shared + _inner(change, steps), moved + _inner(change, change)
+            way += _inner(steps, steps)
+    return bool(shared > _NEAR * (moved * way) ** 0.5)
 
 
 @dataclass(frozen=True)

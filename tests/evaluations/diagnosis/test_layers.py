@@ -7,8 +7,10 @@ import torch
 from torch import nn
 
 from robust_ext.evaluations.causes.cut_operations import traced
-from robust_ext.evaluations.causes.secants import secants
-from tests.evaluations.diagnosis.models import Apply, Opposite, X, Zero, rounded, winners
+from robust_ext.evaluations.causes.probes import probe_model
+from robust_ext.evaluations.causes.secants import near_identity, secants
+from tests.evaluations.diagnosis.models import Apply, Opposite, X, Y, Zero, inserted, jpeg, rounded, winners
+from tests.evaluations.diagnosis.traces import LINF
 
 U = torch.randn(4, 200, generator=torch.Generator().manual_seed(0))
 
@@ -222,3 +224,43 @@ def test_errors_that_are_caught_inside_leave_the_names_right():
         net(X[:4].clone().requires_grad_())
     assert trace.cut().place.call.name == "sound"
     assert [call.name for call in trace.calls] == ["sound", ""]
+
+
+NEAR = {
+    "the identity": torch.clone,
+    "quantised": rounded,
+    "detached": torch.detach,
+    "of the wrong sign backwards": Opposite.apply,
+    "steep sigmoids": lambda x: torch.sigmoid(500 * (x - 0.45)),
+    "compressed": jpeg,
+    "contrast": lambda x: 1.2 * x - 0.1,
+    "ReLU": lambda x: (x - 0.1).relu(),
+}
+FAR = {
+    "few winners": lambda x: winners(x - 0.5, 0.05),
+    "turned": lambda x: x.flip(-1),
+    "mixed": lambda x: x @ torch.linalg.qr(torch.randn(8, 8, generator=torch.Generator().manual_seed(0))).Q,
+    "negated": torch.neg,
+    "constant": torch.zeros_like,
+}
+
+
+@pytest.mark.parametrize(("functions", "near"), [(NEAR, True), (FAR, False)], ids=["near", "far"])
+def test_what_is_like_the_identity(functions, near):
+    for name, function in functions.items():
+        found = near_identity(lambda given, h=function: [h(*given)], [X], generator=torch.Generator().manual_seed(0))
+        assert (name, found) == (name, near)
+
+
+@pytest.mark.parametrize(
+    ("layer", "smoothed"),
+    [
+        (lambda x: winners(x, 0.05), True),
+        (winners, True),
+        (lambda x: torch.sigmoid(500 * x), False),
+        (lambda x: 0.999 * x.detach() + 0.001 * x, False),
+    ],
+)
+def test_the_identity_comes_last_for_what_is_not_like_it(layer, smoothed):
+    (found,) = probe_model(inserted(1, Apply(layer)), X, Y, threat_model=LINF).findings
+    assert [bool(one.view.get("noise")) for one in found.remedies if one.view] == [smoothed, not smoothed]

@@ -65,12 +65,12 @@ def test_epsilon_is_left_to_the_threat_model(text, mended):
     ("text", "steps", "step"),
     [
         ("foolbox:LinfPGD(steps=20)", "steps=80", "rel_stepsize=0.125"),
-        ("foolbox:LinfPGD(steps=20, abs_stepsize=0.001)", "steps=80", "abs_stepsize=0.0125"),
-        ("art:ProjectedGradientDescent(max_iter=20)", "max_iter=80", "eps_step=0.0125"),
+        ("foolbox:LinfPGD(steps=20, abs_stepsize=0.00334)", "steps=80", "abs_stepsize=0.0125"),
+        ("art:ProjectedGradientDescent(max_iter=20, eps_step=0.00334)", "max_iter=80", "eps_step=0.0125"),
         # Its inputs are in [0, 1], where those of this threat model go from -1 to 1.
-        ("torchattacks:PGD(steps=20)", "steps=80", "alpha=0.00625"),
+        ("torchattacks:PGD(steps=20, alpha=0.00167)", "steps=80", "alpha=0.00625"),
         ("adv_lib:pgd_linf(steps=20)", "steps=80", "relative_step_size=0.125"),
-        ("robust_ext:ObjectivePGD(steps=20)", "steps=80", "rel_step_size=0.125"),
+        ("robust_ext:ObjectivePGD(steps=20, rel_step_size=0.0334)", "steps=80", "rel_step_size=0.125"),
     ],
 )
 def test_longer_paths_in_each_librarys_words(text, steps, step):
@@ -79,9 +79,65 @@ def test_longer_paths_in_each_librarys_words(text, steps, step):
     assert step in larger.attack
     assert steps in more.attack
     assert {parse_call(one.attack).name for one in (larger, more)} == {parse_call(text).name}
+
+
+@pytest.mark.parametrize(
+    ("text", "step"),
+    [
+        ("foolbox:LinfPGD(steps=20, rel_stepsize=1.0)", "rel_stepsize=0.125"),
+        ("foolbox:LinfPGD(steps=20, abs_stepsize=0.2)", "abs_stepsize=0.0125"),
+        ("art:ProjectedGradientDescent(max_iter=20, eps_step=0.1)", "eps_step=0.0125"),
+        ("torchattacks:PGD(steps=20, alpha=0.05)", "alpha=0.00625"),
+        ("adv_lib:pgd_linf(steps=20, relative_step_size=2)", "relative_step_size=0.125"),
+    ],
+)
+def test_shorter_steps_in_each_librarys_words(text, step):
+    model = ThreatModel(norm="linf", epsilon=0.1, bounds=(-1, 1))
     (smaller, schedule) = step_remedies.for_step(as_attack(text), steps=20, threat_model=model)
     assert step in smaller.attack
     assert as_attack(schedule.attack).traits.batching
+
+
+def _stepping(model, x, y, steps=100):
+    return x
+
+
+# Attack (PGD of Foolbox where only settings stand), steps that were taken, the median step seen, the most steps of any
+# sample; and settings that are proposed.
+PROPOSED = {
+    "as it is set": ("steps=20, rel_stepsize=0.02", 20, 0.02, 20, ["rel_stepsize=0.125", "steps=130"]),
+    "a step that is held up": ("steps=20, rel_stepsize=0.05", 20, 0.01, 20, ["rel_stepsize=0.125", "steps=50"]),
+    "defaults": ("steps=10", 10, 0.01, 10, ["rel_stepsize=0.25", "steps=80"]),
+    "of ART": (
+        "art:ProjectedGradientDescent(max_iter=10, eps_step=0.01)", 10, 0.02, 10, ["eps_step=0.025", "max_iter=30"]
+    ),
+    "set to enough already": ("steps=40, rel_stepsize=0.1", 40, 0.005, 40, ["robust_ext:APGD(steps=50)"]),
+    "no larger step, more steps": ("steps=4, rel_stepsize=0.6", 4, 0.1, 4, ["rel_stepsize=0.625", "steps=5"]),
+    "ends by itself": ("steps=100, rel_stepsize=0.02", 20, 0.02, 20, ["", "rel_stepsize=0.125"]),
+    "ends by itself, with steps that are long": ("steps=100, rel_stepsize=0.2", 4, 0.2, 4, ["", "rel_stepsize=0.625"]),
+    "a function that ends by itself": (CallableAttack(_stepping), 12, 0.01, 12, ["", "step_size"]),
+    "one that says nothing, with calls of different lengths": (CallableAttack(print), 12, 0.01, 30, ["", "step_size"]),
+    "one that says nothing": (CallableAttack(print), 12, 0.01, 12, ["or 250 steps"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PROPOSED)
+def test_only_what_makes_a_path_longer_is_proposed(name):
+    attack, steps, seen, most, expected = PROPOSED[name]
+    if isinstance(attack, str):
+        attack = as_attack(attack if ":" in attack else f"foolbox:LinfPGD({attack})")
+    found = step_remedies.for_length(attack, steps=steps, step=seen, threat_model=LINF, most=most)
+    assert len(found) == len(expected)
+    for remedy, words in zip(found, expected, strict=True):
+        assert words in (remedy.attack or remedy.code)
+
+
+@pytest.mark.parametrize(
+    ("steps", "most", "more"), [(40, 40, True), (36, 40, True), (12, 40, False), (41, 40, True), (80, 80, True)]
+)
+def test_more_steps_only_where_all_were_taken(steps, most, more):
+    found = step_remedies.for_more_steps(as_attack("foolbox:LinfPGD(steps=40)"), steps=steps, most=most)
+    assert ("steps=160" in (found[0].attack or "")) is more
 
 
 def test_lines_of_code_for_functions():
