@@ -41,6 +41,7 @@ CODES: Mapping[str, str] = {
     "crashed": "high",
     "unmoved": "high",
     "short_path": "high",
+    "crashed_planted": "medium",
     "still_improving": "medium",
     "flat_loss": "medium",
     # Of a comparison with others

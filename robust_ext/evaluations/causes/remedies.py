@@ -188,6 +188,13 @@ def for_crash(error: str) -> tuple[Remedy, ...]:
     return (Remedy(words=words, code="" if error else "assert torch.isfinite(x_adv).all()  # after each step"),)
 
 
+def for_classes() -> tuple[Remedy, ...]:
+    """It raised on problems of two classes."""
+    words = "Take the number of classes from the logits, and targets from among them and the labels that are given."
+    code = "classes = logits.shape[1]\ntarget = (y + 1) % classes  # not classes or targets of its own"
+    return (Remedy(words=words, code=code),)
+
+
 def for_unmoved(attack: Attack) -> tuple[Remedy, ...]:
     """It returns the inputs."""
     words = "Begin at a random point of the ball, and look at the size of the first step."

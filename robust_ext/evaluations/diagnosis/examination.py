@@ -12,7 +12,7 @@ from robust_ext.evaluations.causes.finding import Finding
 from robust_ext.evaluations.causes.gradients import MISLEADING
 from robust_ext.evaluations.causes.indicators import find_attack_faults
 from robust_ext.evaluations.causes.probes import ModelProbe
-from robust_ext.evaluations.causes.remedies import for_crash
+from robust_ext.evaluations.causes.remedies import for_classes, for_crash
 from robust_ext.evaluations.diagnosis.examining import RANDOM, ROLES, Examined, Examiner, Ran
 
 
@@ -71,6 +71,9 @@ def find(examination: Examination, probe: ModelProbe, *, threat_model: ThreatMod
                 )
             )
             continue
+        if examined.raised:
+            classes, planted = examiner.given.logits.shape[1], examiner.settings.planted
+            found.append(_raised_on_planted(name, examined, classes=classes, planted=planted))
         ran[name] = examined.ran
         entries = [*examined.ran.entries(correct, random), *examined.planted_entries]
         found += find_attack_faults(name, examined.ran.attack, entries, threat_model=threat_model, probe=probe)
@@ -93,3 +96,23 @@ def find(examination: Examination, probe: ModelProbe, *, threat_model: ThreatMod
     codes = {finding.code for finding in found}
     past = () if codes & {"crashed", *MISLEADING} else MISLEADING
     return [*(finding for finding in probe.findings if finding.code not in past), *found]
+
+
+def _raised_on_planted(name: str, examined: Examined, *, classes: int, planted: int) -> Finding:
+    """An attack that raised on planted problems and not on the samples."""
+    padded, count = examined.padded, min(planted, len(examined.ran.records))
+    cause = f"It raised on planted problems, {'which have two classes, ' if classes > 2 else ''}and not on the samples"
+    evidence = [
+        str(examined.error),
+        f"It ran on {len(examined.ran.records)} samples with {classes} classes, and raised on the problems of two "
+        f"classes that were planted in the first {count} of them.",
+    ]
+    if padded is not None:
+        cause = f"{cause}: it takes {classes} classes, or labels of its own, for granted"
+        evidence.append(
+            f"On the same problems, padded to {classes} classes that nothing is in, it ran, and found "
+            f"{padded['score']:.2f} of what is planted."
+        )
+    return Finding(
+        code="crashed_planted", cause=f"{cause}.", evidence=tuple(evidence), attack=name, remedies=for_classes()
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import math
 import re
@@ -80,6 +81,8 @@ class Examined:
     planted_records: Sequence[Record] = ()  # One a problem: what the attack did, and how far random search came
     threshold: float = 0.0
     error: str | None = None  # What it raised on planted problems, or why there are none
+    raised: bool = False  # Whether it raised on planted problems, and not on the samples
+    padded: Mapping[str, Any] | None = None  # Numbers of the same test with as many classes as the model has
 
     @property
     def planted_entries(self) -> list[Entry]:
@@ -124,7 +127,7 @@ class Examiner:
         except AttackRefusedError:
             raise
         except AttackError as error:
-            return Examined(ran=replace(ran, error=str(error)))
+            return Examined(ran=ran, error=str(error), raised=True, padded=self._padded(attack))
         except ModelError as error:
             return Examined(ran=ran, error=str(error))
         self.work.planted += parts_of(result.content)
@@ -199,7 +202,18 @@ class Examiner:
         """Passes for each sample, backward ones counted twice."""
         return (ran.passes.get("forward", 0) + 2 * ran.passes.get("backward", 0)) / max(len(ran.records), 1)
 
-    def _plant(self, attack: Attack) -> BinarizationResult:
+    def _padded(self, attack: Attack) -> Mapping[str, Any] | None:
+        """The numbers on planted problems with further classes that nothing is in; None where it raises there too."""
+        classes, padded = self.given.logits.shape[1], copy.copy(attack)
+        object.__setattr__(padded, "traits", replace(attack.traits, minimum_classes=classes))
+        try:
+            return self._plant(padded, "padded").attacks[attack.name]
+        except AttackRefusedError:
+            raise
+        except (AttackError, ModelError):
+            return None
+
+    def _plant(self, attack: Attack, folder: str = "binarization") -> BinarizationResult:
         given, settings, count = self.given, self.settings, min(self.settings.planted, len(self.given.ids))
         own = hashlib.blake2b(f"{attack.name} {describe(attack)}".encode(), digest_size=5).hexdigest()
         name = re.sub(r"[^A-Za-z0-9.]+", "-", attack.name)[:60].strip("-.")
@@ -209,7 +223,7 @@ class Examiner:
             given.inputs[:count],
             given.threat_model,
             sample_ids=list(given.ids[:count]),
-            out=None if self.out is None else self.out / "binarization" / f"{name}-{own}",
+            out=None if self.out is None else self.out / folder / f"{name}-{own}",
             seed=settings.seed,
             judge_seed=settings.judge_seed,
             inner_points=settings.inner_points,
