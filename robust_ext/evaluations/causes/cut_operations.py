@@ -60,6 +60,7 @@ class PassTrace(TorchFunctionMode):
         killed: Nodes that a gradient did not come out of as it went in, from the output to the input.
         failed: Where an operation raised.
         last_node: Where the backward pass came to last.
+        hooked: For hooks that a forward puts on tensors: the module, a gradient, and what the hook made of it.
     """
 
     def __init__(self, root: nn.Module, rows: int, watched: Tensor | None) -> None:
@@ -72,6 +73,7 @@ class PassTrace(TorchFunctionMode):
         self.killed: list[Killed] = []
         self.failed: Place | None = None
         self.last_node: Place | None = None
+        self.hooked: list[tuple[Call, Tensor, Tensor]] = []
         self._names = {id(module): name for name, module in root.named_modules()}
         self._stack: list[Call] = []
         self._nodes: dict[Any, Place] = {}
@@ -81,6 +83,8 @@ class PassTrace(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation, and note what it did to the graph."""
         name = operation_name(func)
+        if name == "register_hook" and self._stack and getattr(args[1], "func", None) != self._note_gradient:
+            return func(args[0], partial(self._note_hook, self._stack[-1], args[1]))
         inputs = [one for one in tensors((args, kwargs)) if one.requires_grad]
         kept = None
         if self._stack and inputs:
@@ -204,6 +208,14 @@ class PassTrace(TorchFunctionMode):
         if values.dim() and len(values) == self.rows:
             return values.reshape(self.rows, -1)
         return values.reshape(1, -1).expand(self.rows, -1)
+
+    def _note_hook(self, call: Call, hook: Any, gradient: Tensor) -> Tensor | None:
+        """Call a hook that is on a tensor, and note what it returns."""
+        given = gradient.detach().clone()
+        found: Tensor | None = hook(gradient)
+        if found is not None:
+            self.hooked.append((call, given, found.detach().clone()))
+        return found
 
     def _note_gradient(self, call: Call, gradient: Tensor) -> None:
         call.gradient = self._by_row(gradient.detach().double()).norm(dim=1).cpu()

@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from robust_ext.core.random import seeded_globals, stream
 from robust_ext.evaluations.causes import model_remedies as remedies
+from robust_ext.evaluations.causes.backward_hooks import hook_findings
 from robust_ext.evaluations.causes.calls import Call, Place
 from robust_ext.evaluations.causes.cut_operations import PassTrace, traced
 from robust_ext.evaluations.causes.finding import Finding, Remedy
@@ -84,14 +85,15 @@ def probe_gradients(
         own = _passed(module, few, aims)[0]
     measured, faults = measure_gradients(module, few, trace, random=random, seed=seed)
     faults = [fault for fault in faults if not _excused(softmax, fault.call, fault.operation or "softmax")]
-    findings: list[Finding] = []
+    # What hooks do explains what is measured of the layers.
+    findings, hooks = list[Finding](), list(hook_findings(trace))
     if gradient is None:
         findings.append(_cut_finding(trace, faults, error))
-    elif own is not None:
+    elif own is not None and not hooks:
         findings += _row_findings(gradient, own, trace, faults, softmax)
-    if not findings:
+    if not findings and not hooks:
         findings += _fault_findings(faults)
-    findings = [replace(one, remedies=_helping(one.remedies, module, few, aims)) for one in findings]
+    findings = [*hooks, *(replace(one, remedies=_helping(one.remedies, module, few, aims)) for one in findings)]
     if logits is not None and gradient is not None:
         findings += _loss_findings(logits, labels, gradient)
     return Gradients(findings=tuple(findings), layers=tuple(layer_reports(trace, measured, faults)))
