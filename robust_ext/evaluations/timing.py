@@ -68,7 +68,6 @@ def _numbers(spent: Spent, floor: float | None) -> dict[str, Any]:
         **spent.passes,
         "seconds": spent.seconds,
         "floor": floor,
-        "ratio": spent.seconds / floor if floor else None,
     }
 
 

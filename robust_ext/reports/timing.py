@@ -1,4 +1,4 @@
-"""What an evaluation took, by phase, against the floor: its rows as bare passes of the network."""
+"""What an evaluation took by phase: rows through the network, how many times those of the attacks, and seconds."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PHASES = {
 }
 """Phases in words, in the order of tables."""
 
-_HEADER = ("phase", "rows forward", "rows back", "seconds", "floor", "times the floor")
+_HEADER = ("phase", "rows forward", "rows back", "times the attacks' rows", "seconds")
 # Attacks that have a row each; more are one row.
 _ROWS = 12
 # Phases that a sentence names.
@@ -39,9 +39,10 @@ def sentence(result: Mapping[str, Any]) -> str:
         return ""
     total = result["time"]["total"]
     words = f"Time: {seconds(total['seconds'])} s"
-    if total["floor"] is not None:
-        bare = f"{_rows(total)}: {seconds(total['floor'])} s"
-        words += f", {total['ratio']:.2f} times its bare passes ({bare})"
+    if _passed(total):
+        ratio = _ratio(total, _needed(result))
+        times = f", {ratio} times those of the attacks" if ratio != "-" else ""
+        words += f" for {_rows(total)}{times}"
     longest = sorted(_phases(result), key=lambda row: -row["seconds"])[:_NAMED]
     shares = [f"{_label(row)} {100 * row['seconds'] / max(total['seconds'], 1e-9):.0f}%" for row in longest]
     resumed = result["time"].get("resumed")
@@ -51,8 +52,9 @@ def sentence(result: Mapping[str, Any]) -> str:
 
 def table_rows(result: Mapping[str, Any]) -> list[Line]:
     """A header, a row a phase, and the total."""
-    lines = [(_label(row), *_cells(row)) for row in _phases(result)]
-    return [_HEADER, *lines, ("in all", *_cells(result["time"]["total"]))]
+    needed = _needed(result)
+    lines = [(_label(row), *_cells(row, needed)) for row in _phases(result)]
+    return [_HEADER, *lines, ("in all", *_cells(result["time"]["total"], needed))]
 
 
 def estimate_text(estimate: Estimate) -> str:
@@ -110,9 +112,8 @@ def _phases(result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     if len(attacks) <= _ROWS:
         return rows
     place = rows.index(attacks[0])
-    whole = {key: sum(row[key] or 0 for row in attacks) for key in ("forward", "backward", "seconds", "floor")}
-    ratio = whole["seconds"] / whole["floor"] if whole["floor"] else None
-    merged = {**whole, "phase": "attack", "of": f"{len(attacks)} of them", "ratio": ratio}
+    whole = {key: sum(row[key] or 0 for row in attacks) for key in ("forward", "backward", "seconds")}
+    merged = {**whole, "phase": "attack", "of": f"{len(attacks)} of them"}
     return [*rows[:place], merged, *(row for row in rows[place:] if row["phase"] != "attack")]
 
 
@@ -121,15 +122,26 @@ def _label(row: Mapping[str, Any]) -> str:
     return words if row["of"] is None else f"{words}: {plain(row['of'])}"
 
 
-def _cells(row: Mapping[str, Any]) -> Line:
-    floor, ratio = row["floor"], row["ratio"]
+def _cells(row: Mapping[str, Any], needed: int) -> Line:
     return (
         f"{row['forward']:,}" if row["forward"] else "-",
         f"{row['backward']:,}" if row["backward"] else "-",
+        _ratio(row, needed),
         seconds(row["seconds"]),
-        "-" if floor is None else seconds(floor),
-        "-" if ratio is None else f"{ratio:.2f}",
     )
+
+
+def _needed(result: Mapping[str, Any]) -> int:
+    """The rows that the attacks sent forward and took back."""
+    return sum(_passed(row) for row in result["time"]["phases"] if row["phase"] == "attack")
+
+
+def _passed(row: Mapping[str, Any]) -> int:
+    return int((row["forward"] or 0) + (row["backward"] or 0))
+
+
+def _ratio(row: Mapping[str, Any], needed: int) -> str:
+    return f"{_passed(row) / needed:.2f}" if needed and _passed(row) else "-"
 
 
 def _rows(total: Mapping[str, Any]) -> str:

@@ -105,7 +105,6 @@ def make_time(attacks):
     """What it took: planting by a folded copy, attacks, and a rest of which no rows are known."""
 
     def row(phase, of, forward, backward, seconds, floor):
-        ratio = seconds / floor if floor else None
         return {
             "phase": phase,
             "of": of,
@@ -113,7 +112,6 @@ def make_time(attacks):
             "backward": backward,
             "seconds": seconds,
             "floor": floor,
-            "ratio": ratio,
         }
 
     rows = [

@@ -11,6 +11,9 @@ from robust_ext.evaluations.binarization.advice import settle
 from robust_ext.evaluations.binarization.rules import Rules, Solved
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 
+# How far above that of random search a score is hardly better.
+_LITTLE = 0.1
+
 
 def explain(verdict: str, at: Solved, first: Solved, rules: Rules, *, without: int) -> str:
     """Why :meth:`Rules.decide` comes to this verdict at a depth, where ``first`` has the planted problems.
@@ -58,7 +61,9 @@ def _compared(at: Solved, rules: Rules) -> str:
     level = rules.settings.confidence
     low, _ = proportion_interval(at.found, at.samples, confidence=level) or (0.0, 1.0)
     _, high = proportion_interval(at.random_found, at.searched, confidence=level) or (0.0, 1.0)
-    better = "no" if at.found / at.samples <= at.random_score else "hardly" if low <= high else ""
+    gap = at.found / at.samples - at.random_score
+    # Of few problems intervals overlap however far apart the scores are.
+    better = "no" if gap <= 0 else "hardly" if gap <= _LITTLE and low <= high else ""
     return f" and {better} better than that of random search" if better else ""
 
 

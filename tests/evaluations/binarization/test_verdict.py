@@ -77,6 +77,27 @@ def test_the_rules(found, random_found, samples, options, verdict, reason):
     assert judgement["reason"].endswith(".")
 
 
+@pytest.mark.parametrize(
+    ("found", "random_found", "samples", "better"),
+    [
+        (45, 40, 100, "hardly"),
+        (6, 5, 12, "hardly"),
+        (40, 40, 100, "no"),
+        (1, 3, 16, "no"),
+        # However few problems they rest on, these are no little.
+        (2, 0, 4, None),
+        (6, 0, 12, None),
+        (8, 4, 16, None),
+        (3, 1, 8, None),
+        (50, 0, 100, None),
+    ],
+)
+def test_hardly_better_than_random_search_is_what_is_hardly_better(found, random_found, samples, better):
+    reason = judged(found, random_found, samples)["reason"]
+    words = [word for word in ("hardly", "no") if f"{word} better than" in reason]
+    assert words == ([better] if better else [])
+
+
 def row(found, random_found, samples, depth):
     return Solved(found=found, random_found=random_found, samples=samples, depth=depth)
 
