@@ -90,7 +90,7 @@ def check_code(text: str, argument: str) -> None:
 
 def loaded_files() -> dict[str, ModuleType]:
     """The modules of files that were loaded, by the names that only this process has for them."""
-    return {name: module for name, module in list(sys.modules.items()) if name.startswith(LOADED)}
+    return {name: module for name, module in sys.modules.copy().items() if name.startswith(LOADED)}
 
 
 def module_scope(name: str) -> str:

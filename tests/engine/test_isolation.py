@@ -16,14 +16,15 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
-from robust_ext import ThreatModel, as_attack, binarization_test, evaluate_defense, mead, robust_accuracy
+from robust_ext import ThreatModel, as_attack, binarization_test, diagnose, evaluate_defense, mead, robust_accuracy
 from robust_ext.cli import app as cli
-from robust_ext.core.errors import AttackError, InvalidArgumentError, ModelError, RobustExtError
+from robust_ext.core.errors import AttackError, InvalidArgumentError, IsolationError, ModelError, RobustExtError
 from robust_ext.demo.network import digits_network
-from robust_ext.engine.isolation import messages
+from robust_ext.engine.isolation import forking, messages
 from robust_ext.engine.task import run_task
 from robust_ext.engine.workers import attack_worker
 
+ROOT = Path(__file__).parents[2]
 THREAT_MODEL = ThreatModel(norm="linf", epsilon=0.1)
 X = torch.rand(10, 1, 8, 8, generator=torch.Generator().manual_seed(0))
 Y = digits_network()(X).argmax(1)
@@ -81,6 +82,62 @@ def test_results_are_those_of_this_process(name):
     found = evaluate(isolate=True, **extra)
     assert plain(found.content) == plain(expected.content)
     assert (found.content["isolated"], expected.content["isolated"]) == (True, False)
+
+
+class Unloadable:
+    """An attack that its process cannot read."""
+
+    def __call__(self, model, x, y):
+        return x
+
+    def __reduce__(self):
+        return eval, ("1 / 0",)
+
+
+CALLS = {
+    "binarization": lambda attack, **kw: binarization_test(digits_network(), attack, X, THREAT_MODEL, **PLANTED, **kw),
+    "robust accuracy": lambda attack, **kw: robust_accuracy(digits_network(), attack, X, Y, THREAT_MODEL, **kw),
+    "diagnosis": lambda attack, **kw: diagnose(digits_network(), attack, X, Y, THREAT_MODEL, try_remedies=True, **kw),
+    "mead": lambda attack, **kw: mead(digits_network(), [attack], X, Y, THREAT_MODEL, detectors=brightness, **kw),
+    "test-time": lambda attack, **kw: evaluate_defense(
+        rounded, [attack], X, Y, THREAT_MODEL, classifier=digits_network(), **kw
+    ),
+}
+
+
+@pytest.fixture
+def started():
+    """Processes that others are forked from, by the process that started them; closed at the end."""
+    found = {}
+    yield found
+    for one in found.values():
+        one.close()
+
+
+@pytest.mark.parametrize("broken", ["start", "import", "load"])
+@pytest.mark.parametrize("evaluation", CALLS)
+def test_a_process_that_cannot_start_ends_the_evaluation_with_the_cause(evaluation, broken, monkeypatch, started):
+    """It is no finding about the attack, no refusal of it and no sample that was lost."""
+    if broken != "load":
+        way = "sys.exit(1)" if broken == "start" else "sys.modules['robust_ext.engine.task'] = None"
+        monkeypatch.setattr(forking, "_zygotes", lambda: started)
+        monkeypatch.setattr(forking, "_START", forking._START.replace("; from", f"; {way}; from"))
+    with pytest.raises(IsolationError, match="isolate=False"):
+        CALLS[evaluation](Unloadable() if broken == "load" else as_attack(lambda model, x, y: x), isolate=True)
+
+
+def test_a_process_imports_the_package_of_its_parent_whatever_the_working_directory_holds(
+    tmp_path, monkeypatch, started
+):
+    """As in a clone, whose robust_ext has no adapters inside."""
+    (tmp_path / "robust_ext").mkdir()
+    (tmp_path / "robust_ext" / "__init__.py").write_text("raise SystemExit(7)")
+    (tmp_path / "torch.py").write_text("raise SystemExit(7)")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(forking, "_zygotes", lambda: started)
+    found = robust_accuracy(digits_network(), ATTACKS["foolbox"], X, Y, THREAT_MODEL, isolate=True)
+    assert found.content["isolated"]
+    assert found.content["warnings"] == []
 
 
 def leaves(model, x, y):

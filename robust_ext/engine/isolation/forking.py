@@ -72,8 +72,12 @@ class Zygote:
         # A large network takes its time to be read; what comes back is small, and there once it begins to come.
         for option, seconds in ((socket.SO_RCVTIMEO, patience), (socket.SO_SNDTIMEO, max(patience, _SENDING))):
             ours.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(seconds), 0))
-        with theirs:
-            child = self._request({"threads": torch.get_num_threads()}, theirs.fileno())
+        try:
+            with theirs:
+                child = self._request({"threads": torch.get_num_threads()}, theirs.fileno())
+        except ZygoteError:
+            ours.close()
+            raise
         return child, Connection(ours.detach())
 
     def end(self, child: int, *, patience: float) -> int:

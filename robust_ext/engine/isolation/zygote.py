@@ -15,7 +15,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,9 @@ _SET_DEATH_SIGNAL = 1
 
 def main() -> None:
     """Serve until the judge is gone."""
+    # Here, so that an installation in which it cannot be imported is no fault of an attack.
+    from robust_ext.engine.isolation.serving import serve
+
     judge = socket.socket(fileno=int(sys.argv[1]))
     children: set[int] = set()
     # What an attack prints is not the judge's output.
@@ -42,7 +45,7 @@ def main() -> None:
             received, descriptors = received + content, descriptors + more
             *lines, received = received.split(b"\n")
             for line in lines:
-                found = _serve(json.loads(line), descriptors, children, judge)
+                found = _answer(json.loads(line), descriptors, children, judge, serve)
                 judge.sendall(json.dumps(found).encode() + b"\n")
     except ConnectionError:
         return
@@ -51,7 +54,13 @@ def main() -> None:
             _kill(child)
 
 
-def _serve(request: Mapping[str, Any], descriptors: list[int], children: set[int], judge: socket.socket) -> Any:
+def _answer(
+    request: Mapping[str, Any],
+    descriptors: list[int],
+    children: set[int],
+    judge: socket.socket,
+    serve: Callable[[Connection], None],
+) -> Any:
     if "modules" in request:
         sys.path[:] = request["path"]
         for name in request["modules"]:
@@ -66,13 +75,13 @@ def _serve(request: Mapping[str, Any], descriptors: list[int], children: set[int
     child = os.fork()
     if child == 0:
         judge.close()
-        _become_worker(descriptor, request["threads"])
+        _become_worker(descriptor, request["threads"], serve)
     os.close(descriptor)
     children.add(child)
     return child
 
 
-def _become_worker(descriptor: int, threads: int) -> None:
+def _become_worker(descriptor: int, threads: int, serve: Callable[[Connection], None]) -> None:
     """Serve tasks from this connection, then end; for the forked process."""
     status = 1
     try:
@@ -83,8 +92,6 @@ def _become_worker(descriptor: int, threads: int) -> None:
             # Where memory runs out, it is the attack that ends, not its judge.
             with contextlib.suppress(OSError):
                 Path("/proc/self/oom_score_adj").write_text("1000")
-        from robust_ext.engine.isolation.serving import serve
-
         torch.set_num_threads(threads)
         serve(Connection(descriptor))
         status = 0

@@ -13,7 +13,7 @@ from typing import Any
 
 from robust_ext.attacks.adapted import AdaptedAttack
 from robust_ext.attacks.base import Attack
-from robust_ext.core.errors import RobustExtError
+from robust_ext.core.errors import IsolationError, RobustExtError
 from robust_ext.evaluations.causes.finding import Finding, Remedy
 from robust_ext.evaluations.causes.rewriting import call_of
 from robust_ext.evaluations.diagnosis.examining import Examined, Examiner, robust_share
@@ -69,6 +69,8 @@ class Trials:
             call = call_of(attack)
             entry["text"] = None if call is None else call.changed()
             after = examiner.examine(attack.named(name))
+        except IsolationError:
+            raise
         except RobustExtError as error:
             return {**entry, "error": str(error)}
         if after.ran.error is not None:
