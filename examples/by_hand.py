@@ -14,8 +14,8 @@ def fgsm(model, x, y, *, epsilon):
     return (x + epsilon * gradient.sign()).clamp(0, 1).detach()
 
 
-digits = load_dataset("digits")
-inputs, _ = digits.take(digits.choose(64, seed=0))
-threat_model = robust_ext.ThreatModel(norm="linf", epsilon=0.1)
-result = robust_ext.binarization_test(digits_network(), fgsm, inputs, threat_model)
-print(result)
+if __name__ == "__main__":
+    digits = load_dataset("digits")
+    inputs, _ = digits.take(digits.choose(64, seed=0))
+    threat_model = robust_ext.ThreatModel(norm="linf", epsilon=0.1)
+    print(robust_ext.binarization_test(digits_network(), fgsm, inputs, threat_model))
