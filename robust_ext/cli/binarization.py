@@ -49,6 +49,7 @@ def binarization(
             adapt.attacks(own.attack),
             samples.inputs,
             threat_model,
+            labels=samples.labels,
             sample_ids=samples.ids,
             calibrate_on=min(own.calibration_samples, len(samples.ids)) if own.calibrate else 0,
             detector=own.detector,

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from robust_ext.core.errors import InconsistentModelError, InvalidArgumentError, ModelError
+from robust_ext.core.tasks import TOKENS, name_output
 
 
 def check_classifier(module: nn.Module, inputs: Tensor) -> Tensor:
@@ -38,20 +39,22 @@ def check_classifier(module: nn.Module, inputs: Tensor) -> Tensor:
             # A copy: a module that works in place must not change what is its caller's.
             logits = module(inputs.clone())
     except Exception as error:
+        tokens = any(isinstance(part, (nn.Embedding, nn.EmbeddingBag)) for part in module.modules())
         raise ModelError(
             f"model: raised {type(error).__name__} on inputs of shape {tuple(inputs.shape)} and dtype float32: {error}"
+            + (f"; {TOKENS}" if tokens and "indices" in str(error) else "")
         ) from error
-    if not isinstance(logits, Tensor) or not logits.is_floating_point():
-        shown = f"dtype {logits.dtype}" if isinstance(logits, Tensor) else type(logits).__name__
-        raise ModelError(f"model: returned {shown}, expected a floating point tensor of logits")
-    if logits.dim() != 2 or logits.shape[0] != inputs.shape[0] or logits.shape[1] < 2:
+    rows = len(inputs)
+    if not isinstance(logits, Tensor) or not logits.is_floating_point() or logits.dim() != 2 or len(logits) != rows:
+        raise ModelError(f"model: {name_output(logits, rows, inputs)}")
+    if logits.shape[1] < 2:
         raise ModelError(
-            f"model: returned shape {tuple(logits.shape)} for {inputs.shape[0]} inputs, expected logits of shape "
-            f"({inputs.shape[0]}, K) with at least two classes; turn one column z into the two columns [0, z]"
+            f"model: returned shape {tuple(logits.shape)} for {rows} inputs, expected logits of shape ({rows}, K) with "
+            "at least two classes; robust_ext.models.outputs.TwoClass makes two columns of one"
         )
     if not bool(torch.isfinite(logits).all()):
         raise ModelError(
-            "model: returned NaN or infinite logits on clean inputs; mend what divides by zero or overflows, and mask "
+            "model: returned NaN or infinite logits on clean inputs; fix what divides by zero or overflows, and mask "
             "classes by large negative logits instead of infinite ones"
         )
     sums_to_one = bool(((logits.double().sum(1) - 1).abs() < 1e-4).all())

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from robust_ext.core.errors import InconsistentModelError
 from robust_ext.core.precision import tolerance_of
 from robust_ext.core.random import seeded_globals
+from robust_ext.core.tasks import name_output
 
 # Differences up to these shares of the largest logit are rounding: of one batch computed twice, which only some GPU
 # kernels sum in another order; with other values in other rows, which networks that leave out rows on their way may
@@ -121,12 +122,7 @@ def _logits(module: nn.Module, rows: Tensor, argument: str) -> Tensor:
             "changes_input",
         )
     if not isinstance(out, Tensor) or out.dim() != 2 or len(out) != len(rows):
-        shown = f"shape {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
-        raise InconsistentModelError(
-            f"{argument}: returned {shown} for a batch of {len(rows)}, expected ({len(rows)}, classes) for batches of "
-            "any size; a squeeze() without a dimension drops the batch of a single row",
-            "shape",
-        )
+        raise InconsistentModelError(f"{argument}: {name_output(out, len(rows), rows)}", "shape")
     return out.detach()
 
 

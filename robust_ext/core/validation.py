@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.tasks import TOKENS, name_labels
 
 # What evaluations take as inputs and labels.
 Array: TypeAlias = Tensor | NDArray[Any]
@@ -94,8 +95,9 @@ def check_inputs(argument: str, inputs: object, *, bounds: tuple[float, float]) 
     """
     inputs = as_tensor(argument, inputs, expected="of shape (N, ...)")
     if not inputs.is_floating_point():
-        got = f"dtype {inputs.dtype}"
-        raise InvalidArgumentError(argument, got, "a floating point tensor (float32); divide pixels of 0..255 by 255")
+        raise InvalidArgumentError(
+            argument, f"dtype {inputs.dtype}", f"a floating point tensor (float32); {_as_floats(inputs)}"
+        )
     if inputs.is_meta or inputs.layout != torch.strided:
         shown = "no values (device meta)" if inputs.is_meta else f"layout {inputs.layout}"
         raise InvalidArgumentError(argument, shown, "a dense tensor with values")
@@ -126,15 +128,21 @@ def check_labels(argument: str, labels: object, *, samples: int, classes: int | 
     """
     labels = as_tensor(argument, labels, expected="of shape (N,)")
     dense = labels.layout == torch.strided and not labels.is_meta
-    if dense and labels.dim() == 2 and labels.shape[1] > 1 and not labels.is_complex():
-        labels = _of_one_hot(argument, labels)
+    if dense and labels.dim() == 2 and labels.shape[1] > 1 and not labels.is_complex() and _is_one_hot(labels):
+        labels = (labels == 1).int().argmax(1)
+    task = name_labels(labels) if dense else None
+    if task is not None:
+        expected = f"class indices of shape ({samples},), or one-hot rows, each with a single 1 beside zeros"
+        raise InvalidArgumentError(argument, f"shape {tuple(labels.shape)}", f"{expected}; these are {task}")
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
-        raise InvalidArgumentError(argument, f"dtype {labels.dtype}", "integer class labels (int64)")
+        raise InvalidArgumentError(argument, f"dtype {labels.dtype}", "integer class labels (int64), labels.long()")
     if labels.is_meta or labels.layout != torch.strided:
         shown = "no values (device meta)" if labels.is_meta else f"layout {labels.layout}"
         raise InvalidArgumentError(argument, shown, "a dense tensor with values")
     if labels.shape != (samples,):
-        raise InvalidArgumentError(argument, f"shape {tuple(labels.shape)}", f"shape ({samples},), one label an input")
+        column = "; give labels.flatten()" if labels.shape == (samples, 1) else ""
+        expected = f"shape ({samples},), one label an input{column}"
+        raise InvalidArgumentError(argument, f"shape {tuple(labels.shape)}", expected)
     labels = labels.detach().to(torch.int64)
     if samples:
         low, high = int(labels.min()), int(labels.max())
@@ -144,10 +152,13 @@ def check_labels(argument: str, labels: object, *, samples: int, classes: int | 
     return labels
 
 
-def _of_one_hot(argument: str, labels: Tensor) -> Tensor:
-    """Classes int64 ``(N,)`` of one-hot labels ``(N, K)``."""
-    ones = labels == 1
-    if not bool(((labels != 0).sum(1) == 1).all() & (ones.sum(1) == 1).all()):
-        expected = f"class indices of shape ({len(labels)},), or one-hot rows, each with a single 1 beside zeros"
-        raise InvalidArgumentError(argument, f"shape {tuple(labels.shape)}", expected)
-    return ones.int().argmax(1)
+def _is_one_hot(labels: Tensor) -> bool:
+    return bool(((labels != 0).sum(1) == 1).all() & ((labels == 1).sum(1) == 1).all())
+
+
+def _as_floats(inputs: Tensor) -> str:
+    """What to do with inputs of integers."""
+    if inputs.dtype == torch.uint8 or inputs.dim() > 2:
+        return "divide pixels of 0..255 by 255"
+    pixels = inputs.numel() > 0 and not inputs.is_meta and int(inputs.min()) >= 0 and int(inputs.max()) <= 255
+    return TOKENS + ("; pixels of 0..255 are divided by 255" if pixels else "")

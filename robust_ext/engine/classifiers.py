@@ -8,38 +8,50 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from robust_ext.core.errors import ModelError
 from robust_ext.core.precision import coarsest
 from robust_ext.core.random import seeded_globals
 from robust_ext.core.target import frozen
 from robust_ext.engine.behaviour import unmoved
 from robust_ext.models.adaptive import AdaptiveDefense
-from robust_ext.models.outputs import LogitsOf, find_entry, logits_in
+from robust_ext.models.outputs import reduced
 from robust_ext.models.precision import InPrecision, ambient_autocast, weights_type
-from robust_ext.models.wrapping import Wrapped
+
+# Enough inputs to tell two modules apart, few enough to cost nothing.
+PROBES = 4
 
 
-def as_classifier(module: nn.Module, inputs: Tensor) -> nn.Module:
-    """A module in its own precision, reduced to its logits; the module itself where it is float32 to a tensor.
+def as_classifier(module: nn.Module, inputs: Tensor, labels: Tensor | None = None) -> nn.Module:
+    """A module in its own precision, reduced to its logits; the module itself where it is float32 to ``(N, K)``.
 
     Args:
         module: From inputs to anything that holds logits, see :mod:`robust_ext.models.outputs`.
-        inputs: A few, float32 ``(n, ...)``, on the module's device.
+        inputs: float32 ``(N, ...)``, on the module's device; a few are used, more where the labels decide.
+        labels: int64 ``(N,)``, which tell what is not clear without them.
 
     Raises:
-        ModelError: It is not clear what of its output the logits are.
+        ModelError: It is not clear what of its output the logits are, or it is a model of another task.
     """
-    if isinstance(module, (Wrapped, AdaptiveDefense)) or _has_no_values(module, inputs):
+    few = inputs[:PROBES]
+    if isinstance(module, (InPrecision, AdaptiveDefense)) or _has_no_values(module, few):
         return module
     own, ambient = weights_type(module), ambient_autocast(inputs.device.type)
     runner = module if ambient is None else InPrecision(module, precision=ambient, autocast=ambient)
-    dtype, (output, seen, error) = None, _probe(runner, inputs)
+    dtype, (output, seen, error) = None, _probe(runner, few)
     if error is not None and own not in (None, torch.float32):
-        dtype, (output, seen, error) = own, _probe(runner, inputs.to(own))
+        dtype, (output, seen, error) = own, _probe(runner, few.to(own))
     wrapped = module
     if error is None:
-        entry = find_entry(output, len(inputs))
-        wrapped = module if entry is None else LogitsOf(module, entry)
-        seen.append(logits_in(output, entry).dtype)
+
+        def run(batch: Tensor) -> object:
+            found, _, raised = _probe(runner, batch if dtype is None else batch.to(dtype))
+            if raised is not None:
+                text = f"model: raised {type(raised).__name__} on inputs of shape {tuple(batch.shape)}: {raised}"
+                raise ModelError(text) from raised
+            return found
+
+        wrapped, logits = reduced(module, output, run, inputs, labels, rows=len(few))
+        seen.append(logits.dtype)
     precision = coarsest([kind for kind in (*seen, dtype, ambient) if kind is not None and kind.is_floating_point])
     if ambient is None and dtype is None and precision in (torch.float32, torch.float64):
         return wrapped

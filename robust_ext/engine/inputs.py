@@ -20,15 +20,13 @@ from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.threat import ThreatModel
 from robust_ext.core.validation import Array, check_inputs, check_labels
 from robust_ext.engine.behaviour import behaviour
+from robust_ext.engine.classifiers import PROBES as PROBES
 from robust_ext.engine.classifiers import as_classifier
 from robust_ext.engine.code_digest import module_code
 from robust_ext.engine.identity import check_ids, inputs_digest, model_digest
 from robust_ext.models.adaptive import AdaptiveDefense
 from robust_ext.registry.attack import as_attack
 from robust_ext.registry.model import as_module
-
-# Enough inputs to tell two modules apart, few enough to cost nothing.
-PROBES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,11 +101,12 @@ def prepare_inputs(
     if not len(inputs):
         raise InvalidArgumentError("inputs", "no samples", "at least one sample")
     ids = check_ids(sample_ids, len(inputs))
+    labels = check_labels("labels", labels, samples=len(inputs)).to(where)
     inputs = inputs.to(where)
-    module = as_classifier(module, inputs[:PROBES])
+    module = as_classifier(module, inputs, labels)
     logits = torch.cat([check_classifier(module, batch) for batch in torch.split(inputs, batch_size)])
     check_model(module, inputs[:PROBES], bounds=threat_model.bounds)
-    labels = check_labels("labels", labels, samples=len(inputs), classes=logits.shape[1]).to(where)
+    check_labels("labels", labels, samples=len(inputs), classes=logits.shape[1])
     return EvaluationInputs(
         module=module, inputs=inputs, labels=labels, logits=logits, ids=ids, threat_model=threat_model
     )

@@ -1,23 +1,44 @@
-"""What a classifier may return, and which part of it are the logits: one rule, decided by one forward pass.
+"""What a classifier may return, and which part of it are the logits: one rule, decided by forward passes.
 
-A tensor is taken as it is. Of an object or a dict, it is ``logits``; of a dict without, ``output`` or ``out``, else the
-only tensor of shape ``(N, K)``; of a tuple or list, the first tensor of that shape, unless another one has the same
-shape, as of two heads. What is left is refused: there is no telling what it means.
+A tensor ``(N, K)`` is taken unchanged, and of an object or a dict its ``logits``, ``output`` or ``out``. Elsewhere
+every float tensor with a row for each input is a candidate: a single one is taken, and of several the one that agrees
+with the labels clearly better than each other one. A single column is a model of two classes where it holds
+probabilities, or where the labels are 0 and 1. What is left is refused with the candidates.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from robust_ext.core.errors import ModelError
+from robust_ext.core.statistics import paired_difference
+from robust_ext.core.tasks import ONLY, SIGMOIDS, name_entries, name_output
 from robust_ext.core.warning import warn
 from robust_ext.models.wrapping import Wrapped
 
 _NAMES = ("logits", "output", "out")
-_OWN = "wrap the model in a module that returns the logits alone, as robust_ext.models.outputs.LogitsOf(model, {key!r})"
+_LOGITS_OF = "robust_ext.models.outputs.LogitsOf(model, {!r})"
+# Rows that decide between candidates and readings, in batches of so many.
+_ROWS, _BATCH = 256, 32
+_SURE = 0.05  # The p-value of one candidate's agreeing with the labels better than another one
+# Operations that change no values, which may follow a sigmoid.
+_SHAPING = (
+    "View",
+    "Reshape",
+    "Squeeze",
+    "Unsqueeze",
+    "Select",
+    "Slice",
+    "Alias",
+    "Clone",
+    "Copy",
+    "Transpose",
+    "TBack",
+)
 
 
 class LogitsOf(Wrapped):
@@ -36,21 +57,80 @@ class LogitsOf(Wrapped):
         torch.Size([2, 3])
     """
 
-    def __init__(self, module: nn.Module, entry: str | int) -> None:
+    def __init__(self, module: nn.Module, entry: Hashable) -> None:
         super().__init__(module)
         self.entry = entry
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits ``(N, K)`` of inputs ``(N, ...)``."""
-        return logits_in(self.module(x), self.entry)
+        return _taken(self.module(x), self.entry)
 
     def extra_repr(self) -> str:
         """Which entry is taken."""
         return f"entry={self.entry!r}"
 
 
-def logits_in(output: Any, entry: str | int | None) -> Tensor:
-    """The entry that :func:`find_entry` found of an output."""
+class TwoClass(Wrapped):
+    """A network with one output for each input, as a classifier of two classes.
+
+    Args:
+        module: A network that returns ``(N,)`` or ``(N, 1)``: a logit z of class 1, or its probability p.
+        probability: Whether it is the probability. Logits are then ``[log(1 - p), log p]`` instead of ``[0, z]``. A
+            sigmoid in float32 is 1 for z above 17 and no normal number for z below -87: there the logarithms have a
+            floor and no gradient.
+
+    Example:
+        >>> TwoClass(nn.Sequential(nn.Flatten(0), nn.Sigmoid()), probability=True)(torch.tensor([[0.0], [2.0]]))
+        tensor([[-0.6931, -0.6931],
+                [-2.1269, -0.1269]])
+    """
+
+    def __init__(self, module: nn.Module, *, probability: bool = False) -> None:
+        super().__init__(module)
+        self.probability = probability
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits ``(N, 2)`` of inputs ``(N, ...)``."""
+        one: Tensor = self.module(x).reshape(len(x))
+        if not self.probability:
+            return torch.stack([torch.zeros_like(one), one], 1)
+        precision = torch.finfo(one.dtype)
+        return torch.stack([(1 - one).clamp_min(precision.eps / 2).log(), one.clamp_min(precision.tiny).log()], 1)
+
+
+def reduced(
+    module: nn.Module, output: object, run: Callable[[Tensor], Any], inputs: Tensor, labels: Tensor | None, *, rows: int
+) -> tuple[nn.Module, Tensor]:
+    """A module reduced to its logits, itself where it returns ``(N, K)``; and the tensor of the output that it reads.
+
+    Args:
+        module: The module.
+        output: What it returned for the first ``rows`` inputs.
+        run: Calls it on a batch, without gradients.
+        inputs: ``(N, ...)``.
+        labels: int64 ``(N,)``; None where there are none.
+        rows: At least one.
+
+    Raises:
+        ModelError: Its logits cannot be told; the text names the task, or the candidates, and how to state them.
+    """
+    places = _candidates(output, rows, inputs)
+    entry = places[0]
+    if len(places) > 1 or _columns(_taken(output, entry)) == 1:
+        labels = None if labels is None else labels[:_ROWS]
+        batches = [run(batch) for batch in torch.split(inputs[:_ROWS], _BATCH)]
+        values = {place: torch.cat([_taken(one, place).float() for one in batches]) for place in places}
+        entry = _chosen(values, labels, output)
+    seen = _taken(output, entry)
+    found = module if entry is None else LogitsOf(module, entry)
+    if _columns(seen) == 1:
+        found = _two_classes(found, values[entry], labels)
+    else:
+        _check_sigmoids(seen, found, inputs[:rows])
+    return found, seen
+
+
+def _taken(output: Any, entry: Hashable) -> Tensor:
     found: Tensor
     if entry is None:
         found = output
@@ -61,69 +141,161 @@ def logits_in(output: Any, entry: str | int | None) -> Tensor:
     return found
 
 
-def find_entry(output: object, rows: int) -> str | int | None:
-    """Where the logits of an output for so many rows are, by the rule above; None where it is a tensor.
-
-    Raises:
-        ModelError: The rule decides nothing, or several heads are averaged by nobody.
-    """
+def _candidates(output: object, rows: int, inputs: Tensor) -> list[Any]:
+    """The places of an output that may be its logits; None stands for the output itself."""
     if isinstance(output, Tensor):
-        return None
-    if isinstance(output, Mapping):
-        return _named(output, rows)
-    if isinstance(getattr(output, "logits", None), Tensor):
-        return "logits"
-    if isinstance(output, (tuple, list)):
-        return _placed(output, rows)
-    raise ModelError(
-        f"model: returned {type(output).__name__}, expected a tensor of logits, an object or dict that has logits, or "
-        "a tuple; wrap the model in a module that returns the logits alone"
-    )
-
-
-def _named(output: Mapping[Any, Any], rows: int) -> str:
-    for name in _NAMES:
-        if isinstance(output.get(name), Tensor):
-            return name
-    found = [name for name, value in output.items() if isinstance(name, str) and _is_logits(value, rows)]
-    if len(found) == 1:
-        return found[0]
-    raise ModelError(
-        f"model: returned a dict with {_shown(output)}, expected an entry 'logits', 'output' or 'out', or a single one "
-        f"of shape ({rows}, K); {_OWN.format(key=found[0] if found else 'name')}"
-    )
-
-
-def _placed(output: tuple[Any, ...] | list[Any], rows: int) -> int:
-    found = [place for place, value in enumerate(output) if _is_logits(value, rows)]
-    shown = _shown(dict(enumerate(output)))
-    if not found:
+        places: list[Any] = [None]
+    elif (task := name_entries(output)) is not None:
+        raise ModelError(f"model: returned {task}")
+    elif isinstance(output, Mapping):
+        named = [name for name in _NAMES if isinstance(output.get(name), Tensor)]
+        places = named[:1] or [name for name, value in output.items() if _is_candidate(value, rows)]
+    elif isinstance(getattr(output, "logits", None), Tensor):
+        places = ["logits"]
+    elif isinstance(output, (tuple, list)):
+        places = [place for place, value in enumerate(output) if _is_candidate(value, rows)]
+    else:
         raise ModelError(
-            f"model: returned a {type(output).__name__} with {shown}, expected a tensor of logits ({rows}, K) in it"
+            f"model: returned {type(output).__name__}, expected a tensor of logits, an object or dict that has logits, "
+            "or a tuple; wrap the model in a module that returns the logits alone"
         )
-    same = [place for place in found if output[place].shape == output[found[0]].shape]
-    if len(same) > 1:
+    if not places:
         raise ModelError(
-            f"model: returned a {type(output).__name__} with {shown}, expected one tensor of that shape: of several "
-            f"heads, return what the model decides by, such as their mean; or {_OWN.format(key=found[0])}"
+            f"model: returned a {type(output).__name__} with {_shown(output)}, expected a tensor of logits "
+            f"({rows}, K) in it; wrap the model in a module that returns the logits alone"
         )
-    if len(found) > 1:
-        warn(f"model: returned a {type(output).__name__} with {shown}; the first is taken as logits")
-    return found[0]
+    if len(places) == 1 and not _is_candidate(_taken(output, places[0]), rows):
+        raise ModelError(f"model: {name_output(_taken(output, places[0]), rows, inputs[:rows])}")
+    return places
 
 
-def _is_logits(value: object, rows: int) -> bool:
+def _is_candidate(value: object, rows: int) -> bool:
     return (
         isinstance(value, Tensor)
         and value.is_floating_point()
-        and value.dim() == 2
+        and value.dim() in (1, 2)
         and len(value) == rows
-        and value.shape[1] > 1
+        and value[0].numel() > 0
     )
 
 
-def _shown(entries: Mapping[Any, Any]) -> str:
-    """What an output holds, in words."""
+def _columns(values: Tensor) -> int:
+    return 1 if values.dim() == 1 else values.shape[1]
+
+
+def _chosen(values: Mapping[Any, Tensor], labels: Tensor | None, output: object) -> Any:
+    """The place whose values agree with the labels clearly better than all others."""
+    # Logits come before their own softmax, and of equal ones the first counts.
+    order = sorted(values, key=lambda place: _are_probabilities(values[place]))
+    kept: list[Any] = []
+    for place in order:
+        if not any(_same_decision(values[place], values[other]) for other in kept):
+            kept.append(place)
+    if len(kept) == 1:
+        return kept[0]
+    shown = f"model: returned a {type(output).__name__} with {_shown(output)}"
+    ways = " or ".join(_LOGITS_OF.format(place) for place in sorted(kept, key=list(values).index))
+    if labels is None:
+        raise ModelError(
+            f"{shown}, and without labels nothing tells which are the logits: pass {ways}, or of several heads a "
+            "module that returns what the model decides by, such as their mean"
+        )
+    right = {place: _predicted(values[place]) == labels for place in kept}
+    best = max(kept, key=lambda place: int(right[place].sum()))
+    accuracies = ", ".join(f"{place!r} {float(right[place].double().mean()):.1%}" for place in kept)
+    for place in kept:
+        gained, lost = int((right[best] & ~right[place]).sum()), int((right[place] & ~right[best]).sum())
+        if place != best and paired_difference(gained, lost, len(labels))[2] > _SURE:
+            raise ModelError(
+                f"{shown}, and the labels do not tell which are the logits (clean accuracy of {accuracies}): pass "
+                f"{ways}, or of several heads a module that returns what the model decides by, such as their mean"
+            )
+    warn(
+        f"{shown}; {best!r} is taken as the logits, which the labels agree with (clean accuracy of {accuracies} on "
+        f"{len(labels)} samples). {_LOGITS_OF.format(best)} states it."
+    )
+    return best
+
+
+def _two_classes(module: nn.Module, values: Tensor, labels: Tensor | None) -> nn.Module:
+    """One column as two classes."""
+    low, high = float(values.min()), float(values.max())
+    shown = f"model: returned one output for each input, from {low:.3g} to {high:.3g}"
+    if labels is not None and bool((labels > 1).any()):
+        raise ModelError(
+            f"{shown}, and labels up to {int(labels.max())}, expected logits (N, K) of K classes: one output is a "
+            f"regression, or a model of two classes with labels 0 and 1. Regression is not supported: {ONLY}"
+        )
+    if low >= 0 and high <= 1:
+        warn(
+            f"{shown}; it is taken as the probability p of class 1, and the logits as [log(1 - p), log p]. Where p is "
+            "rounded to 0 or 1 they are floored and have no gradient: let the model return z from before its sigmoid, "
+            "as robust_ext.models.outputs.TwoClass(model)."
+        )
+        return TwoClass(module, probability=True)
+    if labels is None:
+        raise ModelError(
+            f"{shown}: of a classifier of two classes, one logit z; of a regression, a value, and regression is not "
+            f"supported: {ONLY}. Where it is a logit, pass robust_ext.models.outputs.TwoClass(model), which returns "
+            "[0, z]"
+        )
+    warn(
+        f"{shown}; it is taken as the logit z of class 1, and the logits as [0, z]. "
+        "robust_ext.models.outputs.TwoClass(model) states it."
+    )
+    return TwoClass(module)
+
+
+def _check_sigmoids(values: Tensor, module: nn.Module, inputs: Tensor) -> None:
+    """ModelError where the columns are the outputs of a sigmoid each."""
+    inside = bool(((values >= 0) & (values <= 1)).all())
+    if not inside or _are_probabilities(values) or not _ends_in_sigmoid(module, inputs):
+        return
+    raise ModelError(f"model: {values.shape[1]} {SIGMOIDS}")
+
+
+def _ends_in_sigmoid(module: nn.Module, inputs: Tensor) -> bool:
+    """Whether the graph of the outputs begins with a sigmoid."""
+    try:
+        with torch.inference_mode(False), torch.enable_grad():
+            node = module(inputs.clone().requires_grad_()).grad_fn
+    except Exception:
+        return False  # Code that runs without gradients need not run with them.
+    while node is not None and node.name().startswith(_SHAPING):
+        node = node.next_functions[0][0] if node.next_functions else None
+    return node is not None and node.name().startswith("Sigmoid")
+
+
+def _predicted(values: Tensor) -> Tensor:
+    if _columns(values) > 1:
+        return values.argmax(1)
+    threshold = 0.5 if _are_probabilities(values) else 0.0
+    return (values.reshape(-1) > threshold).long()
+
+
+def _are_probabilities(values: Tensor) -> bool:
+    inside = bool(((values >= 0) & (values <= 1)).all())
+    return inside and (_columns(values) == 1 or bool(((values.double().sum(1) - 1).abs() < 1e-4).all()))
+
+
+def _same_decision(one: Tensor, other: Tensor) -> bool:
+    """Whether two candidates have the same probabilities."""
+    if _columns(one) != _columns(other):
+        return False
+    return torch.allclose(_as_probabilities(one), _as_probabilities(other), atol=1e-5)
+
+
+def _as_probabilities(values: Tensor) -> Tensor:
+    if _are_probabilities(values):
+        return values.reshape(len(values), -1)
+    return values.softmax(1) if _columns(values) > 1 else values.reshape(-1, 1).sigmoid()
+
+
+def _shown(output: object) -> str:
+    """The entries of an output with their shapes."""
+    entries = (
+        output if isinstance(output, Mapping) else dict(enumerate(output)) if isinstance(output, (tuple, list)) else {}
+    )
     shapes = {
         key: tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__ for key, value in entries.items()
     }

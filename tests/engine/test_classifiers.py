@@ -58,11 +58,14 @@ TAKEN: dict[str, Callable[[Tensor], Any]] = {
     "dict with one": lambda z: {"scores": z, "loss": z.sum()},
     "tuple of one": lambda z: (z,),
     "tuple after a loss": lambda z: (z.sum(), z),
-    "list with features": lambda z: [z, z[:, :3]],
+    "logits and their softmax": lambda z: (z.softmax(1), z),
+    "the same twice": lambda z: {"a": z, "b": z},
 }
 REFUSED: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "two heads": (lambda z: (z, z * 2), "of several heads"),
-    "unnamed": (lambda z: {"a": z, "b": z}, "expected an entry 'logits'"),
+    "unnamed": (lambda z: {"a": z, "b": z * 2}, r"LogitsOf\(model, 'a'\) or .*LogitsOf\(model, 'b'\)"),
+    "list with features": (lambda z: [z, z[:, :3]], "without labels"),
+    "one value": (lambda z: z[:, :1] * 100, "TwoClass"),
     "no tensor": (lambda z: (z.sum(), [z]), "expected a tensor of logits"),
     "text": (lambda z: "logits", "returned str"),
 }

@@ -114,7 +114,7 @@ def evaluate_defense(
             device=device,
         )
         made = as_defense(defense, given.module, given.inputs[:2], weights=defense_weights, bounds=threat_model.bounds)
-        networks = _networks(surrogates, given.inputs[:PROBES])
+        networks = _networks(surrogates, given.inputs, given.labels)
         workers = attack_worker(isolate=isolate, attack_timeout=attack_timeout, executor=executor, devices=devices)
         with workers as worker:
             checked = with_judge_seed(checked, out=out, worker=worker)
@@ -169,15 +169,15 @@ def _deadline(minutes: float | None) -> float | None:
     return min((end for end in ends if end is not None), default=None)
 
 
-def _networks(surrogates: object, inputs: Tensor) -> dict[str, nn.Module]:
-    """Surrogates by name as modules, on the device of some inputs ``(n, ...)``."""
+def _networks(surrogates: object, inputs: Tensor, labels: Tensor) -> dict[str, nn.Module]:
+    """Surrogates by name as modules, on the device of labelled inputs ``(N, ...)``."""
     if surrogates is None:
         return {}
     if not isinstance(surrogates, Mapping) or not all(isinstance(name, str) for name in surrogates):
         raise InvalidArgumentError("surrogates", type(surrogates).__name__, "a dict of models by name")
     modules = {name: as_module(one, argument="surrogates").module for name, one in surrogates.items()}
     return {
-        name: as_classifier(on_device(one, inputs.device, argument="surrogates"), inputs)
+        name: as_classifier(on_device(one, inputs.device, argument="surrogates"), inputs, labels)
         for name, one in modules.items()
     }
 

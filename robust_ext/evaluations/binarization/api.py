@@ -16,7 +16,7 @@ from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.settings import make_settings
 from robust_ext.core.target import Counted, PassCounter
 from robust_ext.core.threat import ThreatModel
-from robust_ext.core.validation import Array, check_inputs
+from robust_ext.core.validation import Array, check_inputs, check_labels
 from robust_ext.engine.behaviour import behaviour
 from robust_ext.engine.code_digest import attack_code, module_code, object_code
 from robust_ext.engine.context import current_context
@@ -47,6 +47,7 @@ def binarization_test(
     inputs: Array,
     threat_model: ThreatModel,
     *,
+    labels: Array | None = None,
     detector: object = None,
     detector_data: Array | None = None,
     device: str | torch.device | None = None,
@@ -74,6 +75,8 @@ def binarization_test(
         inputs: Clean samples, a tensor or numpy array of floats ``(N, ...)`` in bounds; the problems bring labels
             of their own.
         threat_model: The norm, epsilon and bounds that the robustness claim is about.
+        labels: Classes of the samples, integers ``(N,)`` or one-hot ``(N, K)``, with which the model's outputs are
+            checked, and its logits found among several of them; they change nothing else.
         detector: A detector that rejects inputs: anything :func:`robust_ext.as_detector` takes. With one, what is
             planted goes undetected in one test and is detected in another (section 3.2); an attack has to pass both.
         detector_data: Clean inputs ``(M, ...)`` to calibrate a detector that has no threshold.
@@ -110,7 +113,8 @@ def binarization_test(
         workers = attack_worker(isolate=isolate, attack_timeout=attack_timeout, executor=executor, devices=devices)
         with workers as worker:
             checked = with_judge_seed(checked, out=out, worker=worker)
-            detection = detector, detector_data
+            classes = None if labels is None else check_labels("labels", labels, samples=len(inputs))
+            detection = detector, detector_data, classes
             runs = _prepare(model, attacks, inputs, checked, *detection, sample_ids=sample_ids, device=device)
             outcomes = drive(run_all(runs, out=out, progress=progress, title="binarization", unit="sample"), worker)
             return tell(_result(outcomes, out, begun=begun))
@@ -145,6 +149,7 @@ def _prepare(
     settings: BinarizationSettings,
     detector: object,
     detector_data: Array | None,
+    labels: Tensor | None,
     *,
     sample_ids: Sequence[int] | None,
     device: str | torch.device | None,
@@ -159,7 +164,7 @@ def _prepare(
     ids, named = check_ids(sample_ids, len(inputs)), as_attacks(attacks)
     for one in named.values():
         one.check(threat_model=threat_model, detector=detector is not None)
-    features, readout, place = counted_parts(model, inputs, settings, PassCounter(), device=device)
+    features, readout, place = counted_parts(model, inputs, settings, PassCounter(), labels=labels, device=device)
     identity = {
         **settings.to_dict(),
         "attacks": {name: describe(one) for name, one in named.items()},
@@ -188,11 +193,11 @@ def _prepare(
         ids=ids,
         given=settings,
     )
-    return [run] if detector is None else _with_detector(run, detector, model, detector_data)
+    return [run] if detector is None else _with_detector(run, detector, model, detector_data, labels)
 
 
 def _with_detector(
-    run: BinarizationRun, detector: object, model: object, detector_data: Array | None
+    run: BinarizationRun, detector: object, model: object, detector_data: Array | None, labels: Tensor | None
 ) -> list[BinarizationRun]:
     """The regular and the inverted test of a classifier with a detector."""
     settings = run.given
@@ -200,7 +205,7 @@ def _with_detector(
         expected = "0 with a detector: the pair of tests has one hardness"
         raise InvalidArgumentError("calibrate_on", settings.calibrate_on, expected)
     found, calibration = prepare_detector(
-        detector, model, run.inputs[:64].to(run.device), data=detector_data, settings=settings
+        detector, model, run.inputs.to(run.device), data=detector_data, settings=settings, labels=labels
     )
     network = run.features.module.model if isinstance(run.features.module, Observed) else run.features.module
     # What the detector sends through the network is counted where the network is called.

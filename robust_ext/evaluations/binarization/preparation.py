@@ -10,7 +10,7 @@ from robust_ext.core.devices import on_device, run_device
 from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.core.random import derive_seed, seeded_globals
 from robust_ext.core.target import Counted, PassCounter
-from robust_ext.core.validation import Array
+from robust_ext.core.validation import Array, check_labels
 from robust_ext.detectors.base import Detector, rejected
 from robust_ext.detectors.calibration import Calibration
 from robust_ext.engine.classifiers import as_classifier, parts_in_precision
@@ -29,6 +29,7 @@ def counted_parts(
     settings: BinarizationSettings,
     counter: PassCounter,
     *,
+    labels: Tensor | None = None,
     device: str | torch.device | None = None,
 ) -> tuple[Counted, nn.Module, torch.device]:
     """The network's features (counted) and readout, verified, and its device.
@@ -45,7 +46,7 @@ def counted_parts(
         given = bounded_module(model, threat_model, device=device)
         where = run_device(given, device)
         probes = inputs[:PROBES].to(where)
-        module = classifier = as_classifier(given, probes)
+        module = classifier = as_classifier(given, inputs.to(where), None if labels is None else labels.to(where))
     else:
         where = run_device(nn.ModuleList(pair), device)
         probes = inputs[:PROBES].to(where)
@@ -53,7 +54,9 @@ def counted_parts(
         classifier = nn.Sequential(*module)
         classifier.training = any(part.training for part in module)
     random = settings.draws > 1
-    check_classifier(classifier, probes)
+    logits = check_classifier(classifier, probes)
+    if labels is not None:
+        check_labels("labels", labels, samples=len(inputs), classes=logits.shape[1])
     check_model(classifier, probes, bounds=threat_model.bounds, draws=True, random=random)
     if isinstance(module, AdaptiveDefense):
         if random:
@@ -67,7 +70,13 @@ def counted_parts(
 
 
 def prepare_detector(
-    detector: object, model: object, inputs: Tensor, *, data: Array | None, settings: BinarizationSettings
+    detector: object,
+    model: object,
+    inputs: Tensor,
+    *,
+    data: Array | None,
+    settings: BinarizationSettings,
+    labels: Tensor | None = None,
 ) -> tuple[Detector, Calibration | None]:
     """A detector of a model with a threshold, and how it got that here, where clean inputs ``data`` gave it one.
 
@@ -75,7 +84,11 @@ def prepare_detector(
     """
     pair = as_parts(model)
     if pair is None:
-        network = as_classifier(on_device(as_module(model).module, inputs.device), inputs[:PROBES])
+        network = as_classifier(
+            on_device(as_module(model).module, inputs.device),
+            inputs,
+            None if labels is None else labels.to(inputs.device),
+        )
     else:
         parts = (on_device(part, inputs.device) for part in pair)
         network = nn.Sequential(*parts_in_precision((next(parts), next(parts)), inputs[:PROBES])).eval()

@@ -22,6 +22,7 @@ from robust_ext.evaluations.causes.layers import (
     random_calls,
 )
 from robust_ext.models.adaptive import AdaptiveDefense
+from robust_ext.models.outputs import TwoClass
 
 # As AutoAttack tests it.
 _PROBABILITY = 1e-5
@@ -86,7 +87,9 @@ def probe_outputs(module: nn.Module, inputs: Tensor, *, bounds: tuple[float, flo
             if inconsistent.kind in ("raises", "shape"):
                 return Outputs(findings=tuple(findings))
         logits = module(inputs.clone())
-    probabilities = _probabilities(logits)
+    # Two classes made of one probability are its logarithms by design.
+    made = any(isinstance(part, TwoClass) for part in module.modules())
+    probabilities = None if made else _probabilities(logits)
     softmax = last_softmax(trace) if probabilities else None
     findings += [*_infinite_findings(logits, trace), *_probability_findings(probabilities, softmax)]
     return Outputs(

@@ -25,7 +25,7 @@ from robust_ext.engine.classifiers import as_classifier
 from robust_ext.engine.context import current_context
 from robust_ext.engine.estimate import Estimate, EstimatedError
 from robust_ext.engine.identity import check_ids
-from robust_ext.engine.inputs import PROBES, as_attacks, bounded_module, prepare_inputs
+from robust_ext.engine.inputs import as_attacks, bounded_module, prepare_inputs
 from robust_ext.engine.judge import with_judge_seed
 from robust_ext.engine.pool.given import ExecutorLike
 from robust_ext.engine.progress import Progress, phase, showing
@@ -109,7 +109,7 @@ def diagnose(
         begun, checked = time.perf_counter(), make_settings(DiagnosisSettings, options, base=settings)
         module = bounded_module(model, threat_model, device=device)
         inputs, labels = _check_samples(inputs, labels, threat_model, device=run_device(module, device))
-        module = as_classifier(module, inputs[:PROBES])
+        module = as_classifier(module, inputs, labels)
         workers = attack_worker(isolate=isolate, attack_timeout=attack_timeout, executor=executor, devices=devices)
         with workers as worker:
             named = as_attacks(attacks)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import robust_ext
-from robust_ext import ThreatModel
+from robust_ext import ModelError, ThreatModel
 from robust_ext.engine.context import RunContext, run_context
 from robust_ext.evaluations.causes.finding import Finding, Remedy
 from robust_ext.evaluations.diagnosis.next_steps import next_steps
@@ -124,11 +124,9 @@ def test_a_model_that_cannot_be_evaluated_is_a_finding():
     assert network.training, "the model is left as it was"
 
 
-def test_a_model_that_is_none_is_a_finding():
-    result = diagnose(nn.Flatten(0).eval())
-    assert result.likely is not None
-    assert "shape" in result.content["not_run"]
-    assert "each row on its own" not in str(result), "nothing is stated that was not seen"
+def test_a_model_that_returns_no_logits_is_refused_and_nothing_else_is_said():
+    with pytest.raises(ModelError, match=r"returned shape \(64,\)"):
+        diagnose(nn.Flatten(0).eval())
 
 
 def test_remedies_are_tried_on_the_same_samples():
