@@ -12,6 +12,7 @@ from torch import nn
 import robust_ext
 from robust_ext import RobustExtWarning, ThreatModel
 from robust_ext.core.warning import warn
+from robust_ext.demo.network import digits_network
 
 LINF = ThreatModel(norm="linf", epsilon=0.1)
 X = torch.rand(12, 1, 4, 4, generator=torch.Generator().manual_seed(0))
@@ -69,7 +70,9 @@ def accuracy(model, attack, **settings):
 
 EVALUATIONS = {
     "robust_accuracy": accuracy,
-    "binarization": lambda model, attack: robust_ext.binarization_test(model, attack, X, LINF, inner_points=20),
+    "binarization": lambda model, attack: robust_ext.binarization_test(
+        model, attack, X, LINF, labels=labels(model), inner_points=20
+    ),
     "diagnosis": lambda model, attack: robust_ext.diagnose(model, attack, X, labels(model), LINF, inner_points=20),
     "mead": lambda model, attack: robust_ext.mead(
         model, [attack], X, labels(model), LINF, detectors=lambda x: x.flatten(1).std(1)
@@ -85,7 +88,7 @@ def test_what_an_evaluation_warns_of_is_issued_once_and_kept(evaluation):
     texts, result = issued_by(lambda: EVALUATIONS[evaluation](make(), threads))
     assert len(texts) == len(set(texts))
     assert set(result.content["warnings"]) <= set(texts)
-    for words in ("the first is taken as logits", "left the number of threads changed"):
+    for words in ("is taken as the logits", "left the number of threads changed"):
         assert sum(words in text for text in result.content["warnings"]) == 1, words
 
 
@@ -118,18 +121,18 @@ def test_outside_an_evaluation_and_where_one_fails():
 def test_as_errors_they_end_the_call_when_its_files_are_written(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with pytest.raises(RobustExtWarning, match="taken as logits"):
+        with pytest.raises(RobustExtWarning, match="taken as the logits"):
             accuracy(make(), lambda model, x, y: x, out=tmp_path)
-    assert "taken as logits" in robust_ext.load_result(tmp_path).content["warnings"][0]
+    assert "taken as the logits" in robust_ext.load_result(tmp_path).content["warnings"][0]
 
 
 @pytest.mark.parametrize("more", [[], ["--attack", "nowhere:attack"]])
 def test_the_command_line_shows_each_once(more):
     """With the result, or on stderr where there is none."""
     command = ["robust-accuracy", "--model", f"{__file__}:network", "--data", "digits", "--eps", "0.1", "--in-process"]
-    command += ["--samples", "4", "--no-progress", "--attack", f"{__file__}:threads", *more]
+    command += ["--samples", "16", "--no-progress", "--attack", f"{__file__}:threads", *more]
     found = subprocess.run([sys.executable, "-m", "robust_ext", *command], capture_output=True, text=True, check=False)
-    words = "the first is taken as logits"
+    words = "is taken as the logits"
     assert (found.stdout.count(words), found.stderr.count(words)) == ((0, 1) if more else (1, 0)), found
     assert "RobustExtWarning" not in found.stderr
 
@@ -137,5 +140,5 @@ def test_the_command_line_shows_each_once(more):
 def network():
     """For the command line."""
     model = Outputs()
-    model.network[1] = nn.Linear(64, 10)
+    model.network = digits_network()
     return model.eval()
