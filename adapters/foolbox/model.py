@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from robust_ext.adapters.foolbox.library import foolbox
 from robust_ext.core.errors import InvalidArgumentError, ModelError
+from robust_ext.models.compiled import evaluable
 from robust_ext.registry.base import AdaptedModel
 
 _as_eager = foolbox.models.base.ep.astensor
@@ -87,10 +88,12 @@ def _opened(model: Any) -> tuple[Any, list[nn.Module]]:
             setattr(opened, name, inner)
             networks += found
         elif isinstance(value, nn.Module):
-            networks.append(value)
+            network = evaluable(value)
+            setattr(opened, name, network)
+            networks.append(network)
         elif inspect.isfunction(value):
             held = inspect.getclosurevars(value).nonlocals.values()
-            found = [entry for entry in held if isinstance(entry, nn.Module)]
+            found = [evaluable(entry) for entry in held if isinstance(entry, nn.Module)]
             networks += found
             if isinstance(model, foolbox.PyTorchModel) and name == "_model" and len(found) == 1:
                 setattr(opened, name, found[0])

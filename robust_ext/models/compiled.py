@@ -10,6 +10,7 @@ from torch import Tensor, fx, nn
 
 from robust_ext.core.errors import ModelError
 from robust_ext.core.warning import warn
+from robust_ext.models.quantised import RowsApart, is_dynamic
 from robust_ext.models.wrapping import Wrapped
 
 
@@ -61,6 +62,8 @@ class Exported(Wrapped):
 def evaluable(module: nn.Module) -> nn.Module:
     """A network without what was compiled, with exported and scripted parts that take modes and hooks.
 
+    Linear layers that are quantised dynamically get the rows one by one: their scales come from the batch.
+
     The original of what ``torch.compile`` made is taken: it returns the same, sees hooks, and compiles nothing for each
     of the many shapes that attacks query. The module itself where there is nothing of this; weights are shared.
     """
@@ -68,7 +71,10 @@ def evaluable(module: nn.Module) -> nn.Module:
         return Scripted(module)
     found = _plain(module, {})
     if found is not module and not isinstance(found, Exported):
-        warn(f"model: {type(module).__name__} holds compiled or exported parts; its originals are evaluated")
+        warn(
+            f"model: {type(module).__name__} holds compiled, exported or dynamically quantised parts; the originals of "
+            "compiled ones are evaluated, and quantised ones row by row"
+        )
     return found
 
 
@@ -90,7 +96,9 @@ def _plain(module: nn.Module, known: dict[int, nn.Module]) -> nn.Module:
         made = _plain(original, known)
     elif isinstance(module, fx.GraphModule) and "eval" in vars(module):
         made = Exported(module)
-    elif isinstance(module, (torch.jit.ScriptModule, fx.GraphModule, Exported)):
+    elif is_dynamic(module) and hasattr(module, "in_features"):
+        made = RowsApart(module)
+    elif isinstance(module, (torch.jit.ScriptModule, fx.GraphModule, Exported, RowsApart)):
         made = module
     else:
         made = _with_plain_parts(module, known)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
+
+from robust_ext.models.wrapping import Wrapped
 
 _PACKAGES = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized", "torch.nn.quantized")
 _INTEGERS = (torch.int8, torch.uint8, torch.qint8, torch.quint8)
@@ -17,6 +19,19 @@ def is_quantised(module: nn.Module) -> bool:
         False
     """
     return any(_of_integers(part) for part in module.modules())
+
+
+def is_dynamic(module: nn.Module) -> bool:
+    """Whether a layer measures the scale of its inputs in each call, of all rows together."""
+    return type(module).__module__.startswith(_PACKAGES) and ".dynamic" in type(module).__module__
+
+
+class RowsApart(Wrapped):
+    """A layer that is called with one row after another, so that none has a part in the scale of others."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """What the layer returns for ``(N, ...)``."""
+        return torch.cat([self.module(row) for row in torch.split(x, 1)]) if len(x) else self.module(x)
 
 
 def _of_integers(part: nn.Module) -> bool:

@@ -1,6 +1,7 @@
 """Findings in the four evaluations: what is wrong, the layer, what to do; nothing where nothing is."""
 
 import io
+import re
 from collections import OrderedDict
 from dataclasses import replace
 from pathlib import Path
@@ -123,6 +124,19 @@ def test_an_attack_that_does_not_know_the_detector_is_told_so(digits):
     assert "Most likely cause: it does not know the detector. Remedy: Take an attack that does" in blind["reason"]
     assert "cause" not in knowing["reason"]
     assert result.content["findings"] == []
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("exposure", ["classifier", "reject"])
+@pytest.mark.parametrize("attack", [HEALTHY, "robust_ext:Square(queries=500)", "robust_ext:APGD(steps=20)"])
+def test_an_untargeted_attack_is_shown_the_detector_in_the_margin(digits, attack, exposure):
+    """Not as a class, which it would take for a success."""
+    settings = {**FAST, "detector": Unsure, "detector_data": load_dataset("digits").take(range(100, 200))[0]}
+    given = (digits_network(), attack, digits[0], replace(LINF, epsilon=0.15))
+    (entry,) = binarization_test(*given, **settings, exposure=exposure).content["attacks"]
+    (proposed,) = set(re.findall(r'exposure="(\w+)"', entry["reason"]))
+    (mended,) = binarization_test(*given, **settings, exposure=proposed).content["attacks"]
+    assert mended["score"] >= entry["score"] + 0.3
 
 
 def test_robust_accuracy_warns_above_its_numbers(rounding, digits):

@@ -85,4 +85,4 @@ def _remedies(attack: Attack, best: str, witness: Attack | None) -> tuple[Remedy
     beside = f"Run {best} beside it, and count a sample as robust only where both fail."
     steps = steps_of(attack)
     more = () if steps is None else for_more_steps(attack, steps=steps)[:1]
-    return Remedy(words=beside, attack=None if call is None else call.changed()), *more
+    return Remedy(words=beside, attack=None if call is None else call.changed(), beside=True), *more

@@ -140,7 +140,8 @@ def _unbounded_fails(name: str, entries: Sequence[Entry]) -> list[Finding]:
 def _remedy(name: str, other: Attack, attack: Attack) -> tuple[Remedy, ...]:
     call = call_of(other)
     words = f"Run {name} beside it, and count a sample as robust only where all fail."
-    return Remedy(words=words, attack=None if call is None else call.changed()), *remedies.for_flat(attack)[:1]
+    other_one = Remedy(words=words, attack=None if call is None else call.changed(), beside=True)
+    return other_one, *remedies.for_flat(attack)[:1]
 
 
 def _gradients(attack: Attack, entries: Sequence[Entry]) -> float:

@@ -67,6 +67,7 @@ class Remedy:
             the model, as in ``{"bpda": "net.quantise"}``; empty where ``attack`` says it all or nothing can be run.
         evaluate: Whether the remedy is to put the model into eval mode.
         transfer: Whether the remedy is to craft on the float network that a quantised one was made of.
+        beside: Whether ``attack`` is to be run besides the attack that the finding is about, not in its place.
         code: Lines for the user's own attack or model, in its own names; empty where the words are enough.
         paste: What the caller can paste to run it: options of the command that was run, or lines of Python with the
             names ``model`` and ``attack``; filled in by :class:`robust_ext.evaluations.causes.pasting.Caller`.
@@ -77,6 +78,7 @@ class Remedy:
     view: Mapping[str, Any] = field(default_factory=dict)
     evaluate: bool = False
     transfer: bool = False
+    beside: bool = False
     code: str = ""
     paste: str = ""
 

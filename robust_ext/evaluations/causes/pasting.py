@@ -61,10 +61,16 @@ class Caller:
 
     def addressed(self, findings: Iterable[Finding]) -> list[Finding]:
         """Findings with the remedies that apply to their attacks, each as it can be pasted."""
-        return [replace(one, remedies=self.fitting(one.remedies, one.attack)) for one in findings]
+        found = list(findings)
+        # Where a layer lets no gradient through, the mean of many is none either.
+        dead = any(one.code in ("cut_gradient", "zero_gradient") and one.layer is not None for one in found)
+        return [replace(one, remedies=self.fitting(one.remedies, one.attack, dead=dead)) for one in found]
 
-    def fitting(self, remedies: Sequence[Remedy], name: str | None = None) -> tuple[Remedy, ...]:
-        """The remedies that apply to the attack of this name, or to any of them; each as it can be pasted."""
+    def fitting(self, remedies: Sequence[Remedy], name: str | None, *, dead: bool) -> tuple[Remedy, ...]:
+        """The remedies that apply to the attack of this name, or to any of them; each as it can be pasted.
+
+        ``dead``: whether no gradient comes through the model.
+        """
         mine = None if name is None else self.attacks.get(name)
         named = self.attacks if name is None or mine is None else {name: mine}
         found = []
@@ -72,9 +78,14 @@ class Caller:
             flat = one == BLACK_BOX and not self.images
             remedy = replace(one, attack="robust_ext:RandomSearch(points=2000)") if flat else one
             # With several attacks, the first that it applies to stands for them.
-            fits = [key for key, attack in named.items() if _changes(remedy, attack, self.module)]
-            if fits or not named:
-                found.append(replace(remedy, paste=self._pasted(remedy, fits[0] if fits else None)))
+            fits = [key for key, attack in named.items() if _changes(remedy, attack, self.module, dead=dead)]
+            if not fits and named:
+                continue
+            paste, code = self._pasted(remedy, fits[0] if fits else None), remedy.code
+            if remedy.paste and not paste:
+                # A command has no option for it: it is for the file that the model is in.
+                code = remedy.paste.replace("{module}", "model")
+            found.append(replace(remedy, paste=paste, code=code))
         # The model is the user's own code, and so are functions; lines for the inside of other attacks are of no use.
         if mine is not None and not _own(mine):
             found = [replace(one, code="") for one in found]
@@ -110,7 +121,9 @@ class Caller:
             value = f"robust_ext.AdaptedAttack(attack=robust_ext.as_attack(attack), {_keywords(remedy.view)})"
         else:
             return ""
-        if arm is not None and not remedy.transfer:
+        if remedy.beside and arm is None:
+            value = f"[attack, {value}]"
+        elif arm is not None and not remedy.transfer:
             value = f"robust_ext.Arm(attack={value}, norm={arm.norm!r}, epsilon={arm.epsilon!r})"
             imports = list(dict.fromkeys([*imports, _IMPORT]))
         return "\n".join([*imports, f"attack = {value}", *self._around(remedy)])
@@ -142,12 +155,12 @@ class Caller:
 
 
 def _options(remedy: Remedy, attack: Attack | None, arm: ThreatModel | None) -> str:
-    """Options of the command that was run; empty where it has none for this."""
+    """Options to add to the command that was run, or the command with another attack; empty where it takes none."""
     command, *given = current_context().command
     option = _OPTIONS.get(command)
     if option is None or remedy.paste:
         return ""
-    view, text = dict(remedy.view), remedy.attack
+    view, text, call = dict(remedy.view), remedy.attack, None if attack is None else call_of(attack)
     if view and view.keys() <= {"bpda", "eot"}:
         named = [one.partition("=")[2] for one in given if one.startswith("--bpda=")]
         layers = ["--bpda", ",".join([*named, view["bpda"]])] if "bpda" in view else []
@@ -155,14 +168,22 @@ def _options(remedy: Remedy, attack: Attack | None, arm: ThreatModel | None) -> 
     if remedy.transfer:
         file = next((one.partition("=")[2].rpartition(":")[0] for one in given if one.startswith("--model=")), "")
         text = f"robust_ext:Transfer(surrogates='{file}:float_model')"
-    elif view and attack is not None and (call := call_of(attack)) is not None:
+    elif view and call is not None:
         text = call.viewed(view)
     if text is None:
         return ""
-    return shell_words([option, text if arm is None else f"{arm.norm}:{arm.epsilon!r}={text}"])
+    if arm is not None:
+        return shell_words([option, f"{arm.norm}:{arm.epsilon!r}={text}"])
+    if remedy.beside or attack is None:
+        return shell_words([option, text])
+    # The text of an attack says how it is adapted; a run folder holds one set of attacks.
+    old = ("--bpda=", "--eot=", "--out=", f"{option}={attack.code_text or attack.name}")
+    adapted = isinstance(attack, AdaptedAttack) and any(one.startswith(old[:2]) for one in given)
+    kept = [one for one in given if not one.startswith(old) and not (adapted and one.startswith(option))]
+    return shell_words(["robust-ext", command, *kept, option, text])
 
 
-def _changes(remedy: Remedy, attack: Attack, module: nn.Module) -> bool:
+def _changes(remedy: Remedy, attack: Attack, module: nn.Module, *, dead: bool) -> bool:
     """Whether a remedy can change anything for an attack."""
     view = dict(remedy.view)
     if remedy.attack is not None:
@@ -173,7 +194,7 @@ def _changes(remedy: Remedy, attack: Attack, module: nn.Module) -> bool:
     averaging = view.keys() & {"eot", "noise"}
     if not averaging and not view.keys() & _GRADIENTS:
         return True
-    if not attack.traits.gradients:
+    if not attack.traits.gradients or (dead and "noise" in view):
         return False
     return view.keys() != averaging or not _averages(attack, module, noise="noise" in view)
 

@@ -17,7 +17,7 @@ from robust_ext.attacks.apgd import APGD
 from robust_ext.attacks.base import Attack
 from robust_ext.attacks.random_search import RandomSearch
 from robust_ext.attacks.square import Square
-from robust_ext.core.errors import AttackError, AttackRefusedError, ModelError
+from robust_ext.core.errors import AttackError, AttackRefusedError, InvalidArgumentError, ModelError
 from robust_ext.engine.estimate import Estimate, estimate
 from robust_ext.engine.identity import describe
 from robust_ext.engine.inputs import EvaluationInputs
@@ -128,7 +128,8 @@ class Examiner:
             raise
         except AttackError as error:
             return Examined(ran=ran, error=str(error), raised=True, padded=self._padded(attack))
-        except ModelError as error:
+        except (InvalidArgumentError, ModelError) as error:
+            # The attack accepts the model: what it refuses is the planted problem, as surrogates of more classes do.
             return Examined(ran=ran, error=str(error))
         self.work.planted += parts_of(result.content)
         return Examined(
