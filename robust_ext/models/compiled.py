@@ -71,10 +71,10 @@ def evaluable(module: nn.Module) -> nn.Module:
         return Scripted(module)
     found = _plain(module, {})
     if found is not module and not isinstance(found, Exported):
-        warn(
-            f"model: {type(module).__name__} holds compiled, exported or dynamically quantised parts; the originals of "
-            "compiled ones are evaluated, and quantised ones row by row"
-        )
+        holds = "compiled or exported parts; its originals are evaluated"
+        if any(isinstance(part, RowsApart) for part in found.modules()):
+            holds = "dynamically quantised layers, whose scales come from the batch; they are given one row at a time"
+        warn(f"model: {type(module).__name__} holds {holds}")
     return found
 
 

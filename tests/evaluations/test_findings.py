@@ -127,8 +127,15 @@ def test_an_attack_that_does_not_know_the_detector_is_told_so(digits):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("exposure", ["classifier", "reject"])
-@pytest.mark.parametrize("attack", [HEALTHY, "robust_ext:Square(queries=500)", "robust_ext:APGD(steps=20)"])
+@pytest.mark.parametrize(
+    ("attack", "exposure"),
+    [
+        (HEALTHY, "reject"),
+        ("robust_ext:APGD(steps=20)", "reject"),
+        ("robust_ext:Square(queries=500)", "reject"),
+        ("robust_ext:Square(queries=500)", "classifier"),
+    ],
+)
 def test_an_untargeted_attack_is_shown_the_detector_in_the_margin(digits, attack, exposure):
     """Not as a class, which it would take for a success."""
     settings = {**FAST, "detector": Unsure, "detector_data": load_dataset("digits").take(range(100, 200))[0]}
@@ -136,7 +143,8 @@ def test_an_untargeted_attack_is_shown_the_detector_in_the_margin(digits, attack
     (entry,) = binarization_test(*given, **settings, exposure=exposure).content["attacks"]
     (proposed,) = set(re.findall(r'exposure="(\w+)"', entry["reason"]))
     (mended,) = binarization_test(*given, **settings, exposure=proposed).content["attacks"]
-    assert mended["score"] >= entry["score"] + 0.3
+    before, after = (sum(test["score"] for test in one["tests"].values()) for one in (entry, mended))
+    assert after > before
 
 
 def test_robust_accuracy_warns_above_its_numbers(rounding, digits):

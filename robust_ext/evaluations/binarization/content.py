@@ -148,15 +148,16 @@ def _blind(attack: Attack, exposure: str) -> str:
     """Why an attack fails that does not take the detector into account, and what to do; empty for one that does."""
     if attack.traits.detector or attack.traits.references or exposure == "margin":
         return ""
-    ways = ["Take an attack that does, such as robust_ext:OrthogonalPGD"]
-    cause = "it does not know the detector"
+    cause, ways = "it does not know the detector", list[str]()
     if exposure == "reject":
         if flag_of(attack, "targeted") or flag_of(attack, "aimed"):
             return ""
         cause = "it is untargeted, so being rejected, which is a class here, is a success for it"
-        ways = []
-    option = "--exposure margin" if current_context().command else 'exposure="margin"'
-    ways.append(f"show it the detector in the margin of its logits ({option})")
+    if attack.traits.gradients:
+        ways.append("take an attack that does, such as robust_ext:OrthogonalPGD")
+    if exposure == "reject" or not attack.traits.gradients:
+        option = "--exposure margin" if current_context().command else 'exposure="margin"'
+        ways.append(f"show it the detector in the margin of its logits ({option})")
     words = ", or ".join(ways)
     return f"Most likely cause: {cause}. Remedy: {words[0].upper()}{words[1:]}."
 
