@@ -42,7 +42,7 @@ class Recorder:
         self._limit = 1 + threat_model.tolerance(self._clean[:1].numel()) / threat_model.epsilon
         self._classes = int(labels.max()) + 1 if count else 0
         self._depth, self._current = 0, None  # type: int, Query | None
-        sums = ("queries", "graphs", "gradients", "zero", "non_finite", "zero_loss", "other_label", "saturated")
+        sums = ("queries", "graphs", "cut", "gradients", "zero", "non_finite", "zero_loss", "other_label", "saturated")
         self._sums = {
             name: torch.zeros(count, dtype=torch.float64, device=device)
             for name in (*sums, "outside", "unmoved", "looked", "elsewhere")
@@ -81,14 +81,14 @@ class Recorder:
         assert query is not None
         # A mode or subclass that records what is computed must not record this.
         with torch._C.DisableTorchFunction(), torch.no_grad():
-            self._note(query, points.detach(), out.detach())
+            self._note(query, points.detach(), out.detach(), cut=query.graph and not out.requires_grad)
         if query.points is None or not out.requires_grad:
             return None
         seen = out.view_as(out) if out is points else out
         seen.register_hook(partial(self._note_loss, query))  # type: ignore[no-untyped-call]
         return seen if seen is not out else None
 
-    def _note(self, query: Query, points: Tensor, logits: Tensor) -> None:
+    def _note(self, query: Query, points: Tensor, logits: Tensor, *, cut: bool) -> None:
         shape = self._inputs.shape[1:]
         if points.shape[1:] != shape or logits.dim() != 2 or len(logits) != len(points) or not len(points):
             return
@@ -111,6 +111,8 @@ class Recorder:
         self._add("queries", rows, torch.ones_like(distance))
         if query.graph:
             self._add("graphs", rows, torch.ones_like(distance))
+        if cut:
+            self._add("cut", rows, torch.ones_like(distance))
         self._add("saturated", rows, margin < _SATURATED)
         self._add("outside", rows, ~inside)
         self._add("unmoved", rows, distance == 0)
@@ -232,8 +234,8 @@ class Recorder:
 
     @property
     def cut(self) -> bool:
-        """Whether gradients were wanted, and none arrived."""
-        return bool(self._sums["graphs"].any()) and not bool(self._sums["gradients"].any())
+        """Whether logits came without a graph where gradients were wanted, and none arrived."""
+        return bool(self._sums["cut"].any()) and not bool(self._sums["gradients"].any())
 
     def trace(self) -> Trace:
         """What was recorded."""
@@ -263,7 +265,7 @@ def _readable(value: object) -> TypeGuard[Tensor]:
 def record_queries(target: Target, inputs: Tensor, labels: Tensor, threat_model: ThreatModel) -> Iterator[Recorder]:
     """Record what is sent to the target meanwhile, and what comes back, by whatever attack.
 
-    Where one raises after no gradient came back to it, its AttackError mentions that.
+    Where one raises after logits came without a graph, and no gradient came back to it, its AttackError mentions that.
     """
     recorder = Recorder(inputs, labels, threat_model)
     modules = [target.module] if target.defended is None else [target.module, target.defended.classifier]

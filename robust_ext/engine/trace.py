@@ -17,6 +17,7 @@ Point = Mapping[str, Any]
 COLUMNS = (
     "queries",  # Times the row was sent forward
     "graphs",  # Of these, with a graph from an input that requires a gradient
+    "cut",  # Of these, whose logits had no graph
     "gradients",  # Gradients that arrived at the input
     "zero",  # Of these, exactly zero
     "non_finite",  # Of these, with NaN or infinity

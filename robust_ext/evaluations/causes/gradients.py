@@ -51,7 +51,7 @@ def cut_gradient(case: Case) -> Finding | None:
     """Gradients were wanted, and none arrived at the input; a probe of the model, where there is one, knows better."""
     if not case.attack.traits.gradients or case.probe is not None:
         return None
-    rows = case.showing(lambda one: one.count("graphs") > 0 and one.count("gradients") == 0)
+    rows = case.showing(lambda one: one.count("cut") > 0 and one.count("gradients") == 0)
     if not case.enough(rows):
         return None
     return case.finding(
@@ -59,7 +59,7 @@ def cut_gradient(case: Case) -> Finding | None:
         "The graph is cut between the input and the logits: gradients were wanted and none arrived.",
         rows,
         f"{case.part(rows)} were sent forward with a graph "
-        f"({number(typical(rows, lambda one: one.known('graphs')) or 0)} times each), and no gradient came back.",
+        f"({number(typical(rows, lambda one: one.known('graphs')) or 0)} times each), and the logits came without one.",
         remedies=remedies.for_flat(case.attack),
     )
 

@@ -184,7 +184,7 @@ def for_batch(attack: Attack) -> tuple[Remedy, ...]:
 
 def for_crash(error: str) -> tuple[Remedy, ...]:
     """It raised, or returned NaN."""
-    words = "Run it on a few samples in your own process, and mend what is raised there."
+    words = "Run it on a few samples in your own process, and fix what is raised there."
     return (Remedy(words=words, code="" if error else "assert torch.isfinite(x_adv).all()  # after each step"),)
 
 

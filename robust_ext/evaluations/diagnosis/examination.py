@@ -64,7 +64,7 @@ def find(examination: Examination, probe: ModelProbe, *, threat_model: ThreatMod
             found.append(
                 Finding(
                     code="crashed",
-                    cause="It raised, and returned nothing.",
+                    cause=f"It {_raised(examined.ran.error, name)}, and returned nothing.",
                     evidence=(examined.ran.error,),
                     attack=name,
                     remedies=for_crash(examined.ran.error),
@@ -116,3 +116,11 @@ def _raised_on_planted(name: str, examined: Examined, *, classes: int, planted: 
     return Finding(
         code="crashed_planted", cause=f"{cause}.", evidence=tuple(evidence), attack=name, remedies=for_classes()
     )
+
+
+def _raised(error: str, name: str) -> str:
+    """What an attack of this name raised, in a line."""
+    text = error.removeprefix(f"{name}: ").split("\n")[0]
+    _, found, raised = text.partition("raised ")
+    shown = raised.partition("; ")[0] if found else text
+    return f"raised {shown[:160].rstrip('.')}"

@@ -29,7 +29,7 @@ SYMPTOMS = {
     "zero at every second step": ({"trace": {"zero": 20}}, "zero_gradient"),
     "zero at some steps": ({"trace": {"zero": 10}}, None),
     "flat loss by the logits": ({"trace": {"zero": 40, "zero_loss": 40, "saturated": 41}}, "saturated_loss"),
-    "cut graph": ({"trace": {"gradients": 0, "zero": None, "step": None}}, "cut_gradient"),
+    "cut graph": ({"trace": {"cut": 40, "gradients": 0, "zero": None, "step": None}}, "cut_gradient"),
     "NaN in gradients": ({"trace": {"non_finite": 40}}, "non_finite_gradient"),
     "steps too small": ({"trace": {"step": 0.01, "reach": 0.4, "end": 0.4, "late": 1.2}}, "short_path"),
     "from a random start": ({"trace": {"step": 0.01, "late": 0.6}}, "short_path"),
