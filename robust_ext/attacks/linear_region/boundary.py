@@ -49,6 +49,8 @@ class BoundarySearch(NativeAttack):
     """Searches for the smallest adversarial perturbation of each input along the decision boundary.
 
     The smallest that was found at any time is kept, and the true network has confirmed each; epsilon has no influence.
+    At the end points are moved out, by at most a thousandth, so far that rounding does not take them back across the
+    boundary.
     A row's result depends on the others by rounding alone, unless the budget is in seconds. Each row draws one seed
     from the generator, in order, and everything else from that seed.
 
@@ -193,6 +195,8 @@ class BoundarySearch(NativeAttack):
             self._improve(state, found, partial(hops.made, LAST, going=found.going), alive=self.survivors)
         if refine is not None:
             refine(state)
+        oracle.move_beyond_rounding()
+        found.add(state)
 
     def _refinement(self, oracle: BoundaryOracle, found: SearchRecord) -> Callable[[SearchState], None] | None:
         """What goes on with the starts after the hops, if anything does."""

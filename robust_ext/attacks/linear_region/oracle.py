@@ -14,6 +14,9 @@ from robust_ext.core.threat import ThreatModel
 
 # A point counts only where its margin is more than rounding, relative to the logits: other batches round otherwise.
 _CERTAIN = 2e-6
+# Shares by which the nearest points are moved further out, and rows from which on networks round alike in any batch; of
+# fewer points copies are sent.
+_FURTHER, _BATCH = (0.0, *(2.0**-power for power in range(20, 9, -2))), 8
 
 
 class BoundaryOracle:
@@ -109,6 +112,38 @@ class BoundaryOracle:
             best = torch.where(good.view(shape), tried, best)
             kept, left = torch.where(good, middle, kept), torch.where(good, left, middle)
         return best
+
+    def move_beyond_rounding(self) -> None:
+        """Move the nearest points out, by at most a thousandth, until they are adversarial in other batches too.
+
+        They lie on the boundary to within rounding, and float32 rounds the logits of a point otherwise in another
+        batch: the margin has to exceed the difference between the whole batch and the point alone. Where a thousandth
+        does not suffice, a point stays.
+        """
+        every, shape = torch.arange(len(self.inputs), device=self.inputs.device), (-1, *[1] * (self.inputs.dim() - 1))
+        left = torch.isfinite(self.nearest) & (self.nearest > 0)
+        copies = -(-_BATCH // len(every))
+        for more in _FURTHER:
+            if not bool(left.any()):
+                break
+            tried = self.points
+            if more:
+                tried = torch.where(left.view(shape), torch.lerp(self.inputs, tried, 1 + more), tried)
+                tried = tried.clamp(*self.threat_model.bounds)
+            together = self._margins_of(torch.cat([tried] * copies), every.repeat(copies))[: len(every)]
+            alone = together.clone()
+            for row in left.nonzero().flatten().split(1):
+                alone[row] = self._margins_of(tried[row], row)
+            sure = left & (torch.minimum(together, alone) > (together - alone).abs())
+            self.points = torch.where(sure.view(shape), tried, self.points)
+            left &= ~sure & torch.isfinite(together) & torch.isfinite(alone)
+        distances = self._kept_by.distance(self.points, self.inputs)
+        self.nearest = torch.where(torch.isfinite(self.nearest), distances, self.nearest)
+
+    def _margins_of(self, points: Tensor, sample_index: Tensor) -> Tensor:
+        self.spend(sample_index, 1)
+        with torch.no_grad():
+            return self.margins(self.target.module(points.clone()), sample_index)[0]
 
     def _keep(self, points: Tensor, sample_index: Tensor, adversarial: Tensor) -> None:
         rows = adversarial.nonzero().flatten()

@@ -44,7 +44,7 @@ class LinearRegionResult:
         kinds: The kind of start that led to each candidate, one of :data:`KINDS`; None where nothing was found, and
             where the input is adversarial as it is.
         regions: Regions solved for each input, int64 ``(N,)``.
-        history: An entry after each kind of start, after each hop and after each round of regions; those of this
+        history: An entry after each kind of start, each hop, each round of regions, and at the end; those of this
             process alone, where it went on with what another one had begun.
     """
 

@@ -24,6 +24,9 @@ from robust_ext.models.readouts.majority import Majority
 
 # Float64 copies of the features that are solved together stay below this many bytes.
 _SOLVE_BYTES = 256 * 2**20
+# By how much float32 features differ between batches and copies of a network, as a share of their size (up to three
+# roundings of each were measured); and how far in reach the boundary that candidates are judged by may move for it.
+_ROUNDING, _MOST_TOLERANCE = 2.0**-21, 5e-4
 # Inner points of a sample that are drawn at once: as many as are sent through the network at once, but no fewer.
 _BLOCK = 64
 
@@ -56,11 +59,22 @@ class Problems:
     highest: Tensor
     logit_low: Tensor  # Lowest and highest logit of the original network on these points, float64 (B,).
     logit_high: Tensor
+    rounding: Tensor  # By how much float32 features leave a score open at the boundary, (B,).
 
     @property
     def separable(self) -> Tensor:
         """Whether a readout separates the points, bool ``(B,)``."""
         return self.gap > 0
+
+    @property
+    def tolerance(self) -> Tensor:
+        """How far short of the boundary, in reach, a candidate still counts as on it, float64 ``(B,)``.
+
+        The nearest adversarial point lies on the boundary, and float32 decides on which side of it a candidate comes
+        out. It is a few roundings of the features; no more than half of what lies between the boundary and the planted
+        point by default.
+        """
+        return (self.rounding / self.gap).clamp(0, _MOST_TOLERANCE)
 
     def reach(self, features: Tensor, index: Tensor | Sequence[int]) -> Tensor:
         """How close to the planted points features ``(M, *F)`` of problems ``index`` get, float64 ``(M,)``.
@@ -108,8 +122,9 @@ class Problems:
     ) -> BinarizedClassifier:
         """The binarized classifier, its boundary between the closest inner (0) and the closest planted point (1).
 
-        ``features`` are the model's. Of a random one it makes single draws, or with ``judge``, a seed, decides by the
-        majority over several.
+        ``features`` are the model's. With ``judge``, a seed, it is the one that candidates are judged by: its boundary
+        lies by the :attr:`tolerance` farther in, and of a random model it decides by the majority over several draws,
+        where attacks are shown single ones.
         """
         kind = self.readout.shown if judge is None else self.readout
         boundary = -(1 - position) * self.gap
@@ -121,7 +136,7 @@ class Problems:
         return BinarizedClassifier(
             features if judge is None else kind.measured(features, seed=judge),
             references=self.inputs,
-            threshold=self.edge + boundary,
+            threshold=self.edge + boundary - (0 if judge is None else self.tolerance * self.gap),
             scale=spread / largest.clamp_min(torch.finfo(torch.float64).tiny),
             offset=offset,
             readout=kind,
@@ -243,6 +258,21 @@ def fit(
             # With draws, each point has several logits.
             logits = readout(rows.flatten(0, 1 if kind.shown is kind else 2)).double().view(len(rows), -1)
         points = measured.inputs[some], measured.planted[some], measured.references[some]
-        columns = edge, gap, lowest, highest, logits.amin(1), logits.amax(1)
+        rounding = _rounding(kind, rows[:, last:first], parameters)
+        columns = edge, gap, lowest, highest, logits.amin(1), logits.amax(1), rounding
         parts.append(Problems(measured.samples[some], *points, kind, parameters, *columns))
     return Problems.join(parts)
+
+
+def _rounding(kind: Readout, features: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
+    """What rounding of the features ``(B, n, *F)`` of planted points does to their scores, at most, float64 ``(B,)``.
+
+    Each feature is off by a share of its size, and the score by the sum of what each does to it.
+    """
+    with torch.enable_grad():
+        points = features.detach().clone().requires_grad_(True)
+        scores = kind.scores(points, parameters)
+        if not scores.requires_grad:
+            return scores.new_zeros(len(features), dtype=torch.float64)
+        (slopes,) = torch.autograd.grad(scores.sum(), points)
+    return _ROUNDING * (slopes * points).detach().double().abs().flatten(2).sum(2).amax(1).nan_to_num(0, 0, 0)

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from robust_ext.attacks.linear_region.attack import LinearRegion
+from robust_ext.attacks.linear_region.boundary import BoundarySearch
 from robust_ext.attacks.running import run_attack
 from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.core.random import stream
@@ -153,7 +154,7 @@ def test_regions_improve_on_first_steps_alone():
     target, inputs, labels = problem(rows=20, values=20, classes=5)
     chosen = {"hops": 0, "starts": ("noise",), "draws": 2, "start_steps": 3}
     stepped, both = (attack(target, inputs, labels, regions=regions, **chosen) for regions in (0, 20))
-    assert len(stepped.history) == 1
+    assert len(stepped.history) == 2
     assert int(stepped.regions.sum()) == 0
     assert bool((both.distances <= stepped.distances).all())
     assert float(both.distances.mean()) < 0.97 * float(stepped.distances.mean())
@@ -324,3 +325,33 @@ def test_rounds_share_regions_among_fewer_and_fewer_starts():
     assert halved == [(4, 1)] * 3 + [(2, 2)] * 3 + [(1, 4)] * 2
     assert LinearRegion(survivors=4).sharing(0, 3) == (3, 1)
     assert LinearRegion(survivors=4).sharing(9, 2) == (1, 2)
+
+
+class RoundsByBatch(nn.Module):
+    """A network whose first logit is rounded otherwise in batches of fewer than this many rows."""
+
+    def __init__(self, network, *, fewer, by):
+        super().__init__()
+        self.network, self.fewer, self.by = network, fewer, by
+        self.eval()
+
+    def forward(self, x):
+        logits = self.network(x)
+        return logits + self.by * torch.eye(logits.shape[1])[0] * (-1 if len(x) < self.fewer else 1)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize(("rows", "fewer"), [(3, 2), (3, 4), (1, 2)])
+@pytest.mark.parametrize("by", [1e-5, -1e-4])
+def test_the_nearest_points_are_adversarial_in_any_batch(norm, rows, fewer, by):
+    _, inputs, labels = problem(rows=rows)
+    network = RoundsByBatch(relu_net(8, 4), fewer=fewer, by=by)
+    target, model = target_of(network, (8,), 4), ThreatModel(norm=norm, epsilon=0.1)
+    search = BoundarySearch(draws=2, target_classes=1, start_steps=40, hops=2)
+    found = search.run(target, inputs, labels, threat_model=model, generator=stream(0))
+    several = network(found.candidates.repeat_interleave(9, 0)).argmax(1).view(rows, 9)[:, 0]
+    alone = torch.cat([network(row[None]).argmax(1) for row in found.candidates])
+    assert bool(found.found.all())
+    assert bool((several != labels).all())
+    assert bool((alone != labels).all())
+    assert torch.equal(found.distances, model.distance(found.candidates, inputs))
