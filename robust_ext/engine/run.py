@@ -6,6 +6,7 @@ An evaluation's protocol subclasses :class:`Run`; :mod:`robust_ext.engine.runnin
 
 from __future__ import annotations
 
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable, Mapping, Sequence
@@ -45,14 +46,16 @@ class Block:
     def of(
         rows: Sequence[int], ids: Sequence[int], attempt: Attempt, candidates: Tensor, **columns: Sequence[Any]
     ) -> Block:
-        """The block of one attempt on these rows: id, outcome and these columns of each; its candidates are kept."""
+        """The block of one attempt on these rows: id, outcome, distance and these columns of each; keeps candidates."""
         more = {} if attempt.error is None else {"error": attempt.error}
+        distances = [value if math.isfinite(value) else None for value in attempt.verified.distances.tolist()]
         traces = [None] * len(rows) if attempt.trace is None else attempt.trace.rows()
         records = [
             {
                 "index": row,
                 "sample": ids[row],
                 "outcome": outcome,
+                "distance": distances[n],
                 **{name: of[n] for name, of in columns.items()},
                 "trace": traces[n],
                 **more,

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -116,9 +115,8 @@ class ArmRun(ScoredRun):
             Check(module=given.module, name=self.attack.name),
         )
         found = attempt.verified
-        distances = [value if np.isfinite(value) else None for value in found.distances.tolist()]
         predicted = found.logits.argmax(1).tolist()
-        block = Block.of(rows, given.ids, attempt, found.candidates, distance=distances, predicted=predicted)
+        block = Block.of(rows, given.ids, attempt, found.candidates, predicted=predicted)
         if not self.detectors:
             return block
         # Here, where the attack was: all workers score, and a block that is done is scored too.

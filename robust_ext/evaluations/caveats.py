@@ -1,10 +1,18 @@
-"""What a number rests on beside what was found: non-finite logits, and samples that were not attacked; as warnings."""
+"""What a number rests on besides what was found, as warnings.
+
+Non-finite logits, samples that were not attacked, and candidates outside the threat model.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from math import nan
+from statistics import median
 from typing import Any
 
+from robust_ext.attacks.base import Attack
+from robust_ext.core.threat import ThreatModel
 from robust_ext.engine.outcomes import LOST
 
 Records = Sequence[Mapping[str, Any]]
@@ -15,6 +23,8 @@ _MEND = (
 )
 # Attacks that a warning names, those with most samples first.
 _NAMED = 3
+# A share of an attack's candidates outside that is warned of.
+_NOTICEABLE = 0.05
 
 
 def lost_words(records: Records, *, of: str = "sample") -> str:
@@ -41,6 +51,38 @@ def attack_warnings(attacks: Sequence[tuple[str, Records]], *, consequence: str)
     return found
 
 
+def outside_warnings(ran: Iterable[tuple[str, Attack, ThreatModel, Records]]) -> list[str]:
+    """Warnings about candidates outside ball or bounds, of attacks' names and records, which all of them have.
+
+    Attacks for the smallest perturbation are left out where it is larger than epsilon: that is what they found.
+    """
+    far, out = dict[str, list[float]](), dict[str, list[float]]()
+    totals = Counter[str]()
+    for name, attack, model, records in ran:
+        totals[name] += len(records)
+        for record in records:
+            distances = far if record["outcome"] == "beyond_epsilon" else out
+            beyond = record["outcome"] == "beyond_epsilon" and not attack.traits.minimum_norm
+            if beyond or record["outcome"] == "out_of_bounds":
+                # Records of earlier versions may lack it.
+                distances.setdefault(name, []).append((record.get("distance") or nan) / model.epsilon)
+    found = []
+    for what, distances in (("beyond epsilon", far), ("out of the bounds", out)):
+        shown = {
+            name: f"{name}: {len(values)} of {totals[name]}, at {median(values):.3g} epsilon on the median and "
+            f"{max(values):.3g} at most"
+            for name, values in distances.items()
+            if len(values) >= _NOTICEABLE * totals[name]
+        }
+        if shown:
+            found.append(
+                f"Candidates lay {what} of the threat model and count as not found, whatever the model makes of them "
+                f"({_first(list(shown.values()))}). Give the attack the threat model's norm, epsilon and bounds, or "
+                "project what it returns; an attack that minimises another norm is no evidence for this one."
+            )
+    return found
+
+
 def _why(record: Mapping[str, Any]) -> str:
     other = {"ended": "the attack's process ended", "timed_out": "the attack was stopped at its time limit"}
     return str(record.get("error") or other[record["outcome"]])
@@ -49,6 +91,9 @@ def _why(record: Mapping[str, Any]) -> str:
 def _counts(counts: Mapping[str, tuple[int, int]]) -> str:
     """``name: 3 of 16``, of those with most, and how many others there are."""
     ranked = sorted(counts.items(), key=lambda entry: -entry[1][0])
-    words = [f"{name}: {count} of {total}" for name, (count, total) in ranked[:_NAMED]]
-    more = len(ranked) - _NAMED
-    return ", ".join(words) + (f" and {more} more" if more > 0 else "")
+    return _first([f"{name}: {count} of {total}" for name, (count, total) in ranked])
+
+
+def _first(words: Sequence[str]) -> str:
+    more = len(words) - _NAMED
+    return ", ".join(words[:_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -19,7 +19,7 @@ from robust_ext.evaluations.adaptive.cascade import standing_after
 from robust_ext.evaluations.adaptive.findings import find_faults
 from robust_ext.evaluations.adaptive.protocol import StepRun
 from robust_ext.evaluations.adaptive.signs import find_signs
-from robust_ext.evaluations.caveats import attack_warnings
+from robust_ext.evaluations.caveats import attack_warnings, outside_warnings
 from robust_ext.evaluations.timing import time_table
 
 Floats = NDArray[np.float64]
@@ -75,7 +75,10 @@ def make_content(
     }
     upper = ", and stand as clean inputs, so that robust accuracy is an upper bound"
     broken = attack_warnings([(one.run.title, one.records) for one in ran], consequence=upper)
-    content["warnings"] = [*warnings, *broken, *find_signs(content, standing_after(ran).broken)]
+    outside = outside_warnings(
+        (one.run.title, one.run.step.attack, model, one.records) for one in ran if one.run.step is not None
+    )
+    content["warnings"] = [*warnings, *broken, *outside, *find_signs(content, standing_after(ran).broken)]
     return content
 
 

@@ -35,7 +35,7 @@ from robust_ext.evaluations.causes.finding import WEIGHTS, ranked
 from robust_ext.evaluations.causes.pasting import Caller
 from robust_ext.evaluations.causes.probes import ModelProbe
 from robust_ext.evaluations.causes.remedies import flag_of
-from robust_ext.evaluations.caveats import attack_warnings
+from robust_ext.evaluations.caveats import attack_warnings, outside_warnings
 from robust_ext.evaluations.timing import Part, time_table
 from robust_ext.models.features import Observed
 from robust_ext.reports.findings import remedy, sentence
@@ -46,7 +46,7 @@ _NOTHING = {"outcome": "not_planted"}
 
 def make_content(outcome: Outcome[BinarizationRun], *, begun: float | None) -> dict[str, Any]:
     """Everything ``result.json`` holds of one test, of a call that began then; None for one of several."""
-    run, attacks, attempted, causes, behind = outcome.run, [], [], [], []
+    run, attacks, attempted, outside, causes, behind = outcome.run, [], [], [], [], []
     for name, attack in run.attacks.items():
         mine = _until_decided(name, run, outcome.records)
         timings = [entry for entry in outcome.timings if entry["block"] < len(mine)]
@@ -54,6 +54,7 @@ def make_content(outcome: Outcome[BinarizationRun], *, begun: float | None) -> d
         attacks.append(summarise_attack(name, mine, timings, run.settings, attacks=len(run.attacks), **words))
         entries = [record["attacks"][name] for record in mine if name in record["attacks"]]
         attempted.append((name, [entry for entry in entries if entry["outcome"] != "not_planted"]))
+        outside.append((name, attack, run.settings.threat_model, attempted[-1][1]))
         causes.append(_attacked(name, run, mine, failed=attacks[-1]["verdict"] == "failed"))
         behind.append(find_behind(attacks[-1], mine, run.attacks, run.settings))
     detecting = run.defense is not None
@@ -80,7 +81,7 @@ def make_content(outcome: Outcome[BinarizationRun], *, begun: float | None) -> d
         "attacks": attacks,
         "witnesses": witness_curve(outcome.records, run.settings),
         "findings": [finding.to_dict() for finding in findings],
-        "warnings": attack_warnings(attempted, consequence=", and count as not found"),
+        "warnings": attack_warnings(attempted, consequence=", and count as not found") + outside_warnings(outside),
         "calibration": run.calibration,
         "settings": {
             **run.identity,

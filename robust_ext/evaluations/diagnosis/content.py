@@ -16,7 +16,7 @@ from robust_ext.evaluations.causes.finding import Finding
 from robust_ext.evaluations.causes.indicators import most_likely
 from robust_ext.evaluations.causes.ioaf import ioaf, unstable_predictions
 from robust_ext.evaluations.causes.probes import ModelProbe
-from robust_ext.evaluations.caveats import attack_warnings
+from robust_ext.evaluations.caveats import attack_warnings, outside_warnings
 from robust_ext.evaluations.diagnosis.examination import Examination
 from robust_ext.evaluations.diagnosis.examining import ROLES, Examined, Ran, Work, robust_share
 from robust_ext.evaluations.diagnosis.next_steps import next_steps
@@ -48,6 +48,7 @@ def make_content(
     unstable = None if given is None else _unstable(given, settings.seed)
     attacks = [_attack(one, examination.larger[name], correct, unstable) for name, one in examination.attacks.items()]
     ran = [(name, one.ran.records) for name, one in examination.attacks.items()]
+    outside = [(name, one.ran.attack, threat_model, one.ran.records) for name, one in examination.attacks.items()]
     return {
         "kind": "diagnosis",
         "likely": None if likely is None else likely.to_dict(),
@@ -69,7 +70,7 @@ def make_content(
         "tried": None if tried is None else [dict(one) for one in tried],
         "next": next_steps(likely, tried, refused=given is None),
         "not_run": refusal,
-        "warnings": attack_warnings(ran, consequence=", and count as not found"),
+        "warnings": attack_warnings(ran, consequence=", and count as not found") + outside_warnings(outside),
         "settings": {
             **settings.to_dict(),
             "bounds": list(threat_model.bounds),

@@ -22,7 +22,7 @@ from robust_ext.engine.run import Outcome
 from robust_ext.engine.store import Floats
 from robust_ext.evaluations.arm_runs import ArmRun
 from robust_ext.evaluations.arms import Arm
-from robust_ext.evaluations.caveats import attack_warnings
+from robust_ext.evaluations.caveats import attack_warnings, outside_warnings
 from robust_ext.evaluations.detectors import NamedDetector, has_threshold
 from robust_ext.evaluations.mead.findings import find_faults
 from robust_ext.evaluations.mead.metric import Bools
@@ -87,7 +87,8 @@ def make_content(
         warnings=attack_warnings(
             [(one.run.title, one.records) for one in left],
             consequence=", and count as no success, so that detection is an upper bound",
-        ),
+        )
+        + outside_warnings((one.run.title, one.run.attack, one.run.threat_model, one.records) for one in left),
         settings={**settings.to_dict(), "detectors": {one.name: one.digest for one in run.detectors}},
         seed=settings.seed,
         time=time_table(

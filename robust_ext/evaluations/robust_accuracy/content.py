@@ -19,7 +19,7 @@ from robust_ext.engine.store import Floats
 from robust_ext.evaluations.arm_runs import ArmRun
 from robust_ext.evaluations.causes.attaching import find_causes, of_arm, prober
 from robust_ext.evaluations.causes.pasting import Caller
-from robust_ext.evaluations.caveats import attack_warnings
+from robust_ext.evaluations.caveats import attack_warnings, outside_warnings
 from robust_ext.evaluations.result import framed
 from robust_ext.evaluations.timing import time_table
 
@@ -42,6 +42,7 @@ def make_content(
     upper = ", and count as not broken, so that robust accuracy is an upper bound"
     for entry, difference in zip(attacks, differences([one["robust_accuracy"] for one in attacks]), strict=True):
         entry["difference"] = difference
+    outside = [(one.run.arms[0].short, one.run.attack, one.run.threat_model, one.records) for one in outcomes]
     return framed(
         "robust_accuracy",
         given,
@@ -50,7 +51,7 @@ def make_content(
         findings=_findings(outcomes),
         attacks=attacks,
         worst_case=whole.curve(epsilons, slack=slack),
-        warnings=attack_warnings(records, consequence=upper),
+        warnings=attack_warnings(records, consequence=upper) + outside_warnings(outside),
         settings={"epsilons": list(epsilons), "batch_size": run.batch_size, "seed": run.seed},
         seed=run.seed,
         time=time_table(outcomes, begun=begun),

@@ -1,0 +1,113 @@
+"""Candidates outside the threat model are a warning in every evaluation, with how many and how far."""
+
+import re
+
+import pytest
+import torch
+
+import robust_ext
+from robust_ext import ThreatModel
+from robust_ext.datasets import load_dataset
+from robust_ext.demo.network import digits_network
+
+X, Y = load_dataset("digits").take(range(16))
+LINF = ThreatModel(norm="linf", epsilon=0.1)
+EVALUATIONS = {
+    "robust_accuracy": lambda attack: robust_ext.robust_accuracy(digits_network(), attack, X, Y, LINF),
+    "binarization": lambda attack: robust_ext.binarization_test(digits_network(), attack, X, LINF, inner_points=30),
+    "diagnosis": lambda attack: robust_ext.diagnose(digits_network(), attack, X, Y, LINF, planted=0, references=False),
+    "mead": lambda attack: robust_ext.mead(
+        digits_network(), [attack], X, Y, LINF, detectors=lambda x: x.flatten(1).std(1), resamples=0
+    ),
+    "test-time": lambda attack: robust_ext.evaluate_defense(
+        lambda x: x, [attack], X, Y, LINF, classifier=digits_network()
+    ),
+}
+
+
+def foolbox_attack(name, **settings):
+    """As Foolbox's own documentation calls one, with a list of budgets."""
+
+    def attack(model, x, y):
+        foolbox = pytest.importorskip("foolbox")
+        model = foolbox.PyTorchModel(model, bounds=(0, 1), device="cpu")
+        _, candidates, _ = getattr(foolbox.attacks, name)(**settings)(model, x, y, epsilons=[2.0])
+        return candidates[0]
+
+    return attack
+
+
+def gradient_step(size, clip=True):
+    def attack(model, x, y):
+        x = x.clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(torch.nn.functional.cross_entropy(model(x), y), x)
+        moved = x + size * gradient.sign()
+        return (moved.clamp(0, 1) if clip else moved).detach()
+
+    return attack
+
+
+OUTSIDE = {
+    "l2 CW for linf": (foolbox_attack("L2CarliniWagnerAttack", steps=20), "beyond epsilon"),
+    "l2 DeepFool for linf": (foolbox_attack("L2DeepFoolAttack", steps=10), "beyond epsilon"),
+    "a budget of pixels": (gradient_step(25.5), "beyond epsilon"),
+    "no projection": (gradient_step(0.25), "beyond epsilon"),
+    "no clipping": (gradient_step(0.1, clip=False), "out of the bounds"),
+    "images in [-1, 1]": (lambda model, x, y: 2 * x - 1, "out of the bounds"),
+}
+
+
+def warned(result):
+    return [text for text in result.content["warnings"] if "Candidates lay" in text]
+
+
+@pytest.mark.parametrize("evaluation", EVALUATIONS)
+@pytest.mark.parametrize("case", ["no projection", "no clipping"])
+def test_every_evaluation_says_so(evaluation, case):
+    attack, what = OUTSIDE[case]
+    with pytest.warns(robust_ext.RobustExtWarning, match=f"Candidates lay {what}"):
+        result = EVALUATIONS[evaluation](attack)
+    assert len(warned(result)) == 1
+
+
+@pytest.mark.parametrize("case", OUTSIDE)
+def test_it_is_said_how_many_and_how_far(case):
+    attack, what = OUTSIDE[case]
+    (text,) = warned(EVALUATIONS["robust_accuracy"]({case: attack}))
+    candidates = attack(digits_network(), X, Y)
+    distances = (candidates - X).flatten(1).abs().amax(1) / 0.1
+    out = (candidates.flatten(1).amin(1) < -1e-5) | (candidates.flatten(1).amax(1) > 1 + 1e-5)
+    rows = out if what == "out of the bounds" else (distances > 1.001) & ~out
+    count, total, middle, most = map(
+        float, re.search(r": (\d+) of (\d+), at ([\d.]+) .* and ([\d.]+) at most", text).groups()
+    )
+    assert (count, total) == (int(rows.sum()), len(X))
+    assert middle == pytest.approx(float(distances[rows].quantile(0.5)), rel=0.01)
+    assert most == pytest.approx(float(distances[rows].max()), rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        "robust_ext:APGD(steps=3)",
+        "foolbox:LinfPGD(steps=3)",
+        "foolbox:LinfDeepFoolAttack(steps=20)",
+        "robust_ext:BoundarySearch()",
+        gradient_step(0.1),
+        lambda model, x, y: x,
+    ],
+)
+@pytest.mark.parametrize("evaluation", ["robust_accuracy", "binarization"])
+def test_nothing_is_said_of_sound_attacks_and_of_perturbations_that_have_to_be_larger(attack, evaluation):
+    assert warned(EVALUATIONS[evaluation](attack)) == []
+
+
+def test_one_row_of_many_is_no_share_to_be_named():
+    def attack(model, x, y):
+        x = x.clone()
+        x[0] = 1 - x[0]
+        return x
+
+    inputs = X.repeat(2, 1, 1, 1)
+    result = robust_ext.robust_accuracy(digits_network(), attack, inputs, Y.repeat(2), LINF, batch_size=32)
+    assert warned(result) == []
