@@ -74,7 +74,7 @@ def _of_part(result: Mapping[str, Any]) -> list[str]:
     return [
         "Attacks are in the order in which they were run, each on the samples that those before it left; of those that "
         "were run on a part, no robust accuracy of their own can be stated. What is left is that of the defense after "
-        "each. With --full every attack is run on every sample."
+        "each. The setting full runs every attack on every sample."
     ]
 
 

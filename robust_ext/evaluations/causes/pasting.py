@@ -103,6 +103,10 @@ class Caller:
         arm = None if name is None else self.arms.get(name)
         if current_context().command:
             return _options(remedy, attack, arm)
+        call = None if attack is None or not remedy.view or remedy.paste else call_of(attack)
+        if call is not None and (isinstance(attack, AdaptedAttack) or attack is None or name != attack.name):
+            # What is adapted already is adapted once, and planned attacks have no name that the caller knows.
+            remedy = replace(remedy, attack=call.viewed(remedy.view), view={})
         return self._python(remedy, attack, arm)
 
     def _python(self, remedy: Remedy, attack: Attack | None, arm: ThreatModel | None) -> str:

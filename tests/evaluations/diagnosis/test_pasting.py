@@ -286,3 +286,34 @@ def test_an_arm_is_mended_by_an_arm(norm, epsilon, tmp_path):
     exec("\n".join(line for line in lines if line.startswith(("import", "attack ="))), names)  # noqa: S102
     assert (names["attack"].norm, names["attack"].epsilon) == (norm, epsilon)
     robust_ext.mead(digits_network(), names["attack"], inputs, labels, LINF, **given)
+
+
+def rounded(x):
+    return (x * 15).round() / 15
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        "robust_ext:APGD(steps=10)",
+        "robust_ext:AdaptedAttack(attack='robust_ext:APGD(steps=10)', gradient_mode='plain')",
+        attacks.pgd,
+        # All that is planned: the caller has no name for any of it.
+        pytest.param(None, marks=pytest.mark.exhaustive),
+    ],
+)
+def test_attacks_on_a_defense_at_test_time_get_through_it(attack):
+    inputs, labels = digits(12)
+
+    def left(attack):
+        return robust_ext.evaluate_defense(rounded, attack, inputs, labels, LINF, classifier=digits_network())
+
+    def worst(result):
+        return result.content["defended"]["worst_case"]["robust_accuracy"]
+
+    result, names = left(attack), {} if attack is None else {"attack": attack}
+    pasted = [remedy["paste"] for finding in result.content["findings"] for remedy in finding["remedies"]]
+    assert any(pasted)
+    for text in filter(None, pasted):
+        exec(text, names)  # noqa: S102 -- as printed
+        assert worst(left(names["attack"])) <= (0.5 if attack is None else worst(result) - 0.3)
