@@ -44,9 +44,19 @@ def sentence(finding: Finding) -> str:
 
 
 def remedy(finding: Finding) -> str:
-    """The first two remedies as a sentence; empty where there is none."""
-    first, *others = [_bare(one["words"]) for one in finding["remedies"][:2]] or [""]
+    """The first two remedies as a sentence, but for those that were tried and did not help; empty without any."""
+    first, *others = [_bare(one["words"]) for one in finding["remedies"] if not failed(one)][:2] or [""]
     return f"{'; or '.join([first, *(f'{words[0].lower()}{words[1:]}' for words in others)])}." if first else ""
+
+
+def failed(remedy: Mapping[str, Any]) -> bool:
+    """Whether a remedy was tried and did not help."""
+    return remedy.get("tried", "") in ("changes nothing", "worse", "raised")
+
+
+def label(remedy: Mapping[str, Any]) -> str:
+    """What a remedy is called: tried, and with what result, where it was."""
+    return f"Tried, {remedy['tried']}" if failed(remedy) else "Remedy"
 
 
 def to_paste(remedy: Mapping[str, Any]) -> list[str]:
@@ -106,8 +116,8 @@ def numbered(findings: Iterable[Finding]) -> list[str]:
     for number, (finding, names) in enumerate(shared(findings), 1):
         found += ["", *paragraph(f"{number}. [{finding['weight']}] {subject(names)}: {plain(sentence(finding))}")]
         for one in finding["remedies"]:
-            found += [f"  {line}" for line in paragraph(f"Remedy: {plain(one['words'])}")]
-            found += [f"      {line}" for line in to_paste(one)]
+            found += [f"  {line}" for line in paragraph(f"{label(one)}: {plain(one['words'])}")]
+            found += [f"      {line}" for line in to_paste(one) if not failed(one)]
     return found
 
 

@@ -15,7 +15,7 @@ from robust_ext.engine.outcomes import OUTCOMES
 from robust_ext.reports import wording
 from robust_ext.reports.drawing import DARK, themed
 from robust_ext.reports.examples import Example, panels
-from robust_ext.reports.findings import shared, subject, to_paste
+from robust_ext.reports.findings import failed, label, shared, subject, to_paste
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -59,7 +59,9 @@ def _environment(escaped: bool) -> Environment:
     )
     environment.filters.update({word.__name__: word for word in filters})
     environment.filters.update(title_of=wording.attack_title, setting=_setting, code=_code)
-    environment.filters.update(shared=shared, to_paste=to_paste, subject=subject, themed=themed)
+    environment.filters.update(
+        shared=shared, to_paste=to_paste, failed=failed, label=label, subject=subject, themed=themed
+    )
     environment.globals.update(_frame())
     return environment
 

@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from robust_ext.attacks.adapted import AdaptedAttack
 from robust_ext.attacks.base import Attack
 from robust_ext.attacks.transfer import Transfer
+from robust_ext.core.statistics import more_often
 from robust_ext.engine.outcomes import BROKEN, LOST
 from robust_ext.evaluations.causes import remedies
 from robust_ext.evaluations.causes.evidence import Entry
@@ -20,6 +21,8 @@ from robust_ext.evaluations.causes.rewriting import call_of
 
 # Sound attacks lose a sample to one another here and there: so many have to be lost, at least, and such a share of all.
 FEWEST, OF_ALL = 3, 0.1
+# What a stronger attack has to find more, of all samples, beside a test of those that only one of the two solves.
+LEAST_GAIN = 0.02
 # Where the ball is the whole range, steps that follow epsilon leap over much: sound attacks miss a few samples.
 UNBOUNDED = 1 / 3
 # Gradients of an attack that takes a single step: one, and one more where it looks at the end too.
@@ -39,16 +42,16 @@ def compare_attacks(
     Args:
         entries_by_name: What each attack left, see :data:`robust_ext.evaluations.causes.evidence.Entry`.
         attacks: The attacks, for their traits.
-        judged: Names of those that findings are about, all where left out; the others are there to compare with.
+        judged: Names of those that findings are about, each of which is then held against the strongest as well. Where
+            left out, all are, as parts of one evaluation, which may be of different strength.
         larger: What attacks left on the same samples at a larger budget.
         unbounded: The same where the budget is the whole range of inputs.
     """
     found: list[Finding] = []
     for name in entries_by_name if judged is None else judged:
         entries, attack = entries_by_name[name], attacks[name]
-        found += _random_wins(name, attack, entries)
-        others = {other: left for other, left in entries_by_name.items() if other != name}
-        found += _against(name, attack, entries, others, attacks)
+        others = {other: (attacks[other], left) for other, left in entries_by_name.items() if other != name}
+        found += _against(name, attack, entries, others, strongest=judged is not None)
         if larger is not None and name in larger:
             found += _larger_budget_less(name, entries, larger[name])
         if unbounded is not None and name in unbounded:
@@ -56,8 +59,53 @@ def compare_attacks(
     return ranked(found)
 
 
-def _random_wins(name: str, attack: Attack, entries: Sequence[Entry]) -> list[Finding]:
-    rows = [entry for entry in entries if _open(entry) and entry.get("random_found")]
+def _against(
+    name: str,
+    attack: Attack,
+    entries: Sequence[Entry],
+    others: Mapping[str, tuple[Attack, Sequence[Entry]]],
+    *,
+    strongest: bool,
+) -> list[Finding]:
+    """The strongest evidence of each kind; what others find by the same gradients does not speak against these."""
+    stepping = strongest and _gradients(attack, entries) > SINGLE_STEP
+    followed = [
+        left for other, left in others.values() if stepping and not _transfers(other) and _gradients(other, left)
+    ]
+    reached = [any(left[row]["outcome"] in BROKEN for left in followed) for row in range(len(entries))]
+    best: dict[str, tuple[str, list[Entry]]] = {}
+    for other, (theirs, left) in others.items():
+        code = _kind(attack, entries, theirs, left)
+        gone = reached if code in _MISLED else [False] * len(reached)
+        rows = [
+            mine
+            for mine, found, before in zip(entries, left, gone, strict=True)
+            if _open(mine) and found["outcome"] in BROKEN and not before
+        ]
+        enough = _beats(entries, left) and strongest if code in _OF_STRENGTH else _enough(rows, entries)
+        if enough and len(rows) > len(best.get(code, ("", []))[1]):
+            best[code] = other, rows
+    found = []
+    for code, (other, rows) in best.items():
+        seen = f"{len(rows)} of {_unsolved(entries)} samples that it did not solve were solved by {other}."
+        flat = remedies.for_flat(attack)[:1] if code in _MISLED else ()
+        found.append(
+            _finding(
+                code,
+                _WINS[code].format(other=other, few=_few(attack, entries)),
+                seen,
+                name,
+                rows,
+                entries,
+                (_remedy(other, others[other][0]), *flat),
+            )
+        )
+    return [*_random_wins(name, attack, entries, reached), *found]
+
+
+def _random_wins(name: str, attack: Attack, entries: Sequence[Entry], reached: Sequence[bool]) -> list[Finding]:
+    pairs = zip(entries, reached, strict=True)
+    rows = [entry for entry, gone in pairs if _open(entry) and entry.get("random_found") and not gone]
     if not _enough(rows, entries):
         return []
     cause = "Random search solves what the attack does not, within the same ball."
@@ -65,55 +113,54 @@ def _random_wins(name: str, attack: Attack, entries: Sequence[Entry]) -> list[Fi
     return [_finding("random_wins", cause, seen, name, rows, entries, remedies.for_flat(attack))]
 
 
-def _against(
-    name: str,
-    attack: Attack,
-    entries: Sequence[Entry],
-    others: Mapping[str, Sequence[Entry]],
-    attacks: Mapping[str, Attack],
-) -> list[Finding]:
-    """The strongest evidence of each kind."""
-    best: dict[str, tuple[str, list[Entry]]] = {}
-    for other, left in others.items():
-        code = _kind(attack, entries, attacks[other], left)
-        pairs = zip(entries, left, strict=True)
-        rows = [mine for mine, theirs in pairs if _open(mine) and theirs["outcome"] in BROKEN]
-        if code is not None and _enough(rows, entries) and len(rows) > len(best.get(code, ("", []))[1]):
-            best[code] = other, rows
-    return [
-        _finding(
-            code,
-            _WINS[code].format(other=other),
-            f"{len(rows)} of {_unsolved(entries)} samples that it did not solve were solved by {other}.",
-            name,
-            rows,
-            entries,
-            _remedy(other, attacks[other], attack),
-        )
-        for code, (other, rows) in best.items()
-    ]
-
-
 _WINS = {
+    "loop_at_fault": "{other}, which follows gradients of the same model, solves what the attack does not: they are "
+    "of use, and what holds the attack back is its own loop, loss or step.",
+    "weaker_kind": "{other} solves what the attack does not: {few}, so its number is no measure of robustness.",
     "transfer_wins": "Examples made for another model ({other}) solve what the attack does not: its gradients are of "
     "less use than another model's.",
     "gradient_free_wins": "{other}, which takes no gradient, solves what the attack does not, misled by its own.",
     "single_step_wins": "{other}, which takes one step, solves what the attack does not with many.",
 }
+# What speaks against the gradients, unless attacks that follow the same ones find it too.
+_MISLED = ("gradient_free_wins", "transfer_wins")
+# An attack may lose to a stronger one by chance: these take a test of the samples that only one of the two solves.
+_OF_STRENGTH = ("loop_at_fault", "weaker_kind")
 
 
-def _kind(attack: Attack, entries: Sequence[Entry], other: Attack, left: Sequence[Entry]) -> str | None:
-    """What it means where the other wins; None where it may."""
+def _kind(attack: Attack, entries: Sequence[Entry], other: Attack, left: Sequence[Entry]) -> str:
+    """What it means where the other wins."""
     mine, theirs = _gradients(attack, entries), _gradients(other, left)
-    # Without steps to be misled on, losing to another is no symptom.
+    # Without steps to be misled on, losing to another is no symptom of a fault.
     if mine <= SINGLE_STEP:
-        return None
-    if isinstance(other, Transfer) or (isinstance(other, AdaptedAttack) and other.noise > 0):
-        # Its gradients are those of another model: of networks it was given, or of the smoothed one.
+        return "weaker_kind"
+    if _transfers(other):
         return "transfer_wins"
     if theirs == 0:
         return "gradient_free_wins"
-    return "single_step_wins" if theirs <= SINGLE_STEP else None
+    if theirs <= SINGLE_STEP:
+        return "single_step_wins"
+    return "weaker_kind" if attack.traits.minimum_norm else "loop_at_fault"
+
+
+def _transfers(other: Attack) -> bool:
+    """Whether its gradients are those of another model: of networks it was given, or of the smoothed one."""
+    return isinstance(other, Transfer) or (isinstance(other, AdaptedAttack) and other.noise > 0)
+
+
+def _few(attack: Attack, entries: Sequence[Entry]) -> str:
+    """Why an attack is weak by its kind."""
+    if attack.traits.minimum_norm:
+        return "it looks for the smallest perturbation, and ends where it found none"
+    return "it takes a single step" if _gradients(attack, entries) else "it takes no gradient"
+
+
+def _beats(entries: Sequence[Entry], left: Sequence[Entry]) -> bool:
+    """Whether the other solves more samples, beyond noise."""
+    pairs = [(mine, theirs) for mine, theirs in zip(entries, left, strict=True) if mine.get("correct") is not False]
+    gained = sum(_open(mine) and theirs["outcome"] in BROKEN for mine, theirs in pairs)
+    lost = sum(mine["outcome"] in BROKEN and _open(theirs) for mine, theirs in pairs)
+    return gained - lost >= max(FEWEST, LEAST_GAIN * len(entries)) and more_often(gained, lost)
 
 
 def _larger_budget_less(name: str, entries: Sequence[Entry], larger: Sequence[Entry]) -> list[Finding]:
@@ -137,11 +184,10 @@ def _unbounded_fails(name: str, entries: Sequence[Entry]) -> list[Finding]:
     return [_finding("unbounded_fails", cause, seen, name, rows, entries, (remedy,))]
 
 
-def _remedy(name: str, other: Attack, attack: Attack) -> tuple[Remedy, ...]:
+def _remedy(name: str, other: Attack) -> Remedy:
     call = call_of(other)
     words = f"Run {name} beside it, and count a sample as robust only where all fail."
-    other_one = Remedy(words=words, attack=None if call is None else call.changed(), beside=True)
-    return other_one, *remedies.for_flat(attack)[:1]
+    return Remedy(words=words, attack=None if call is None else call.changed(), beside=True)
 
 
 def _gradients(attack: Attack, entries: Sequence[Entry]) -> float:

@@ -45,10 +45,12 @@ CODES: Mapping[str, str] = {
     "still_improving": "medium",
     "flat_loss": "medium",
     # Of a comparison with others
+    "loop_at_fault": "medium",
     "random_wins": "medium",
     "gradient_free_wins": "medium",
     "single_step_wins": "medium",
     "transfer_wins": "medium",
+    "weaker_kind": "medium",
     "larger_budget_less": "medium",
     "unbounded_fails": "medium",
     "falls_behind": "medium",
@@ -71,6 +73,7 @@ class Remedy:
         code: Lines for the user's own attack or model, in its own names; empty where the words are enough.
         paste: What the caller can paste to run it: options of the command that was run, or lines of Python with the
             names ``model`` and ``attack``; filled in by :class:`robust_ext.evaluations.causes.pasting.Caller`.
+        tried: What became of it where it was tried (:data:`robust_ext.evaluations.diagnosis.trying.OUTCOMES`).
     """
 
     words: str
@@ -81,6 +84,7 @@ class Remedy:
     beside: bool = False
     code: str = ""
     paste: str = ""
+    tried: str = ""
 
     @property
     def runnable(self) -> bool:
@@ -139,17 +143,25 @@ class Finding:
         return cls(**{**given, "evidence": tuple(given["evidence"]), "remedies": remedies})
 
 
+COMPARISONS = ("loop_at_fault", "random_wins", "gradient_free_wins", "single_step_wins", "transfer_wins", "weaker_kind")
+"""Findings that say what other attacks find: a symptom, of which running these is no proof."""
+
+
 def shown_by_most(finding: Finding) -> bool:
     """Whether at least half of the samples show it, or it is not about single samples."""
     return not finding.samples or not finding.of or 2 * finding.samples >= finding.of
 
 
 def ranked(findings: Iterable[Finding]) -> list[Finding]:
-    """Findings by weight, those that most samples show before others, then those that explain others."""
+    """Findings by weight, those that most samples show before others, then those that explain others.
+
+    How many samples show a comparison depends on how strong the others are.
+    """
     order = list(CODES)
 
     def key(finding: Finding) -> tuple[int, bool, int, float]:
         share = finding.samples / finding.of if finding.samples and finding.of else 1.0
-        return WEIGHTS.index(finding.weight), not shown_by_most(finding), order.index(finding.code), -share
+        few = not (shown_by_most(finding) or finding.code in COMPARISONS)
+        return WEIGHTS.index(finding.weight), few, order.index(finding.code), -share
 
     return sorted(findings, key=key)

@@ -41,7 +41,7 @@ from robust_ext.evaluations.diagnosis.examining import Examiner, Work
 from robust_ext.evaluations.diagnosis.options import DiagnosisOptions
 from robust_ext.evaluations.diagnosis.result import DiagnosisResult
 from robust_ext.evaluations.diagnosis.settings import DiagnosisSettings
-from robust_ext.evaluations.diagnosis.trying import Trials, evaluated
+from robust_ext.evaluations.diagnosis.trying import Trials, evaluated, rank, reordered
 
 
 def diagnose(
@@ -85,8 +85,8 @@ def diagnose(
         devices: The devices that its workers use; the model's own when left out.
         progress: Show a progress bar on stderr.
         callbacks: Told of the result, and of records as they come, see :class:`robust_ext.Callback`.
-        try_remedies: Run remedies on the same samples and seeds, at most four for an attack, until one mends it, and
-            see what they change.
+        try_remedies: Run remedies on the same samples and seeds, at most four for an attack, until with one it finds
+            what is planted, and see what they change.
         settings: All settings at once; the defaults when left out.
         **options: Single settings, see :class:`DiagnosisSettings`.
 
@@ -171,6 +171,7 @@ class _Diagnosis:
             findings = caller.addressed(ranked(find(examination, probe, threat_model=self.threat_model)))
             probe = replace(probe, findings=tuple(caller.addressed(probe.findings)))
             tried = self._try(module, examination, findings, watch) if trying else None
+            findings = reordered(findings, tried or (), self.attacks)
         content = make_content(
             module=module,
             probe=probe,
@@ -191,7 +192,7 @@ class _Diagnosis:
         if examiner is None:
             raise ModelError(str(refusal))
         parts = [part for attack in self.attacks.values() for part in examiner.estimates(attack)]
-        parts += examiner.estimated_references() if self.settings.references else []
+        parts += examiner.estimated_references(self.attacks.values()) if self.settings.references else []
         unknown: Costs = {("rest", None): Cost(unknown=("probes of the model", "larger budgets and remedies"))}
         return sum(parts, Estimate(title="diagnosis", costs=unknown, size=0))
 
@@ -214,19 +215,23 @@ class _Diagnosis:
     def _try(
         self, module: nn.Module, examination: Examination, findings: Sequence[Finding], watch: Callable[[str], object]
     ) -> list[dict[str, Any]]:
-        """Run the remedies of findings."""
+        """Run the remedies of findings; those that did not help come last."""
 
         def in_eval_mode() -> Examiner | None:
             return self._examiner(evaluated(module), "in-eval-mode")[0]
 
         trials = Trials(
-            attacks=self.attacks, before=examination.attacks, examiner=examination.examiner, in_eval_mode=in_eval_mode
+            attacks=self.attacks,
+            before=examination.attacks,
+            references=examination.references,
+            examiner=examination.examiner,
+            in_eval_mode=in_eval_mode,
         )
         tried = []
         for entry in trials.run(findings):
             watch(f"remedy: {entry['remedy']['words']}")
             tried.append(entry)
-        return tried
+        return sorted(tried, key=lambda entry: rank(entry["outcome"]))
 
 
 def _step(bar: Progress | None, words: str) -> None:

@@ -12,14 +12,14 @@ from robust_ext.core.threat import ThreatModel
 from robust_ext.engine.context import ISOLATED, current_context
 from robust_ext.engine.identity import describe, versions
 from robust_ext.engine.inputs import EvaluationInputs
-from robust_ext.evaluations.causes.finding import Finding
+from robust_ext.evaluations.causes.finding import COMPARISONS, Finding
 from robust_ext.evaluations.causes.indicators import most_likely
 from robust_ext.evaluations.causes.ioaf import ioaf, unstable_predictions
 from robust_ext.evaluations.causes.probes import ModelProbe
 from robust_ext.evaluations.caveats import attack_warnings, outside_warnings
 from robust_ext.evaluations.diagnosis.examination import Examination
 from robust_ext.evaluations.diagnosis.examining import ROLES, Examined, Ran, Work, robust_share
-from robust_ext.evaluations.diagnosis.next_steps import next_steps
+from robust_ext.evaluations.diagnosis.next_steps import next_steps, strongest
 from robust_ext.evaluations.diagnosis.settings import DiagnosisSettings
 from robust_ext.evaluations.timing import time_table
 
@@ -47,12 +47,13 @@ def make_content(
     likely = most_likely(findings)
     unstable = None if given is None else _unstable(given, settings.seed)
     attacks = [_attack(one, examination.larger[name], correct, unstable) for name, one in examination.attacks.items()]
+    references = [_ran(one, correct) for one in examination.references.values()]
     ran = [(name, one.ran.records) for name, one in examination.attacks.items()]
     outside = [(name, one.ran.attack, threat_model, one.ran.records) for name, one in examination.attacks.items()]
     return {
         "kind": "diagnosis",
         "likely": None if likely is None else likely.to_dict(),
-        "reason": _reason(likely, attacks, tried or ()),
+        "reason": _reason(likely, attacks, references, tried or ()),
         "samples": len(inputs),
         "clean_accuracy": probe.clean_accuracy if given is None else float(given.correct.mean()),
         "norm": threat_model.norm,
@@ -65,7 +66,7 @@ def make_content(
             "probe": probe.to_dict(),
         },
         "attacks": attacks,
-        "references": [_ran(one, correct) for one in examination.references.values()],
+        "references": references,
         "findings": [one.to_dict() for one in findings],
         "tried": None if tried is None else [dict(one) for one in tried],
         "next": next_steps(likely, tried, refused=given is None),
@@ -134,15 +135,48 @@ def _ran(ran: Ran, correct: Sequence[bool]) -> dict[str, Any]:
     }
 
 
-def _reason(likely: Finding | None, attacks: Sequence[Mapping[str, Any]], tried: Sequence[Mapping[str, Any]]) -> str:
-    """The diagnosis in a sentence; a cause is confirmed where its own remedy was tried and changed something."""
-    if likely is not None:
-        of = "" if likely.attack is None or len(attacks) == 1 else f" of {likely.attack}"
-        confirmed = any(one["confirmed"] for one in tried if one["code"] == likely.code)
-        return f"The {'confirmed' if confirmed else 'likely'} cause{of}: {likely.cause}"
-    if any(attack["verdict"] == "failed" for attack in attacks):
-        return "None of the known causes applies, and the attack misses planted examples all the same."
-    return "None of the known causes applies."
+def _reason(
+    likely: Finding | None,
+    attacks: Sequence[Mapping[str, Any]],
+    references: Sequence[Mapping[str, Any]],
+    tried: Sequence[Mapping[str, Any]],
+) -> str:
+    """The diagnosis in a sentence, and where another attack leaves less of the accuracy: which number to use.
+
+    A cause is confirmed where its own remedy makes the same attack solve more; a comparison is none.
+    """
+    if likely is None:
+        missed = any(attack["verdict"] == "failed" for attack in attacks)
+        more = ", and the attack misses planted examples all the same" if missed else ""
+        return f"None of the known causes applies{more}.{_lower(attacks, references)}"
+    of = "" if likely.attack is None or len(attacks) == 1 else f" of {likely.attack}"
+    if likely.code in COMPARISONS:
+        return f"What is seen{of}: {likely.cause}{_lower(attacks, references)}"
+    entry = next((one for one in tried if one["confirmed"] and one["code"] == likely.code), None)
+    if entry is None:
+        return f"The likely cause{of}: {likely.cause}{_lower(attacks, references)}"
+    return f"The confirmed cause{of}: {likely.cause}{_beside(entry)}"
+
+
+def _lower(attacks: Sequence[Mapping[str, Any]], references: Sequence[Mapping[str, Any]]) -> str:
+    """Which number to use where a reference leaves less of the accuracy than all attacks; empty where none does."""
+    known = [one["robust_accuracy"] for one in attacks if one["robust_accuracy"] is not None]
+    lowest = min(references, key=lambda one: one["robust_accuracy"], default=None)
+    if lowest is None or not known or lowest["robust_accuracy"] >= min(known):
+        return ""
+    yours, theirs = (f"{100 * value:.1f}" for value in (min(known), lowest["robust_accuracy"]))
+    return f" Robust accuracy is {yours} by what was given, {theirs} by {lowest['name']}: use that."
+
+
+def _beside(entry: Mapping[str, Any]) -> str:
+    """What references find where a remedy is confirmed, beside what the attack does with it."""
+    after = entry["after"]["robust_accuracy"]
+    best = strongest(entry)
+    if after is None or best is None:
+        return ""
+    yours, theirs = (f"{100 * value:.1f}" for value in (after, best["robust_accuracy"]))
+    more = ": use that" if best["robust_accuracy"] < after else ""
+    return f" With the remedy robust accuracy is {yours}, by {best['name']} {theirs}{more}."
 
 
 def _range(values: Tensor) -> list[float] | None:

@@ -41,7 +41,7 @@ class Examination:
                 for role, ran in examiner.larger(examined[name].ran):
                     watch(f"{name}, {role} budget")
                     larger[name][role] = ran
-        for ran in examiner.references() if examiner.settings.references else ():
+        for ran in examiner.references(attacks.values()) if examiner.settings.references else ():
             watch(ran.name)
             # One that raises (no gradient comes back) has nothing to compare with.
             if ran.error is None:

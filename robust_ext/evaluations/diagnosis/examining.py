@@ -6,18 +6,19 @@ import copy
 import hashlib
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from robust_ext.attacks.adapted import AdaptedAttack
+from robust_ext.attacks.adapted import AdaptedAttack, adaptation_words
 from robust_ext.attacks.apgd import APGD
 from robust_ext.attacks.base import Attack
 from robust_ext.attacks.random_search import RandomSearch
 from robust_ext.attacks.square import Square
 from robust_ext.core.errors import AttackError, AttackRefusedError, InvalidArgumentError, ModelError
+from robust_ext.core.settings import default_of
 from robust_ext.engine.estimate import Estimate, estimate
 from robust_ext.engine.identity import describe
 from robust_ext.engine.inputs import EvaluationInputs
@@ -36,6 +37,8 @@ from robust_ext.evaluations.timing import Part, parts_of
 
 ONE_STEP, ASCENT, SQUARE, RANDOM = "one gradient step", "APGD on the margin", "Square", "random points"
 SMOOTHED = "APGD on the smoothed model"
+# Settings of an adapted attack by which it sees other gradients or logits than those of the model.
+_VIEW = ("bpda", "gradient_mode", "steps", "eot", "noise", "temperature")
 # The budgets beside epsilon: twice it, and the whole range of inputs.
 ROLES = ("larger", "unbounded")
 
@@ -163,21 +166,34 @@ class Examiner:
             passes=left.spent("attack").passes,
         )
 
-    def references(self) -> Iterator[Ran]:
-        """Other attacks on the same samples."""
-        for name, attack in self._references().items():
+    def references(self, attacks: Iterable[Attack]) -> Iterator[Ran]:
+        """Other attacks on the same samples; the strongest through the views of these attacks as well."""
+        for name, attack in self._references(attacks).items():
             yield self.run(name, attack)
+
+    def strongest(self, attack: Attack, known: Mapping[str, Ran]) -> Iterator[Ran]:
+        """The strongest to compare with, through the view of an attack; those known are not run again."""
+        base = self._base()
+        attacks = _adapted(attack, base) or {ASCENT: base[ASCENT]}
+        attacks |= {SQUARE: base[SQUARE]} if SQUARE in base else {}
+        for name, reference in attacks.items():
+            yield known[name] if name in known else self.run(name, reference)
 
     def estimates(self, attack: Attack) -> list[Estimate]:
         """What an attack would cost on the samples, and on planted problems."""
         planted = [estimate(partial(self._plant, attack))] if self.settings.planted else []
         return [estimate(partial(self.run, attack.name, attack)), *planted]
 
-    def estimated_references(self) -> list[Estimate]:
-        """What those that it is compared with would cost."""
-        return [estimate(partial(self.run, name, attack)) for name, attack in self._references().items()]
+    def estimated_references(self, attacks: Iterable[Attack]) -> list[Estimate]:
+        """What those that these are compared with would cost."""
+        return [estimate(partial(self.run, name, attack)) for name, attack in self._references(attacks).items()]
 
-    def _references(self) -> dict[str, Attack]:
+    def _references(self, attacks: Iterable[Attack]) -> dict[str, Attack]:
+        base = self._base()
+        adapted = [_adapted(attack, base) for attack in attacks]
+        return {**base, **{name: one for each in adapted for name, one in each.items()}}
+
+    def _base(self) -> dict[str, Attack]:
         settings = self.settings
         attacks: dict[str, Attack] = {
             RANDOM: RandomSearch(points=settings.random_points),
@@ -233,6 +249,20 @@ class Examiner:
             layer=settings.layer,
             readout=settings.readout,
         )
+
+
+def _adapted(attack: Attack, references: Mapping[str, Attack]) -> dict[str, Attack]:
+    """The strongest references through the view of an attack; none where it sees the model as it is.
+
+    Other gradients change nothing for attacks that take none, which are left out but for the mean over draws.
+    """
+    if not isinstance(attack, AdaptedAttack):
+        return {}
+    view = {name: attack.adaptation[name] for name in _VIEW}
+    changed = {name: value for name, value in view.items() if value != default_of(AdaptedAttack, name)}
+    names = (ASCENT, SQUARE) if changed.keys() == {"eot"} and SQUARE in references else (ASCENT,)
+    through = adaptation_words(**view)
+    return {f"{name} through {through}": AdaptedAttack(attack=references[name], **view) for name in names if changed}
 
 
 def robust_share(ran: Ran, correct: Sequence[bool]) -> tuple[int, int]:

@@ -8,6 +8,7 @@ from typing import Any
 from robust_ext.core.printable import shell_words
 from robust_ext.engine.context import current_context
 from robust_ext.evaluations.causes.finding import Finding
+from robust_ext.evaluations.diagnosis.trying import HELPED
 
 # Options of this command that others lack or have other defaults of: with a value, and without one.
 _VALUED = ("--out", "--samples", "--planted", "--inner-points", "--queries", "--random-points", "--affordable")
@@ -17,7 +18,7 @@ Step = dict[str, str]
 
 
 def next_steps(likely: Finding | None, tried: Sequence[Mapping[str, Any]] | None, *, refused: bool) -> list[Step]:
-    """Words and a command (or code) each: mend what was found and see again, or go on to the full tests.
+    """Words and a command (or code) each: fix what was found and see again, or go on to the full tests.
 
     Args:
         likely: The most likely cause, if any.
@@ -29,13 +30,27 @@ def next_steps(likely: Finding | None, tried: Sequence[Mapping[str, Any]] | None
             _step("Nothing of weight was found: run the full binarization test.", "binarization"),
             _step("Then state robust accuracy on as many samples as the claim is about.", "robust-accuracy"),
         ]
-    confirmed = next((one for one in tried or () if one["confirmed"] and not one["remedy"]["evaluate"]), None)
-    if confirmed is not None:
-        words = "A remedy is confirmed on these samples: run the full binarization test with it."
-        return [_step(words, "binarization", confirmed)]
+    helped = next((one for one in tried or () if one["outcome"] in HELPED and not one["remedy"]["evaluate"]), None)
+    if helped is not None:
+        return [_with(helped)]
     if tried is None and any(remedy.runnable for remedy in likely.remedies) and not refused:
         return [_step("Run the remedies and see what they change.", "diagnose", trying=True)]
-    return [_step("Mend what is named first, and run this again.", "diagnose")]
+    return [_step("Fix what is named first, and run this again.", "diagnose")]
+
+
+def strongest(tried: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """What leaves the lowest robust accuracy of the attacks that were run beside a remedy; None without any."""
+    return min(tried["beside"], key=lambda one: float(one["robust_accuracy"]), default=None)
+
+
+def _with(helped: Mapping[str, Any]) -> Step:
+    """The full test with a remedy of use, or with what finds more than the attack does with it."""
+    best, after = strongest(helped), helped["after"]["robust_accuracy"]
+    if best is not None and best["text"] is not None and after is not None and best["robust_accuracy"] < after:
+        words = f"{best['name']} finds more than the attack with the remedy: run the full binarization test with it."
+        return _step(words, "binarization", {**helped, "text": best["text"]})
+    what = "A remedy is confirmed" if helped["confirmed"] else "Another attack finds more"
+    return _step(f"{what} on these samples: run the full binarization test with it.", "binarization", helped)
 
 
 def _step(words: str, name: str, confirmed: Mapping[str, Any] | None = None, *, trying: bool = False) -> Step:

@@ -1,6 +1,8 @@
 """Remedies, run on the same samples and seeds as the attack that they are for: what they change, and whether at all.
 
-What an attack draws follows from its name, which it keeps.
+What an attack draws follows from its name, which it keeps. A remedy is judged by what is solved on the model that was
+given, whatever view of it the attack is shown: beyond noise, by a test of the samples and planted problems that are
+solved either before or after it.
 """
 
 from __future__ import annotations
@@ -8,22 +10,26 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from robust_ext.attacks.adapted import AdaptedAttack
 from robust_ext.attacks.base import Attack
 from robust_ext.core.errors import IsolationError, RobustExtError
+from robust_ext.core.statistics import more_often
+from robust_ext.engine.identity import describe
 from robust_ext.evaluations.causes.finding import Finding, Remedy
 from robust_ext.evaluations.causes.rewriting import call_of
-from robust_ext.evaluations.diagnosis.examining import Examined, Examiner, robust_share
+from robust_ext.evaluations.diagnosis.examining import Examined, Examiner, Ran, robust_share
 from robust_ext.registry.attack import as_attack
 
-# A remedy is confirmed where so many more samples or problems are solved with it, or where so large a share of the
-# rows come so much closer to another class, in units of the largest logit.
-_MORE_SOLVED, _SHARE, _CLOSER = 2, 0.9, 0.01
+OUTCOMES = ("confirmed", "finds more", "within noise", "changes nothing", "worse", "raised")
+"""What remedies may do, those of use first. ``"confirmed"``: the same attack solves more, beyond noise; ``"finds
+more"``: another attack in its place does, which says nothing of the cause."""
+HELPED = OUTCOMES[:2]
+"""Those of use."""
 # Test score at which nothing further is tried for an attack, and how many remedies are tried for it at most.
-_MENDED, _MOST = 0.95, 4
+_ENOUGH, _MOST = 0.95, 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,35 +38,36 @@ class Trials:
 
     attacks: Mapping[str, Attack]
     before: Mapping[str, Examined]  # By attack; none where the model could not be evaluated
+    references: Mapping[str, Ran] = field(default_factory=dict)  # What was run beside them
     examiner: Examiner | None  # None likewise
     in_eval_mode: Callable[[], Examiner | None]  # One of the model in eval mode, where that can be evaluated
 
     def run(self, findings: Sequence[Finding]) -> Iterator[dict[str, Any]]:
         """Try the remedies that can be run, in order, until one makes an attack find what is planted; plain values."""
-        seen, mended, counts = set[str](), set[str](), Counter[str]()
+        seen, solved, counts = set[tuple[str, str]](), set[str](), Counter[str]()
         for finding in findings:
             names = list(self.attacks) if finding.attack is None else [finding.attack]
             for remedy in finding.remedies if finding.weight != "low" else ():
                 for name in names if self._runs(remedy) else ():
-                    key = f"{name} {remedy.attack} {sorted(remedy.view.items())} {remedy.evaluate}"
-                    if key in seen or name in mended or counts[name] >= _MOST:
+                    key = name, made_of(self.attacks[name], remedy)
+                    if key in seen or name in solved or counts[name] >= _MOST:
                         continue
                     seen.add(key)
                     counts[name] += 1
                     entry = self._try(finding, remedy, name)
-                    if entry["confirmed"] and (entry["after"]["score"] or 0.0) >= _MENDED:
-                        mended.add(name)
+                    if entry["outcome"] in HELPED and (entry["after"]["score"] or 0.0) >= _ENOUGH:
+                        solved.add(name)
                     yield entry
 
     def _runs(self, remedy: Remedy) -> bool:
-        """Whether a remedy can be run on the model, which may have to be mended first."""
+        """Whether a remedy can be run on the model, which may have to be put into eval mode first."""
         return remedy.evaluate or (remedy.runnable and self.examiner is not None)
 
     def _try(self, finding: Finding, remedy: Remedy, name: str) -> dict[str, Any]:
         entry: dict[str, Any] = {"code": finding.code, "attack": name, "remedy": remedy.to_dict(), "text": None}
         before = self.before.get(name)
         entry |= {"before": None if before is None else numbers(before, self.examiner), "after": None}
-        entry |= {"confirmed": False, "error": None}
+        entry |= {"outcome": "raised", "confirmed": False, "beside": [], "error": None}
         examiner = self.in_eval_mode() if remedy.evaluate else self.examiner
         if examiner is None:
             return {**entry, "error": "the model cannot be evaluated in eval mode either"}
@@ -75,7 +82,27 @@ class Trials:
             return {**entry, "error": str(error)}
         if after.ran.error is not None:
             return {**entry, "error": after.ran.error}
-        return {**entry, "after": numbers(after, examiner), "confirmed": moved(before, after)}
+        outcome = outcome_of(before, after)
+        if outcome == "confirmed" and not _same(self.attacks[name], attack):
+            outcome = "finds more"
+        entry |= {"after": numbers(after, examiner), "outcome": outcome, "confirmed": outcome == "confirmed"}
+        return {**entry, "beside": self._beside(attack, examiner) if outcome == "confirmed" else []}
+
+    def _beside(self, attack: Attack, examiner: Examiner) -> list[dict[str, Any]]:
+        """What the attacks to compare with find on the same samples, through the same view of the model."""
+        if not examiner.settings.references:
+            return []
+        base = self.references if examiner is self.examiner else {}
+        correct = examiner.given.correct.tolist()
+        return [
+            {
+                "name": ran.name,
+                "text": None if (call := call_of(ran.attack)) is None else call.changed(),
+                "robust_accuracy": robust_share(ran, correct)[0] / len(ran.records),
+            }
+            for ran in examiner.strongest(attack, base)
+            if ran.error is None
+        ]
 
 
 def remedied(attack: Attack, remedy: Remedy) -> Attack:
@@ -87,6 +114,57 @@ def remedied(attack: Attack, remedy: Remedy) -> Attack:
 def evaluated(module: Any) -> Any:
     """A copy of a module in eval mode."""
     return copy.deepcopy(module).eval()
+
+
+def made_of(attack: Attack, remedy: Remedy) -> str:
+    """What is run for a remedy: of two that come to the same attack, one is tried."""
+    try:
+        made = describe(remedied(attack, remedy))
+    except RobustExtError:
+        made = str(remedy.attack)
+    return f"{made} in eval mode" if remedy.evaluate else made
+
+
+def reordered(
+    findings: Sequence[Finding], tried: Sequence[Mapping[str, Any]], attacks: Mapping[str, Attack]
+) -> list[Finding]:
+    """Findings with what became of each remedy that was tried; those that did not help come last, the worst at the end.
+
+    What became of a remedy is known wherever it is proposed for the same attack.
+    """
+    known = {
+        (one["attack"], made_of(attacks[one["attack"]], Remedy.from_dict(one["remedy"]))): one["outcome"]
+        for one in tried
+    }
+
+    def marked(finding: Finding, remedy: Remedy) -> Remedy:
+        names = list(attacks) if finding.attack is None else [finding.attack]
+        found = [known.get((name, made_of(attacks[name], remedy)), "") for name in names if remedy.runnable]
+        return replace(remedy, tried=min(found, key=rank, default=""))
+
+    return [
+        replace(
+            one, remedies=tuple(sorted((marked(one, each) for each in one.remedies), key=lambda each: rank(each.tried)))
+        )
+        for one in findings
+    ]
+
+
+def rank(outcome: str) -> float:
+    """The place of what became of a remedy; what was not tried comes before what did not help."""
+    return OUTCOMES.index(outcome) if outcome else OUTCOMES.index("within noise") - 0.5
+
+
+def _same(attack: Attack, other: Attack) -> bool:
+    """Whether another attack is the same one with other settings, or on another view of the model."""
+    while isinstance(other, AdaptedAttack):
+        other = other.attack
+    while isinstance(attack, AdaptedAttack):
+        attack = attack.attack
+    calls = call_of(attack), call_of(other)
+    if calls[0] is None or calls[1] is None:
+        return attack is other
+    return (calls[0].scope, calls[0].name) == (calls[1].scope, calls[1].name)
 
 
 def numbers(examined: Examined, examiner: Examiner | None) -> dict[str, Any]:
@@ -104,30 +182,34 @@ def numbers(examined: Examined, examiner: Examiner | None) -> dict[str, Any]:
     }
 
 
-def moved(before: Examined | None, after: Examined) -> bool:
-    """Whether a remedy changes what it is to change: more is solved, or the margin rises nearly everywhere."""
-    if _solved(after) >= _solved(before) + _MORE_SOLVED:
-        return True
-    if before is None or before.ran.error is not None:
-        return False
-    closer = [
-        now["best"] > then["best"] + _CLOSER * (then.get("scale") or 0.0)
-        for then, now in _traces(before, after)
-        if then.get("best") is not None and now.get("best") is not None
-    ]
-    return bool(closer) and sum(closer) >= _SHARE * len(closer)
+def outcome_of(before: Examined | None, after: Examined) -> str:
+    """One of :data:`OUTCOMES`, by what is solved of samples, of planted problems, and of both together."""
+    pairs = [_changed(_samples(before), _samples(after)), _changed(_planted(before), _planted(after))]
+    gained, lost = (sum(counts) for counts in zip(*pairs, strict=True))
+    pairs.append((gained, lost))
+    worse = any(more_often(down, up) for up, down in pairs if down)
+    if not worse and any(more_often(up, down) for up, down in pairs if up):
+        return "confirmed"
+    if worse or lost > gained:
+        return "worse"
+    return "within noise" if gained > lost else "changes nothing"
 
 
-def _solved(examined: Examined | None) -> int:
-    """How many samples and planted problems an attack solved; none where it raised or was not run."""
+def _changed(before: Mapping[Any, bool], after: Mapping[Any, bool]) -> tuple[int, int]:
+    """How many are solved after alone, and before alone."""
+    gained = sum(solved and not before.get(key, False) for key, solved in after.items())
+    return gained, sum(before.get(key, False) and not solved for key, solved in after.items())
+
+
+def _samples(examined: Examined | None) -> dict[int, bool]:
+    """Which samples an attack solved; empty where it raised or was not run."""
     if examined is None or examined.ran.error is not None:
-        return 0
-    planted: int = sum(entry["outcome"] == "found" for entry in examined.planted_entries)
-    return planted + sum(map(examined.ran.solved, range(len(examined.ran.records))))
+        return {}
+    return {index: examined.ran.solved(index) for index in range(len(examined.ran.records))}
 
 
-def _traces(before: Examined, after: Examined) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
-    """The traces of an attack without and with a remedy, sample by sample."""
-    for then, now in zip(before.ran.records, after.ran.records, strict=True):
-        if then.get("trace") and now.get("trace"):
-            yield then["trace"], now["trace"]
+def _planted(examined: Examined | None) -> dict[int, bool]:
+    """The same of planted problems."""
+    if examined is None or examined.ran.error is not None:
+        return {}
+    return {index: entry["outcome"] == "found" for index, entry in enumerate(examined.planted_entries)}

@@ -16,7 +16,7 @@ from robust_ext.evaluations.result import EvaluationResult
 PAGE = Path(__file__).parents[3] / "docs" / "my_attack_failed.md"
 # Findings that need other attacks on the same samples.
 COMPARED = ("random_wins", "gradient_free_wins", "single_step_wins", "transfer_wins", "larger_budget_less")
-COMPARED += ("unbounded_fails",)
+COMPARED += ("unbounded_fails", "loop_at_fault", "weaker_kind")
 _BLOCK = "```{}\n(.*?)```"
 
 
