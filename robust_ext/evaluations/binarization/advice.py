@@ -8,6 +8,7 @@ that a test with them shows little: neither is advised.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import ceil
 
@@ -43,6 +44,41 @@ def easier_to_plant(settings: BinarizationSettings, *, inseparable: int, unplant
     if (unplanted or not ways) and settings.kappa > 0.5:
         ways.append(_set("kappa", 0.9 if settings.kappa > 0.9 else 0.5))
     return " or ".join(ways) or "other inputs"
+
+
+def others_to_plant(settings: BinarizationSettings, *, references: bool) -> list[dict[str, object]]:
+    """Settings to try where a detector lets none of the points pass: points nearer to clean ones, and more of them.
+
+    With ``references`` points to imitate are needed, which it has to let pass too.
+    """
+    near: dict[str, object] = {"boundary": "surface", "inner": 0.0} if settings.corners else {}
+    alone: dict[str, object] = {} if references or not settings.reference_points else {"reference_points": 0}
+    more = {"planting_tries": 10 * settings.planting_tries}
+    ways = [near, alone, {**near, **alone}, {**near, **alone, **more}]
+    return [way for number, way in enumerate(ways) if way and way not in ways[:number]]
+
+
+def settle_planting(
+    tried: Sequence[tuple[Mapping[str, object], int]], *, unfound: int, samples: int, tries: int, inverted: bool
+) -> str:
+    """What a detector left to be planted, and the settings that plant most of those tried, with how many each plants.
+
+    In ``unfound`` of the samples none of ``tries`` points is judged as the test wants it.
+    """
+    verb = "let pass" if inverted else "rejected"
+    facts = f"The detector {verb} all points to plant, or all to imitate, in {unfound} of {samples} samples"
+    facts += f" ({tries} points each)"
+    best, count = max(tried, key=lambda one: one[1], default=({}, 0))
+    if count:
+        between = " " if current_context().command else ", "
+        ways = between.join(_set(*one) for one in best.items())
+        return f"{facts}. To settle it: {ways}, which plants {count} of {samples}."
+    names = ", ".join(dict.fromkeys(name for way, _ in tried for name in way))
+    also = f"; other settings ({names}) plant nothing either" if names else ""
+    return (
+        f"{facts}{also}. To settle it: test the attack on the classifier alone, and classifier with detector by "
+        "MEAD (robust-ext mead)."
+    )
 
 
 def settle(at: Solved, rules: Rules, *, lost: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import inf
 from typing import Any
 
@@ -15,8 +16,10 @@ from robust_ext.engine.context import current_context
 from robust_ext.engine.identity import describe, versions
 from robust_ext.engine.run import Outcome, isolated
 from robust_ext.engine.store import Record
+from robust_ext.evaluations.binarization.advice import others_to_plant, settle_planting
 from robust_ext.evaluations.binarization.depth_findings import find_behind
 from robust_ext.evaluations.binarization.depth_scores import witness_curve
+from robust_ext.evaluations.binarization.planting import count_plantable
 from robust_ext.evaluations.binarization.protocol import BinarizationRun
 from robust_ext.evaluations.binarization.sequential import decided_after
 from robust_ext.evaluations.binarization.summary import summarise_attack
@@ -47,10 +50,11 @@ _NOTHING = {"outcome": "not_planted"}
 def make_content(outcome: Outcome[BinarizationRun], *, begun: float | None) -> dict[str, Any]:
     """Everything ``result.json`` holds of one test, of a call that began then; None for one of several."""
     run, attacks, attempted, outside, causes, behind = outcome.run, [], [], [], [], []
+    easier = _easier(run, outcome.records)
     for name, attack in run.attacks.items():
         mine = _until_decided(name, run, outcome.records)
         timings = [entry for entry in outcome.timings if entry["block"] < len(mine)]
-        words = {"description": describe(attack), "target": current_context().target}
+        words = {"description": describe(attack), "target": current_context().target, "easier": easier}
         attacks.append(summarise_attack(name, mine, timings, run.settings, attacks=len(run.attacks), **words))
         entries = [record["attacks"][name] for record in mine if name in record["attacks"]]
         attempted.append((name, [entry for entry in entries if entry["outcome"] != "not_planted"]))
@@ -94,6 +98,30 @@ def make_content(outcome: Outcome[BinarizationRun], *, begun: float | None) -> d
         "seed": run.settings.seed,
         "time": time_table([outcome], begun=begun, others=_calibration(run)),
     }
+
+
+def _easier(run: BinarizationRun, records: Sequence[Record]) -> str:
+    """Why a detector let nothing be planted, and the settings that were found to plant something; empty elsewhere.
+
+    Only what was tried on the same samples is proposed.
+    """
+    settings, defense = run.settings, run.defense
+    plantings = [record["planting"] for record in records if "planting" in record]
+    unfound = sum(not one["found"] for one in plantings)
+    if defense is None or 2 * unfound <= len(records) or any(record["separable"] for record in records):
+        return ""
+    references = any(attack.traits.references for attack in run.attacks.values())
+    tried: list[tuple[dict[str, object], int]] = []
+    some = [record["index"] for record in records][:PROBED]
+    for way in others_to_plant(settings, references=references):
+        # More points take more time, and are of no use where fewer do.
+        if "planting_tries" in way and any(count for _, count in tried):
+            continue
+        changed = replace(settings, **way)
+        inputs, samples = run.inputs[some].to(run.device), [run.ids[index] for index in some]
+        tried.append((way, count_plantable(run.forward, run.readout, inputs, samples, changed, defense)))
+    tries = max(one["tries"] for one in plantings)
+    return settle_planting(tried, unfound=unfound, samples=len(some), tries=tries, inverted=defense.inverted)
 
 
 def _calibration(run: BinarizationRun) -> list[Part]:

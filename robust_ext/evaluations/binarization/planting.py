@@ -17,10 +17,13 @@ from robust_ext.core.settings import make_settings
 from robust_ext.core.target import PassCounter
 from robust_ext.core.threat import ThreatModel
 from robust_ext.core.validation import Array, as_tensor, check_inputs
+from robust_ext.engine.phases import Phases
 from robust_ext.engine.verify import Verification, verify
 from robust_ext.evaluations.binarization.attacking import count_planted
-from robust_ext.evaluations.binarization.forward import choose_forward
+from robust_ext.evaluations.binarization.defense import Defense, draw_accepted
+from robust_ext.evaluations.binarization.forward import Forward, choose_forward
 from robust_ext.evaluations.binarization.options import BinarizationOptions
+from robust_ext.evaluations.binarization.posing import pose
 from robust_ext.evaluations.binarization.preparation import counted_parts
 from robust_ext.evaluations.binarization.problems import Problems
 from robust_ext.evaluations.binarization.rough import fit_problems
@@ -132,6 +135,32 @@ class Planted:
     def score(self, candidates: Array) -> float:
         """The test score: share of the problems that verified candidates ``(M, ...)`` solve."""
         return self.verify(candidates).outcomes.count("found") / len(self)
+
+
+def count_plantable(
+    forward: Forward,
+    readout: nn.Module,
+    inputs: Tensor,
+    samples: Sequence[int],
+    settings: BinarizationSettings,
+    defense: Defense,
+) -> int:
+    """In how many of the inputs ``(B, ...)`` with these ids something can be planted that the detector lets pass."""
+    drawn = [draw_accepted(x, sample, settings, defense) for x, sample in zip(inputs, samples, strict=True)]
+    phases = Phases(PassCounter())
+    try:
+        problems = pose(forward, readout, inputs, samples, drawn, settings, phases, random=False).problems
+    except (ModelError, InvalidArgumentError):
+        return 0
+    if problems is None or not problems.samples:
+        return 0
+    counts = [
+        count_planted(
+            Planted(problems.select([row]), forward.module, settings).judge, problems.select([row]), defense=defense
+        )
+        for row in range(len(problems.samples))
+    ]
+    return int((torch.cat(counts) > 0).sum())
 
 
 def plant(

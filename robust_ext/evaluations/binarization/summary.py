@@ -31,8 +31,12 @@ def summarise_attack(
     attacks: int,
     description: str,
     target: str,
+    easier: str = "",
 ) -> dict[str, Any]:
-    """Everything about one of so many attacks, as documented for ``result.json``, of what the same groups left."""
+    """Everything about one of so many attacks, as documented for ``result.json``, of what the same groups left.
+
+    ``easier`` is why nothing could be planted where a detector is why, and what would plant something.
+    """
     attacked = [record for record in records if name in record["attacks"]]
     planted = planted_for(name, records)
     mine = [record["attacks"][name] for record in planted]
@@ -65,6 +69,7 @@ def summarise_attack(
             inseparable=unplanted["not_separable"],
             unplanted=unplanted["not_planted"],
             unfound=unfound,
+            easier=easier,
         ),
         "depth": solved_depth(depths, settings),
         "depths": depths,

@@ -57,6 +57,7 @@ def judge(
     inseparable: int = 0,
     unplanted: int = 0,
     unfound: int = 0,
+    easier: str = "",
 ) -> dict[str, Any]:
     """The verdict with what it rests on: shares of planted problems solved, None without any, and exact intervals.
 
@@ -66,7 +67,7 @@ def judge(
     attack ``repaired`` some. In ``non_finite`` other problems it came to points at which the network's logits are not
     finite; ``lost`` is how many it was not run on and why, in words. In ``inseparable`` further samples no readout was
     found, in ``unplanted`` none of the planted points stayed adversarial, in ``unfound`` there was none to plant that
-    the detector judges as the test wants.
+    the detector judges as the test wants; ``easier`` is then why nothing was planted, and what to change.
     """
     interval = proportion_interval(found, samples, confidence=settings.confidence)
     searched = samples if random_samples is None else random_samples
@@ -75,8 +76,8 @@ def judge(
     if repaired >= REPAIRED:
         verdict, reason = "failed", _PREDICTED_LABELS.format(repaired=repaired, planted=planted)
     elif not samples:
-        easier = easier_to_plant(settings, inseparable=inseparable, unplanted=unplanted)
-        reason = f"No example could be planted, so nothing is known about the attack. To settle it: {easier}."
+        easier = easier or f"To settle it: {easier_to_plant(settings, inseparable=inseparable, unplanted=unplanted)}."
+        reason = f"No example could be planted, so nothing is known about the attack. {easier}"
         verdict = "inconclusive"
     else:
         counts = {"found": found, "random_found": random_found, "samples": samples, "random_samples": searched}
@@ -140,8 +141,9 @@ def pair_verdict(tests: Mapping[str, Mapping[str, Any]]) -> tuple[str, str]:
             "nothing planted" if score is None else f"{score:.2f}"
             for score in (tests[test]["score"] for test in (failed[0], other))
         )
-        meaning = (
-            f"It fails the {failed[0]} test ({missed}) and not the {other} one ({found}): it ignores the detector, and "
-            "finds only what happens to be on its side."
-        )
+        meaning = f"It fails the {failed[0]} test ({missed}) and not the {other} one ({found})"
+        if tests[other]["score"] is None:
+            meaning += "."
+        else:
+            meaning += ": it ignores the detector, and finds only what happens to be on its side."
     return "failed", f"{meaning} {reasons}"

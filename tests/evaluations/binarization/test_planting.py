@@ -1,12 +1,19 @@
-"""Problems attacked by hand."""
+"""Problems attacked by hand, and what plants some where a detector rejects all."""
+
+import re
+from ast import literal_eval
 
 import pytest
 import torch
 from torch import nn
 
 import robust_ext
+from robust_ext import ThreatModel
 from robust_ext.core.errors import AttackError, InvalidArgumentError, ModelError
+from robust_ext.datasets import load_dataset
+from robust_ext.demo.network import digits_network
 from robust_ext.evaluations.binarization import plant
+from robust_ext.evaluations.binarization.verdict import pair_verdict
 
 QUICK = {"inner_points": 100}
 
@@ -70,3 +77,63 @@ def test_what_cannot_be_planted_is_said(network, digits, linf):
         plant(flat, digits[:3], linf, inner_point=3)
     with pytest.raises(InvalidArgumentError, match="inputs: got no samples"):
         plant(flat, digits[:0], linf)
+
+
+def _dark(x):
+    """What lies in pixels that should be black: of noise there, little or much."""
+    return (x * (x < 0.15)).mean((1, 2, 3))
+
+
+def _grey(x):
+    """The share of values off the grid of clean digits, on which no point of a ball lies."""
+    return ((x * 16 - (x * 16).round()).abs() > 1e-4).double().mean((1, 2, 3)) + 1e-3 * x.mean((1, 2, 3)).double()
+
+
+@pytest.mark.parametrize(
+    ("score", "rate", "settings", "plants"),
+    [
+        (_dark, 0.1, {}, True),
+        (_dark, 0.2, {}, True),
+        (_dark, 0.1, {"boundary": "corners", "boundary_points": 2}, True),
+        (_grey, 0.1, {}, False),
+        (_grey, 0.1, {"boundary": "surface", "inner": 0.0}, False),
+    ],
+)
+def test_a_detector_that_rejects_all_gets_settings_that_were_seen_to_plant(score, rate, settings, plants):
+    data = load_dataset("digits")
+    given = {"detector": score, "detector_data": data.take(range(200, 300))[0], "detector_fpr": rate, "depths": (1,)}
+    given |= {"inner_points": 50, "planting_tries": 48, "canaries": 0}
+    small = {"random_inner": 5, "random_corners": 5}
+
+    def regular(**changed):
+        result = robust_ext.binarization_test(
+            digits_network(),
+            "robust_ext:APGD(steps=3)",
+            data.take(range(12))[0],
+            ThreatModel(norm="linf", epsilon=0.1),
+            **{**given, **small, **changed},
+        )
+        return result.content["attacks"][0]["tests"]["regular"]
+
+    attack = regular(**settings)
+    assert (attack["samples"], attack["verdict"]) == (0, "inconclusive")
+    assert "rejected" in attack["reason"]
+    assert "12 of 12" in attack["reason"]
+    assert "inner_points=" not in attack["reason"]
+    proposed = re.search(r"To settle it: (.*), which plants (\d+) of 12", attack["reason"])
+    assert (proposed is not None) == plants
+    if proposed is not None:
+        changed = {name: literal_eval(value) for name, value in re.findall(r"(\w+)=([^,]+)", proposed[1])}
+        assert regular(**{**settings, **changed})["samples"] == int(proposed[2]) > 0
+
+
+@pytest.mark.parametrize("failed", ["regular", "inverted"])
+def test_nothing_planted_in_one_test_shows_nothing_of_the_detector(failed):
+    other = {"regular": "inverted", "inverted": "regular"}[failed]
+    tests = {
+        failed: {"verdict": "failed", "score": 0.2, "reason": "Missed."},
+        other: {"verdict": "inconclusive", "score": None, "reason": "None."},
+    }
+    verdict, reason = pair_verdict(tests)
+    assert verdict == "failed"
+    assert "ignores the detector" not in reason
