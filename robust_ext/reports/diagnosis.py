@@ -131,11 +131,12 @@ def tried_rows(result: Mapping[str, Any]) -> list[Line]:
             "-" if after is None else f"{show((before or {}).get(key))} > {show(after[key])}"
             for key, show in (("score", _score), ("robust_accuracy", percent))
         ]
-        words = entry["error"] or entry["outcome"]
+        # Results of earlier versions have no outcome.
+        words = entry["error"] or entry.get("outcome") or ("confirmed" if entry["confirmed"] else "changes nothing")
         lines = [line for line in findings.to_paste(entry["remedy"]) if not line.startswith(("import", "from", "#"))]
         remedy = lines[0] if lines else entry["remedy"]["words"]
         found.append((plain(entry["code"]), plain(remedy), *cells, plain(words)))
-        for one in entry["beside"]:
+        for one in entry.get("beside", ()):
             share = f"{percent((before or {}).get('robust_accuracy'))} > {percent(one['robust_accuracy'])}"
             found.append(("", f"  beside it: {plain(one['name'])}", "-", share, ""))
     return found

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import ceil
+from typing import Any
 
 from robust_ext.engine.context import current_context
 from robust_ext.evaluations.binarization.rules import Rules, Solved
@@ -46,13 +47,13 @@ def easier_to_plant(settings: BinarizationSettings, *, inseparable: int, unplant
     return " or ".join(ways) or "other inputs"
 
 
-def others_to_plant(settings: BinarizationSettings, *, references: bool) -> list[dict[str, object]]:
+def others_to_plant(settings: BinarizationSettings, *, references: bool) -> list[dict[str, Any]]:
     """Settings to try where a detector lets none of the points pass: points nearer to clean ones, and more of them.
 
     With ``references`` points to imitate are needed, which it has to let pass too.
     """
-    near: dict[str, object] = {"boundary": "surface", "inner": 0.0} if settings.corners else {}
-    alone: dict[str, object] = {} if references or not settings.reference_points else {"reference_points": 0}
+    near: dict[str, Any] = {"boundary": "surface", "inner": 0.0} if settings.corners else {}
+    alone: dict[str, Any] = {} if references or not settings.reference_points else {"reference_points": 0}
     more = {"planting_tries": 10 * settings.planting_tries}
     ways = [near, alone, {**near, **alone}, {**near, **alone, **more}]
     return [way for number, way in enumerate(ways) if way and way not in ways[:number]]

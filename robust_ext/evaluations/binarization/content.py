@@ -111,7 +111,7 @@ def _easier(run: BinarizationRun, records: Sequence[Record]) -> str:
     if defense is None or 2 * unfound <= len(records) or any(record["separable"] for record in records):
         return ""
     references = any(attack.traits.references for attack in run.attacks.values())
-    tried: list[tuple[dict[str, object], int]] = []
+    tried: list[tuple[dict[str, Any], int]] = []
     some = [record["index"] for record in records][:PROBED]
     for way in others_to_plant(settings, references=references):
         # More points take more time, and are of no use where fewer do.

@@ -153,7 +153,7 @@ TRIED = {
     "outcome": "confirmed",
     "beside": [],
     "after": {"robust_accuracy": 0.5},
-    "remedy": FAULT.remedies[0].to_dict() | {"options": ["--eot", "8"]},
+    "remedy": FAULT.remedies[0].to_dict(),
 }
 TEXT = "robust_ext:X(loss='a')"
 
@@ -164,11 +164,6 @@ TEXT = "robust_ext:X(loss='a')"
         (None, None, "binarization --model m.py --attack A --eps=8/255 --layer fc --attack=B"),
         (FAULT, None, f"{GIVEN} --try-remedies"),
         (FAULT, [TRIED | {"text": TEXT}], f'binarization --model m.py --eps=8/255 --layer fc --attack "{TEXT}"'),
-        (
-            FAULT,
-            [TRIED | {"text": None}],
-            "binarization --model m.py --attack A --eps=8/255 --layer fc --attack=B --eot 8",
-        ),
         (FAULT, [TRIED | {"outcome": "within noise"}], GIVEN),
         (
             FAULT,

@@ -77,7 +77,7 @@ FAULTY = {
 SOUND = {
     "PGD of 7 steps": partial(climb, steps=7, step=0.25),
     "PGD of 10 steps from random points": partial(climb, steps=10, step=0.25, start=1.0),
-    "MI-FGSM": partial(climb, steps=10, momentum=lambda v, g: v + g),
+    "MI-FGSM": partial(climb, steps=10, step=0.25, momentum=lambda v, g: v + g),
     "restarts": best_of,
     "steps that get smaller": partial(climb, decay=0.9, step=0.3),
     "APGD": "robust_ext:APGD(steps=20)",
