@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from robust_ext.core.errors import InconsistentModelError, InvalidArgumentError, ModelError
-from robust_ext.core.tasks import TOKENS, name_output
+from robust_ext.core.tasks import OWN_GRADIENTS, TOKENS, name_output
 
 
 def check_classifier(module: nn.Module, inputs: Tensor) -> Tensor:
@@ -43,6 +43,7 @@ def check_classifier(module: nn.Module, inputs: Tensor) -> Tensor:
         raise ModelError(
             f"model: raised {type(error).__name__} on inputs of shape {tuple(inputs.shape)} and dtype float32: {error}"
             + (f"; {TOKENS}" if tokens and "indices" in str(error) else "")
+            + (f"; {OWN_GRADIENTS}" if _runs_with_gradients(module, inputs) else "")
         ) from error
     rows = len(inputs)
     if not isinstance(logits, Tensor) or not logits.is_floating_point() or logits.dim() != 2 or len(logits) != rows:
@@ -63,6 +64,16 @@ def check_classifier(module: nn.Module, inputs: Tensor) -> Tensor:
             "model: returns probabilities (rows in [0, 1] that sum to one), expected logits; leave out the softmax"
         )
     return logits.detach()
+
+
+def _runs_with_gradients(module: nn.Module, inputs: Tensor) -> bool:
+    """Whether a module that raised runs where gradients are switched on."""
+    try:
+        with torch.inference_mode(False), torch.enable_grad():
+            module(inputs.clone())
+    except Exception:
+        return False
+    return True
 
 
 def _behaves(part: nn.Module) -> bool:

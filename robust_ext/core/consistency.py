@@ -24,6 +24,7 @@ _OTHER_SIZE, _OTHER_SIZE_GPU = 1e-2, 3e-2
 # The share by which logits of an optimisation may differ, which turns rounding into something larger.
 _OPTIMISED = 0.03
 _REPEATS = 2
+SINGLE, _AT_BOUND = "on a single row", "where the other rows lie at a bound"
 _ROWS = 3
 
 
@@ -90,30 +91,32 @@ def _beside_others(
     for row, bound in zip((0, len(probes) - 1), bounds, strict=True):
         others = torch.full_like(probes, bound)
         others[row] = probes[row]
-        found = max(found, _difference(first[row], _logits(module, others, argument)[row]))
+        found = max(found, _difference(first[row], _logits(module, others, argument, _AT_BOUND)[row]))
     return found
 
 
 def _in_other_batches(module: nn.Module, probes: Tensor, first: Tensor, argument: str) -> float:
     """The largest change of logits of rows in another order, and of the first and last row alone."""
     order = torch.arange(len(probes) - 1, -1, -1, device=probes.device)
-    found = _difference(first, _logits(module, probes[order], argument)[order])
+    found = _difference(first, _logits(module, probes[order], argument, "on rows in another order")[order])
     for row in (0, len(probes) - 1):
-        found = max(found, _difference(first[row], _logits(module, probes[row : row + 1], argument)[0]))
+        found = max(found, _difference(first[row], _logits(module, probes[row : row + 1], argument, SINGLE)[0]))
     return found
 
 
-def _logits(module: nn.Module, rows: Tensor, argument: str) -> Tensor:
+def _logits(module: nn.Module, rows: Tensor, argument: str, tried: str = "") -> Tensor:
     """Logits of a copy of the rows; an error where the module changes that copy, or does not return one row each."""
-    given = rows.clone()
+    given, tried = rows.clone(), tried or f"on a batch of {len(rows)} rows"
     try:
         out = module(given)
     except Exception as error:
-        raise InconsistentModelError(
-            f"{argument}: raised {type(error).__name__} on a batch of {len(rows)}: {error}; "
-            "attacks leave out rows that are done, so it has to take batches of any size of inputs in bounds",
-            "raises",
-        ) from error
+        needed = (
+            "attacks leave out rows that are done, so it has to take batches of any size"
+            if tried == SINGLE
+            else "it has to take all inputs in the bounds"
+        )
+        text = f"{argument}: raised {type(error).__name__} {tried}: {error}; {needed}"
+        raise InconsistentModelError(text, "raises", tried=tried) from error
     if not torch.equal(given, rows):
         raise InconsistentModelError(
             f"{argument}: changes its input in place, so the points of attacks and of whoever checks them would change "
@@ -122,7 +125,7 @@ def _logits(module: nn.Module, rows: Tensor, argument: str) -> Tensor:
             "changes_input",
         )
     if not isinstance(out, Tensor) or out.dim() != 2 or len(out) != len(rows):
-        raise InconsistentModelError(f"{argument}: {name_output(out, len(rows), rows)}", "shape")
+        raise InconsistentModelError(f"{argument}: {name_output(out, len(rows), rows)}", "shape", tried=tried)
     return out.detach()
 
 

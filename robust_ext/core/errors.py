@@ -49,10 +49,19 @@ class InconsistentModelError(ModelError):
         kind: ``"raises"``, ``"shape"``, ``"changes_input"``, ``"random"``, ``"batch"`` or ``"train_mode"``.
         difference: The largest between logits that should be the same; None where none were compared.
         scale: The largest logit, likewise.
+        tried: What it was called with, as in ``"on a single row"``; empty where that does not matter.
     """
 
-    def __init__(self, text: str, kind: str, difference: float | None = None, scale: float | None = None) -> None:
-        self.kind, self.difference, self.scale = kind, difference, scale
+    def __init__(
+        self,
+        text: str,
+        kind: str,
+        difference: float | None = None,
+        scale: float | None = None,
+        *,
+        tried: str = "",
+    ) -> None:
+        self.kind, self.difference, self.scale, self.tried = kind, difference, scale, tried
         super().__init__(text)
 
 

@@ -15,6 +15,11 @@ TOKENS = (
     "its embeddings: give it as a module from them, as in logits = model(inputs_embeds=x).logits, with inputs "
     "x = model.get_input_embeddings()(ids).detach() and bounds that hold their values"
 )
+OWN_GRADIENTS = (
+    "it runs where gradients are switched on: a model that optimises while it runs is a defense that acts at test "
+    "time, for robust_ext.evaluate_defense(model, None, inputs, labels, threat_model, classifier=static_model) "
+    "(robust-ext test-time), or switches gradients on itself (torch.enable_grad())"
+)
 SIGMOIDS = (
     "columns of sigmoids, as a multi-label model returns, expected logits. Multi-label models are not supported: "
     f"{ONLY}. Where one class is right for each input, return what the sigmoid is taken of; to evaluate the decision "

@@ -70,8 +70,9 @@ def test_every_number_of_a_sign_attack_on_a_linear_network_in_closed_form():
     # A step moves the margin by the step times the sum of |a|, until the edge of the ball after eight of them.
     for row, start in ((first, -0.5 * total), (second, -0.5 * total + 0.2 * total)):
         expected = {
-            "queries": 21, "graphs": 20, "cut": 0, "gradients": 20, "zero": 0, "non_finite": 0, "zero_loss": 0, "other_label": 0,
-            "turns": 0.0, "first": start, "best": start + EPSILON * total, "last": start + EPSILON * total,
+            "queries": 21, "graphs": 20, "cut": 0, "gradients": 20, "zero": 0, "non_finite": 0, "zero_loss": 0,
+            "other_label": 0, "turns": 0.0, "first": start, "best": start + EPSILON * total,
+            "last": start + EPSILON * total,
             "adversarial_at": None, "late": 0.0,
             "recent": 0.0, "lowest": start, "scale": 9e4, "saturated": 0, "reach": 1.0, "end": 1.0, "step": 0.0,
             "longest": 0.125, "follows": 1.0, "uses": 1.0, "back": 0.0, "held": 0.0, "grid": 1, "elsewhere": 0.0,

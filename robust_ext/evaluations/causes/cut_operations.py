@@ -20,6 +20,8 @@ from torch.overrides import TorchFunctionMode
 
 from robust_ext.evaluations.causes.calls import Call, Operation, Place, copied, tensors
 
+# What takes gradients, here inside a forward.
+_TAKING = (torch.autograd.grad, torch.autograd.backward, Tensor.backward)
 # What takes a number or an array out of a tensor, and its graph with it.
 _LEAVING = ("item", "tolist", "numpy", "__array__", "__float__", "__int__", "__bool__")
 
@@ -60,6 +62,7 @@ class PassTrace(TorchFunctionMode):
         killed: Nodes that a gradient did not come out of as it went in, from the output to the input.
         failed: Where an operation raised.
         last_node: Where the backward pass came to last.
+        taking: The innermost module that takes gradients of its own while it runs; None where none does.
         hooked: For hooks that a forward puts on tensors: the module, a gradient, and what the hook made of it.
     """
 
@@ -73,6 +76,7 @@ class PassTrace(TorchFunctionMode):
         self.killed: list[Killed] = []
         self.failed: Place | None = None
         self.last_node: Place | None = None
+        self.taking: Call | None = None
         self.hooked: list[tuple[Call, Tensor, Tensor]] = []
         self._names = {id(module): name for name, module in root.named_modules()}
         self._stack: list[Call] = []
@@ -83,6 +87,8 @@ class PassTrace(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation, and note what it did to the graph."""
         name = operation_name(func)
+        if func in _TAKING and self._stack:
+            self.taking = self.taking or self._stack[-1]
         if name == "register_hook" and self._stack and getattr(args[1], "func", None) != self._note_gradient:
             return func(args[0], partial(self._note_hook, self._stack[-1], args[1]))
         inputs = [one for one in tensors((args, kwargs)) if one.requires_grad]

@@ -25,6 +25,7 @@ from robust_ext.evaluations.causes.layers import (
 )
 from robust_ext.evaluations.causes.output_probe import named
 from robust_ext.evaluations.causes.secants import near_identity
+from robust_ext.models.adaptive import AdaptiveDefense
 from robust_ext.models.bpda import BPDA
 from robust_ext.models.quantised import is_quantised
 
@@ -94,6 +95,12 @@ def probe_gradients(
     if not findings and not hooks:
         findings += _fault_findings(faults)
     findings = [*hooks, *(replace(one, remedies=_helping(one.remedies, module, few, aims)) for one in findings)]
+    if trace.taking is not None and not any(isinstance(part, AdaptiveDefense) for part in module.modules()):
+        line = f"{named(trace.taking)} takes gradients of its own while it runs."
+        findings = [
+            replace(one, evidence=(*one.evidence, line), remedies=(remedies.TEST_TIME, *one.remedies))
+            for one in findings
+        ]
     if logits is not None and gradient is not None:
         findings += _loss_findings(logits, labels, gradient)
     return Gradients(findings=tuple(findings), layers=tuple(layer_reports(trace, measured, faults)))

@@ -29,6 +29,18 @@ RANDOM = (
         paste=f"import robust_ext\n{_STATED}\n{_JUDGED}",
     ),
 )
+_TEST_TIME = """result = robust_ext.evaluate_defense(
+    {module}, None, inputs, labels, threat_model, classifier=static_model  # the model without its optimisation
+)"""
+TEST_TIME = Remedy(
+    words="Evaluate it as a defense that acts at test time, against the model without what it optimises: attacks with "
+    "gradients past it, averaged, transferred and without any are then run (robust-ext test-time).",
+    paste=f"import robust_ext\n{_TEST_TIME}",
+)
+GRADIENTS_ON = Remedy(
+    words="Or switch gradients on inside its forward, which is called without them.",
+    code="with torch.inference_mode(False), torch.enable_grad():\n    x = purify(x.clone())",
+)
 TRANSFER = Remedy(
     words="Craft on the float model, of which this one is a quantised copy, and transfer what is found.", transfer=True
 )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from robust_ext.core.consistency import check_consistency
+from robust_ext.core.consistency import SINGLE, check_consistency
 from robust_ext.core.errors import InconsistentModelError
 from robust_ext.evaluations.causes import model_remedies as remedies
 from robust_ext.evaluations.causes.calls import Call, Place
@@ -26,7 +26,9 @@ from robust_ext.models.outputs import TwoClass
 
 # As AutoAttack tests it.
 _PROBABILITY = 1e-5
-_ANY_SIZE = Remedy(words="Let the model take batches of any size of inputs in the bounds.")
+_ANY_SIZE = Remedy(words="Let the model take batches of any size.")
+_ANY_INPUTS = Remedy(words="Let the model take any inputs in the bounds.")
+_FIX = Remedy(words="Call the model on such a batch in your own process, and fix what is raised there.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,13 +72,13 @@ def probe_outputs(module: nn.Module, inputs: Tensor, *, bounds: tuple[float, flo
     findings: list[Finding] = []
     random = False
     with torch.no_grad():
-        trace = _watched(module, few)
+        trace = _watched(module, inputs, rows)
         if isinstance(trace, Finding):
             return Outputs(findings=(trace,))
         findings += _mode_findings(module, few, trace, seed)
         if findings:
             random = _is_random(_inconsistency(_Copying(module), inputs, bounds))
-            trace = _watched(module.eval(), few)
+            trace = _watched(module.eval(), inputs, rows)
             if isinstance(trace, Finding):
                 return Outputs(findings=(*findings, trace))
         if trace.changed is not None:
@@ -114,32 +116,51 @@ class _Copying(nn.Module):
         return out
 
 
-def _watched(module: nn.Module, few: Tensor) -> PassTrace | Finding:
-    """A trace of a forward pass; what is wrong where it raises."""
-    given = few.clone()
-    with traced(module, len(few), watched=given) as trace:
+def _watched(module: nn.Module, inputs: Tensor, rows: int) -> PassTrace | Finding:
+    """A trace of a forward pass of the first rows; what is wrong where it raises."""
+    given = inputs[:rows].clone()
+    with traced(module, len(given), watched=given) as trace:
         try:
             module(given)
         except Exception as error:
             failed = error
         else:
             return trace
-    return _crashed_finding(module, few, trace.running, failed) or trace
+    return _crashed_finding(module, inputs, len(given), trace, failed) or trace
 
 
-def _crashed_finding(module: nn.Module, few: Tensor, call: Call | None, error: Exception) -> Finding | None:
+def _crashed_finding(
+    module: nn.Module, inputs: Tensor, rows: int, trace: PassTrace, error: Exception
+) -> Finding | None:
     """What a model raised; None where it raises under a trace only, as code that looks at its caller may."""
+    if _runs(module, inputs[:rows]):
+        return None
+    call, evidence = trace.running, [f"{type(error).__name__} in {named(trace.running)}: {error}"]
+    with torch.enable_grad():
+        with_gradients = _runs(module, inputs[:rows])
+    if with_gradients:
+        cause = "The model raises where gradients are switched off, as they are for predictions."
+        found: tuple[Remedy, ...] = (remedies.GRADIENTS_ON,)
+        evidence.append("It runs where they are switched on.")
+        if trace.taking is not None:
+            cause = f"{named(trace.taking)} takes gradients of its own while it runs, and raises where they are off."
+            found = (remedies.TEST_TIME, *found)
+    elif sizes := [size for size in dict.fromkeys((1, len(inputs))) if size != rows and _runs(module, inputs[:size])]:
+        cause = f"The model raises on {rows} inputs."
+        evidence.append(f"It runs on a batch of {' and of '.join(map(str, sizes))}.")
+        found = (_ANY_SIZE,)
+    else:
+        cause, found = f"The model raises on {rows} inputs.", (_FIX,)
+    layer = None if call is None else call.name
+    return Finding(code="crashed", cause=cause, evidence=tuple(evidence), layer=layer, remedies=found)
+
+
+def _runs(module: nn.Module, inputs: Tensor) -> bool:
     try:
-        module(few.clone())
+        module(inputs.clone())
     except Exception:
-        return Finding(
-            code="crashed",
-            cause=f"The model raises on {len(few)} inputs.",
-            evidence=(f"{type(error).__name__} in {named(call)}: {error}",),
-            layer=None if call is None else call.name,
-            remedies=(_ANY_SIZE,),
-        )
-    return None
+        return False
+    return True
 
 
 def _mode_findings(module: nn.Module, few: Tensor, trace: PassTrace, seed: int) -> Iterator[Finding]:
@@ -184,11 +205,12 @@ def _changed_finding(call: Call) -> Finding:
 
 def _inconsistent_finding(found: InconsistentModelError, trace: PassTrace, rows: int) -> Finding:
     if found.kind in ("raises", "shape"):
+        what = "raises" if found.kind == "raises" else "returns no row of logits for each input"
         return Finding(
             code="crashed",
-            cause="The model does not take batches of any size.",
+            cause=f"The model {what} {found.tried}.",
             evidence=(str(found),),
-            remedies=(_ANY_SIZE,),
+            remedies=(_ANY_SIZE if found.tried == SINGLE else _ANY_INPUTS,),
         )
     random = _is_random(found)
     calls = random_calls(trace) if random else batch_calls(trace, rows)

@@ -14,7 +14,8 @@ from torch import nn
 
 from robust_ext.attacks.adapted import AdaptedAttack
 from robust_ext.attacks.base import Attack, CallableAttack
-from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.errors import InvalidArgumentError, RobustExtError
+from robust_ext.core.objects import resolve_object
 from robust_ext.core.printable import shell_words
 from robust_ext.core.specification import parse_call
 from robust_ext.core.threat import ThreatModel
@@ -31,6 +32,8 @@ _GRADIENTS = {"bpda", "gradient_mode", "steps", "temperature"}
 # What such settings are for a module: these can be put around a model of a library too.
 _AROUND = ({"bpda"}, {"bpda", "gradient_mode"}, {"gradient_mode"}, {"eot"})
 _IMPORT = "import robust_ext"
+# Options that all commands share: data, threat model, device.
+_SHARED = ("--data", "--eps=", "--norm=", "--bounds=", "--input-size=", "--device=")
 # How a module becomes a model of a library with what else the caller's model states.
 _REBUILT = {
     "foolbox": ("Foolbox", "import foolbox", "foolbox.PyTorchModel({}, bounds=model.bounds)"),
@@ -162,6 +165,8 @@ def _options(remedy: Remedy, attack: Attack | None, arm: ThreatModel | None) -> 
     """Options to add to the command that was run, or the command with another attack; empty where it takes none."""
     command, *given = current_context().command
     option = _OPTIONS.get(command)
+    if remedy.paste and "evaluate_defense" in remedy.paste and "{module}, None" in remedy.paste:
+        return _test_time(given)
     if option is None or remedy.paste:
         return ""
     view, text, call = dict(remedy.view), remedy.attack, None if attack is None else call_of(attack)
@@ -185,6 +190,19 @@ def _options(remedy: Remedy, attack: Attack | None, arm: ThreatModel | None) -> 
     adapted = isinstance(attack, AdaptedAttack) and any(one.startswith(old[:2]) for one in given)
     kept = [one for one in given if not one.startswith(old) and not (adapted and one.startswith(option))]
     return shell_words(["robust-ext", command, *kept, option, text])
+
+
+def _test_time(given: Sequence[str]) -> str:
+    """The command that evaluates the model as a defense; empty where it is no object of a file or package."""
+    model = next((one.partition("=")[2] for one in given if one.startswith("--model=")), "")
+    try:
+        made = resolve_object(model)
+    except RobustExtError:
+        return ""
+    called = "" if isinstance(made, nn.Module) or model.endswith(")") else "()"
+    kept = [one for one in given if one.startswith(_SHARED)]
+    static = f"--model={model.rpartition(':')[0]}:static_model"
+    return shell_words(["robust-ext", "test-time", f"--defense={model}{called}", static, *kept])
 
 
 def _changes(remedy: Remedy, attack: Attack, module: nn.Module, *, dead: bool) -> bool:

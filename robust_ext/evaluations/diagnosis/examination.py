@@ -56,7 +56,9 @@ def find(examination: Examination, probe: ModelProbe, *, threat_model: ThreatMod
     """
     found, examiner = list[Finding](), examination.examiner
     if examiner is None:
-        return list(probe.findings)
+        # What was refused comes first; what gradients do is looked at when that is fixed.
+        refused = [one for one in probe.findings if one.code not in MISLEADING]
+        return refused if any(one.weight != "low" for one in refused) else list(probe.findings)
     correct, random = examiner.given.correct.tolist(), examination.references.get(RANDOM)
     ran = dict[str, Ran]()
     for name, examined in examination.attacks.items():
@@ -120,7 +122,6 @@ def _raised_on_planted(name: str, examined: Examined, *, classes: int, planted: 
 
 def _raised(error: str, name: str) -> str:
     """What an attack of this name raised, in a line."""
-    text = error.removeprefix(f"{name}: ").split("\n")[0]
+    text = error.removeprefix(f"{name}: ").split("\n")[0].partition("; ")[0].rstrip(".")
     _, found, raised = text.partition("raised ")
-    shown = raised.partition("; ")[0] if found else text
-    return f"raised {shown[:160].rstrip('.')}"
+    return f"raised {raised[:160]}" if found else f"raised an error ({text[:160]})"
