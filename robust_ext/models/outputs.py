@@ -116,14 +116,14 @@ def reduced(
     """
     places = _candidates(output, rows, inputs)
     entry = places[0]
-    if len(places) > 1 or _columns(_taken(output, entry)) == 1:
+    if len(places) > 1 or _width(_taken(output, entry)) == 1:
         labels = None if labels is None else labels[:_ROWS]
         batches = [run(batch) for batch in torch.split(inputs[:_ROWS], _BATCH)]
         values = {place: torch.cat([_taken(one, place).float() for one in batches]) for place in places}
         entry = _chosen(values, labels, output)
     seen = _taken(output, entry)
     found = module if entry is None else LogitsOf(module, entry)
-    if _columns(seen) == 1:
+    if _width(seen) == 1:
         found = _two_classes(found, values[entry], labels)
     else:
         _check_sigmoids(seen, found, inputs[:rows])
@@ -169,6 +169,10 @@ def _candidates(output: object, rows: int, inputs: Tensor) -> list[Any]:
     return places
 
 
+def _width(values: Tensor) -> int:
+    return 1 if values.dim() == 1 else values.shape[1]
+
+
 def _is_candidate(value: object, rows: int) -> bool:
     return (
         isinstance(value, Tensor)
@@ -177,10 +181,6 @@ def _is_candidate(value: object, rows: int) -> bool:
         and len(value) == rows
         and value[0].numel() > 0
     )
-
-
-def _columns(values: Tensor) -> int:
-    return 1 if values.dim() == 1 else values.shape[1]
 
 
 def _chosen(values: Mapping[Any, Tensor], labels: Tensor | None, output: object) -> Any:
@@ -267,28 +267,26 @@ def _ends_in_sigmoid(module: nn.Module, inputs: Tensor) -> bool:
 
 
 def _predicted(values: Tensor) -> Tensor:
-    if _columns(values) > 1:
+    if _width(values) > 1:
         return values.argmax(1)
-    threshold = 0.5 if _are_probabilities(values) else 0.0
-    return (values.reshape(-1) > threshold).long()
+    return (values.reshape(-1) > (0.5 if _are_probabilities(values) else 0)).long()
 
 
 def _are_probabilities(values: Tensor) -> bool:
     inside = bool(((values >= 0) & (values <= 1)).all())
-    return inside and (_columns(values) == 1 or bool(((values.double().sum(1) - 1).abs() < 1e-4).all()))
+    return inside and (_width(values) == 1 or bool(((values.double().sum(1) - 1).abs() < 1e-4).all()))
 
 
 def _same_decision(one: Tensor, other: Tensor) -> bool:
     """Whether two candidates have the same probabilities."""
-    if _columns(one) != _columns(other):
-        return False
-    return torch.allclose(_as_probabilities(one), _as_probabilities(other), atol=1e-5)
+    same = _width(one) == _width(other)
+    return same and torch.allclose(_as_probabilities(one), _as_probabilities(other), atol=1e-5)
 
 
 def _as_probabilities(values: Tensor) -> Tensor:
     if _are_probabilities(values):
         return values.reshape(len(values), -1)
-    return values.softmax(1) if _columns(values) > 1 else values.reshape(-1, 1).sigmoid()
+    return values.softmax(1) if _width(values) > 1 else values.reshape(-1, 1).sigmoid()
 
 
 def _shown(output: object) -> str:
