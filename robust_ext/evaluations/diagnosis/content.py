@@ -69,7 +69,12 @@ def make_content(
         "references": references,
         "findings": [one.to_dict() for one in findings],
         "tried": None if tried is None else [dict(one) for one in tried],
-        "next": next_steps(likely, tried, refused=given is None),
+        "next": next_steps(
+            likely,
+            tried,
+            refused=given is None,
+            plantable=not attacks or any(one["not_planted"] is None for one in attacks),
+        ),
         "not_run": refusal,
         "warnings": attack_warnings(ran, consequence=", and count as not found") + outside_warnings(outside),
         "settings": {

@@ -17,19 +17,23 @@ _BARE = ("--try-remedies", "--no-try-remedies", "--references", "--no-references
 Step = dict[str, str]
 
 
-def next_steps(likely: Finding | None, tried: Sequence[Mapping[str, Any]] | None, *, refused: bool) -> list[Step]:
+def next_steps(
+    likely: Finding | None, tried: Sequence[Mapping[str, Any]] | None, *, refused: bool, plantable: bool
+) -> list[Step]:
     """Words and a command (or code) each: fix what was found and see again, or go on to the full tests.
 
     Args:
         likely: The most likely cause, if any.
         tried: Remedies that were tried, as in ``result.json``; None where none were to be.
         refused: Whether the model could not be evaluated as it is.
+        plantable: Whether a binarization test takes one of the attacks.
     """
     if likely is None:
-        return [
-            _step("Nothing of weight was found: run the full binarization test.", "binarization"),
-            _step("Then state robust accuracy on as many samples as the claim is about.", "robust-accuracy"),
-        ]
+        words = "State robust accuracy on as many samples as the claim is about."
+        stated = _step(words if not plantable else f"Then {words[0].lower()}{words[1:]}", "robust-accuracy")
+        if not plantable:
+            return [stated]
+        return [_step("Nothing of weight was found: run the full binarization test.", "binarization"), stated]
     helped = next((one for one in tried or () if one["outcome"] in HELPED and not one["remedy"]["evaluate"]), None)
     if helped is not None:
         return [_with(helped)]

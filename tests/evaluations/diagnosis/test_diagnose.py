@@ -175,7 +175,7 @@ TEXT = "robust_ext:X(loss='a')"
 )
 def test_what_to_run_next(likely, tried, expected):
     with run_context(RunContext(command=GIVEN.split())):
-        steps = next_steps(likely, tried, refused=False)
+        steps = next_steps(likely, tried, refused=False, plantable=True)
     assert steps[0]["command"] == f"robust-ext {expected}"
 
 

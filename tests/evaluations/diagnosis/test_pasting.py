@@ -11,6 +11,7 @@ import torch
 from typer.testing import CliRunner
 
 import robust_ext
+from robust_ext.attacks.transfer import Transfer
 from robust_ext.cli.app import app
 from robust_ext.demo.network import digits_network
 from tests.evaluations.diagnosis.zoo import attacks, layers
@@ -50,7 +51,6 @@ QUICK = (
     ("softmax outputs", "foolbox"),
     ("last instead of best", "module"),
     ("noise", "module"),
-    ("int8", "command"),
 )
 
 
@@ -108,9 +108,9 @@ AVERAGED = "robust_ext:AdaptedAttack(attack='robust_ext:APGD(steps=5)', eot=8)"
         (NOISE, AVERAGED),
         (NOISE, "torchattacks:EOTPGD(steps=5)"),
         # There are none to be had.
-        (Trees, "robust_ext:Square(queries=20)"),
-        (Trees, FOOLBOX),
-        (Trees, attacks.pgd),
+        pytest.param(Trees, "robust_ext:Square(queries=20)", marks=pytest.mark.exhaustive),
+        pytest.param(Trees, FOOLBOX, marks=pytest.mark.exhaustive),
+        pytest.param(Trees, attacks.pgd, marks=pytest.mark.exhaustive),
     ],
 )
 def test_what_cannot_help_is_not_proposed(model, attack):
@@ -136,7 +136,14 @@ def weak_arm(norm, epsilon):
     return f"{norm}:{epsilon}=foolbox:{norm.capitalize()}PGD(steps=5, rel_stepsize=0.02)"
 
 
-@pytest.mark.parametrize(("norm", "epsilon"), [("linf", 0.1), ("l2", 1.0), ("linf", 0.0625)])
+@pytest.mark.parametrize(
+    ("norm", "epsilon"),
+    [
+        ("linf", 0.1),
+        pytest.param("l2", 1.0, marks=pytest.mark.exhaustive),
+        pytest.param("linf", 0.0625, marks=pytest.mark.exhaustive),
+    ],
+)
 def test_an_arm_is_mended_by_an_arm(norm, epsilon, tmp_path):
     """A suite has no option for an attack alone; in Python an arm has a norm and a budget of its own."""
     (tmp_path / "det.py").write_text("def spread(x):\n    return x.flatten(1).std(1)\n")
@@ -189,3 +196,22 @@ def test_attacks_on_a_defense_at_test_time_get_through_it(attack):
     for text in filter(None, pasted):
         exec(text, names)  # noqa: S102 -- as printed
         assert worst(left(names["attack"])) <= (0.5 if attack is None else worst(result) - 0.3)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("attack", ["foolbox:LinfPGD(steps=40, rel_stepsize=0.1)", "transfer", "noise"])
+def test_what_is_printed_next_runs(attack):
+    """An attack that crafts on other networks is not sent to a binarization test, whose problems have two classes."""
+    inputs, labels = digits(12)
+    given = {
+        "transfer": Transfer(surrogates={"float": digits_network()}),
+        "noise": robust_ext.AdaptedAttack(attack=robust_ext.as_attack(FOOLBOX), noise=0.1, eot=2),
+    }
+    names = {"robust_ext": robust_ext, "model": digits_network(), "attack": given.get(attack, attack)}
+    names |= {"inputs": inputs, "labels": labels, "threat_model": LINF}
+    result = robust_ext.diagnose(names["model"], names["attack"], inputs, labels, LINF, planted=2, references=False)
+    commands = [step["command"] for step in result.content["next"]]
+    assert any("binarization" in one for one in commands) == (attack != "transfer")
+    for text in commands:
+        exec(text, names)  # noqa: S102 -- as printed
