@@ -83,3 +83,41 @@ def swinging(model, x, y, *, epsilon, steps=40, keep="last"):
             found = model(points).argmax(1) != y
             best[found] = points[found]
     return points if keep == "last" else best
+
+
+def ascending(model, x, y, *, epsilon, steps=40, step=0.1, fault=None):
+    """Sign steps on cross-entropy from the clean input, with a momentum that adds up normalised gradients.
+
+    Args:
+        model: From inputs to logits.
+        x: Inputs.
+        y: Labels.
+        epsilon: Budget.
+        steps: How many.
+        step: Relative to epsilon.
+        fault: ``"momentum"`` subtracts the momentum; ``"normalised"`` standardises inputs that the model takes as they
+            are; ``"rounded"`` keeps points on the grid of 8 bits; ``"named"`` looks up what is not there;
+            ``"ten"`` aims at one of ten classes; ``"batch"`` divides the step by the rows; ``"early"`` ends where the
+            loss rises by less than a tenth of itself; ``"fading"`` takes a step that gets shorter by a third.
+    """
+    points, velocity, before = x.clone(), torch.zeros_like(x), None
+    settings = {"mean": 0.5, "std": 0.01}
+    for number in range(steps):
+        points = points.detach().requires_grad_(True)
+        if fault == "named":
+            settings.pop("deviation")
+        shown = (points - settings["mean"]) / settings["std"] if fault == "normalised" else points
+        aim, sign = ((y + 5) % 10, -1) if fault == "ten" else (y, 1)
+        loss = nn.functional.cross_entropy(model(shown), aim, reduction="sum")
+        gradient = sign * _gradient(loss, points)
+        gradient = gradient / gradient.abs().sum((1, 2, 3), keepdim=True).clamp_min(1e-30)
+        if fault == "early" and before is not None and float(loss.detach()) < before * 1.1 + 0.1:
+            break
+        before = float(loss.detach())
+        way = gradient - velocity if fault == "momentum" else gradient + velocity
+        velocity = velocity + gradient
+        size = step * epsilon / (len(x) if fault == "batch" else 1) * (0.66**number if fault == "fading" else 1)
+        points = _project(points.detach() + size * way.sign(), x, epsilon)
+        if fault == "rounded":
+            points = (points * 255).round() / 255
+    return points.detach()

@@ -9,8 +9,9 @@ from typing import Any
 
 from torch import nn
 
-from robust_ext import ThreatModel
+from robust_ext import ThreatModel, as_attack
 from robust_ext.adapters.foolbox.library import foolbox
+from robust_ext.attacks.adapted import AdaptedAttack
 from tests.evaluations.diagnosis.zoo import attacks, layers
 from tests.evaluations.diagnosis.zoo.networks import batch_normalised, convolutional, scaled, trained, training
 from tests.evaluations.diagnosis.zoo.published import resnet
@@ -96,6 +97,17 @@ def _noisy(*, faulty: bool) -> nn.Module:
     return convolutional(before="relu1", noise=layers.Noise(faulty=faulty))
 
 
+def _hooked(*, faulty: bool) -> nn.Module:
+    network = convolutional()
+    if faulty:
+        network.net.conv2.register_full_backward_hook(layers.silence)
+    return network
+
+
+def _louder() -> nn.Module:
+    return scaled(2)
+
+
 def _rounded_resnet(*, faulty: bool) -> nn.Module:
     return resnet(quantise=layers.Rounding(faulty=faulty))
 
@@ -176,6 +188,18 @@ _IN_MODEL = [
     ),
     of_layer("in place", "changes_input", "shift", layers.Shifted, attacks.pgd, harm="refused", remedy=None),
 ]
+
+
+def _ascending(title: str, code: str, fault: str, **settings: Any) -> Fault:
+    """A fault of an update by hand; without it the steps are those of the library of attacks."""
+    attack = partial(attacks.ascending, fault=fault, **settings)
+    return Fault(
+        name=title, code=code, attack=attack, twin=partial(attacks.ascending, **{**settings, **_SOUND.get(fault, {})})
+    )
+
+
+# What the twins take, where the settings of the fault would be one by themselves.
+_SOUND: dict[str, dict[str, Any]] = {"early": {"step": 0.1, "steps": 40}}
 _IN_ATTACK = [
     Fault(
         name="too few steps",
@@ -258,6 +282,45 @@ _IN_ATTACK = [
         remedy={"projected": True},
     ),
 ]
+_IN_UPDATE = [
+    _ascending("momentum of the wrong sign", "off_gradient", "momentum"),
+    _ascending("inputs normalised twice", "other_points", "normalised"),
+    _ascending("rounded to 8 bits in the loop", "vanishing_steps", "rounded", step=0.018, steps=160),
+    _ascending("raises before it starts", "crashed", "named"),
+    _ascending("ten classes for granted", "crashed_planted", "ten"),
+    _ascending("step divided by the batch", "short_path", "batch"),
+    _ascending("ends by itself, with small steps", "short_path", "early", step=0.01, steps=400),
+    _ascending("steps that fade", "short_path", "fading"),
+    Fault(
+        name="wrong sign on large logits",
+        code="toward_label",
+        model=_louder,
+        attack=partial(attacks.pgd, sign=-1),
+        twin=attacks.pgd,
+    ),
+    Fault(
+        name="backward hook",
+        code="zero_gradient",
+        layer="net.conv2",
+        model=_hooked,
+        attack=FOOLBOX,
+    ),
+    Fault(
+        name="k-winners of channels",
+        code="wrong_gradient",
+        layer="net.winners",
+        model=partial(trained, "winners", layers.Fewer),
+        attack=TORCHATTACKS,
+        remedy={"noise": 0.5, "eot": 16},
+    ),
+    of_layer(
+        "rounding, with draws",
+        "zero_gradient",
+        "quantise",
+        layers.Rounding,
+        AdaptedAttack(attack=as_attack(FOOLBOX), eot=16),
+    ),
+]
 _PUBLISHED = [
     Fault(
         name="rounding, ResNet-20",
@@ -280,4 +343,4 @@ _PUBLISHED = [
         published=True,
     ),
 ]
-FAULTS: tuple[Fault, ...] = (*_IN_MODEL, *_IN_ATTACK, *_PUBLISHED)
+FAULTS: tuple[Fault, ...] = (*_IN_MODEL, *_IN_ATTACK, *_IN_UPDATE, *_PUBLISHED)
