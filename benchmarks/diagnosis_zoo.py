@@ -18,7 +18,15 @@ from common import page_options
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.evaluations.diagnosis.zoo.cases import FAULTS, Fault
 from tests.evaluations.diagnosis.zoo.published import available
-from tests.evaluations.diagnosis.zoo.running import best_trial, diagnosed, first_cause, samples, truth
+from tests.evaluations.diagnosis.zoo.running import (
+    best_trial,
+    diagnosed,
+    falsely_confirmed,
+    first_cause,
+    samples,
+    truth,
+    worsened,
+)
 
 PAGE = Path(__file__).parents[1] / "docs" / "diagnosis.md"
 BEGIN, END = (f"<!-- {word}: python benchmarks/diagnosis_zoo.py -->" for word in ("begin", "end"))
@@ -42,6 +50,8 @@ def row(fault: Fault) -> dict[str, Any]:
         "found": first_cause(ill),
         "twin": [one.code for one in healthy.findings if one.weight != "low"],
         "trial": trial,
+        "worsened": worsened(ill),
+        "falsely": falsely_confirmed(ill),
     }
 
 
@@ -99,7 +109,9 @@ def summary(rows: list[dict[str, Any]]) -> str:
     return (
         f"{len(rows)} faults: {right} named rightly, {layers} of {len(layered)} layers among them; {healthy} of "
         f"{len(rows)} twins without a finding of weight; for {mended} a proposed remedy, run as printed, brings the "
-        "test score from below .5 to at least .95."
+        "test score from below .5 to at least .95. The remedy that is printed first finds less than the attack without "
+        f"it for {sum(one['worsened'] for one in rows)}; {sum(len(one['falsely']) for one in rows)} that find no more "
+        "are called confirmed."
     )
 
 

@@ -7,12 +7,19 @@ import pytest
 
 from tests.evaluations.diagnosis.zoo.cases import FAULTS
 from tests.evaluations.diagnosis.zoo.published import available
-from tests.evaluations.diagnosis.zoo.running import best_trial, diagnosed, first_cause, truth
+from tests.evaluations.diagnosis.zoo.running import (
+    best_trial,
+    diagnosed,
+    falsely_confirmed,
+    first_cause,
+    truth,
+    worsened,
+)
 
 BY_NAME = {fault.name: fault for fault in FAULTS}
 QUICK = ("noise",)
-# Nothing that is proposed for this one is enough; see docs/diagnosis.md.
-NOT_MENDED = ("k-winners",)
+# Nothing that is proposed for these is enough; see docs/diagnosis.md.
+NOT_MENDED = ("k-winners", "k-winners of channels")
 
 
 def check_harm(fault):
@@ -53,6 +60,8 @@ def test_a_fault_does_harm_is_named_first_and_can_be_mended(name):
         pytest.skip("no ResNet-20 or no CIFAR-10 on this machine")
     check_harm(fault)
     ill = check_names(fault, try_remedies=name not in QUICK)
+    assert not worsened(ill)
+    assert falsely_confirmed(ill) == []
     if name in (*QUICK, *NOT_MENDED) or fault.harm != "score":
         return
     check_proposal(fault, ill)

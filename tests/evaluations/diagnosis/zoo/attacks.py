@@ -97,7 +97,7 @@ def ascending(model, x, y, *, epsilon, steps=40, step=0.1, fault=None):
         step: Relative to epsilon.
         fault: ``"momentum"`` subtracts the momentum; ``"normalised"`` standardises inputs that the model takes as they
             are; ``"rounded"`` keeps points on the grid of 8 bits; ``"named"`` looks up what is not there;
-            ``"ten"`` aims at one of ten classes; ``"batch"`` divides the step by the rows; ``"early"`` ends where the
+            ``"ten"`` has weights for ten classes; ``"batch"`` divides the step by the rows; ``"early"`` ends where the
             loss rises by less than a tenth of itself; ``"fading"`` takes a step that gets shorter by a third.
     """
     points, velocity, before = x.clone(), torch.zeros_like(x), None
@@ -107,9 +107,9 @@ def ascending(model, x, y, *, epsilon, steps=40, step=0.1, fault=None):
         if fault == "named":
             settings.pop("deviation")
         shown = (points - settings["mean"]) / settings["std"] if fault == "normalised" else points
-        aim, sign = ((y + 5) % 10, -1) if fault == "ten" else (y, 1)
-        loss = nn.functional.cross_entropy(model(shown), aim, reduction="sum")
-        gradient = sign * _gradient(loss, points)
+        weights = torch.ones(10) if fault == "ten" else None
+        loss = nn.functional.cross_entropy(model(shown), y, weights, reduction="sum")
+        gradient = _gradient(loss, points)
         gradient = gradient / gradient.abs().sum((1, 2, 3), keepdim=True).clamp_min(1e-30)
         if fault == "early" and before is not None and float(loss.detach()) < before * 1.1 + 0.1:
             break

@@ -190,12 +190,11 @@ _IN_MODEL = [
 ]
 
 
-def _ascending(title: str, code: str, fault: str, **settings: Any) -> Fault:
-    """A fault of an update by hand; without it the steps are those of the library of attacks."""
+def _ascending(title: str, code: str, fault: str, *, harm: str = "score", **settings: Any) -> Fault:
+    """A fault of an update by hand, and the same update without it."""
     attack = partial(attacks.ascending, fault=fault, **settings)
-    return Fault(
-        name=title, code=code, attack=attack, twin=partial(attacks.ascending, **{**settings, **_SOUND.get(fault, {})})
-    )
+    twin = partial(attacks.ascending, **{**settings, **_SOUND.get(fault, {})})
+    return Fault(name=title, code=code, harm=harm, attack=attack, twin=twin)
 
 
 # What the twins take, where the settings of the fault would be one by themselves.
@@ -284,7 +283,7 @@ _IN_ATTACK = [
 ]
 _IN_UPDATE = [
     _ascending("momentum of the wrong sign", "off_gradient", "momentum"),
-    _ascending("inputs normalised twice", "other_points", "normalised"),
+    _ascending("inputs normalised twice", "other_points", "normalised", harm="accuracy"),
     _ascending("rounded to 8 bits in the loop", "vanishing_steps", "rounded", step=0.018, steps=160),
     _ascending("raises before it starts", "crashed", "named"),
     _ascending("ten classes for granted", "crashed_planted", "ten"),

@@ -91,3 +91,43 @@ def best_trial(result):
     remedy = best["remedy"]
     before = None if best["before"] is None else best["before"]["score"] or 0.0
     return remedy["attack"] or remedy["view"], before, best["after"]["score"]
+
+
+def first_remedy(result):
+    """Of the remedies of the first cause that were run the one that is printed first, as it was tried; None of none."""
+    if result.likely is None:
+        return None
+    tried = [one for one in result.content["tried"] or [] if one["after"] is not None]
+    for remedy in result.likely.remedies:
+        for one in tried:
+            if (one["remedy"]["attack"], one["remedy"]["view"]) == (remedy.attack, dict(remedy.view)):
+                return one
+    return None
+
+
+def numbers(trial):
+    """Test score and the share of samples that are not robust, before and after a remedy; None where not known."""
+    found = []
+    for state in (trial["before"] or {}, trial["after"] or {}):
+        score, robust = state.get("score"), state.get("robust_accuracy")
+        found.append((score, None if robust is None else 1 - robust))
+    return found
+
+
+def worsened(result):
+    """Whether the remedy that is printed first finds less than the attack without it, in either number."""
+    trial = first_remedy(result)
+    if trial is None:
+        return False
+    pairs = zip(*numbers(trial), strict=True)
+    return any(then is not None and now is not None and now < then for then, now in pairs)
+
+
+def falsely_confirmed(result):
+    """The codes of remedies that are called confirmed and find no more than the attack without them."""
+    found = []
+    for one in result.content["tried"] or []:
+        pairs = [pair for pair in zip(*numbers(one), strict=True) if None not in pair]
+        if one["confirmed"] and pairs and all(now <= then for then, now in pairs):
+            found.append(one["code"])
+    return found
