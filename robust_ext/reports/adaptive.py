@@ -90,11 +90,13 @@ def _category(row: Mapping[str, Any]) -> list[str]:
 
 
 def _not_run(result: Mapping[str, Any]) -> list[str]:
-    """The attacks that were not run, by the reason why."""
-    names: dict[str, list[str]] = {}
+    """The attacks that were not run, or not on all samples, by the reason why."""
+    names: dict[tuple[str, str], list[str]] = {}
+    ran = {attack["name"] for attack in result["defended"]["attacks"] if _samples(attack, result)}
     for entry in (*result["refused"], *result.get("not_run", ())):
-        names.setdefault(plain(entry["reason"]), []).append(plain(entry["name"]))
-    return [f"Not run: {'; '.join(several)}. {reason}" for reason, several in names.items()]
+        which = "Run on a part of the samples" if entry["name"] in ran else "Not run"
+        names.setdefault((which, plain(entry["reason"])), []).append(plain(entry["name"]))
+    return [f"{which}: {'; '.join(several)}. {reason}" for (which, reason), several in names.items()]
 
 
 def _verdict(result: Mapping[str, Any]) -> str:

@@ -52,6 +52,7 @@ def context(result: Mapping[str, Any]) -> dict[str, Any]:
     pairs = [] if tests is result else result["attacks"]
     return {
         "result": tests,
+        "headline": _headline(result),
         "whole": result,
         "tested_twice": pairs,
         "OUTCOMES": {key: words for key, words in OUTCOMES.items() if _shown(key, tests, pairs=bool(pairs))},
@@ -63,6 +64,12 @@ def context(result: Mapping[str, Any]) -> dict[str, Any]:
         "hardness": list(hardness_plots(tests)),
         "calibration": list(calibration_plots(tests)),
     }
+
+
+def _headline(result: Mapping[str, Any]) -> str:
+    """The verdict, with how many attacks pass where only some do."""
+    passed, every = sum(attack["verdict"] == "passed" for attack in result["attacks"]), len(result["attacks"])
+    return str(result["verdict"]) if passed in (0, every) else f"{result['verdict']}: {passed} of {every} attacks pass"
 
 
 def _unstated(result: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -67,11 +67,13 @@ def _reach(attacks: Sequence[Mapping[str, Any]]) -> Drawing | None:
 
 
 def _layers(layers: Sequence[Mapping[str, Any]]) -> Drawing | None:
-    """The norm of the gradient at each layer's output, from the input on; a cross where it is exactly zero."""
-    known = [one for one in layers if one["gradient_norm"] is not None and (one["leaf"] or one["fault"])]
+    """The norm of the gradient that each layer passes on, from the input on; a cross where that is nothing."""
+    known = [one for one in layers if one["fault"] or (one["gradient_norm"] is not None and one["leaf"])]
     every = -(-len(known) // _LAYERS)
     known = [one for place, one in enumerate(known) if one["fault"] or place % every == 0]
-    positive = [one["gradient_norm"] for one in known if one["gradient_norm"] > 0]
+    # Results of earlier versions have what arrives at each layer alone.
+    values = [one.get("passed_norm", one["gradient_norm"]) or 0.0 for one in known]
+    positive = [value for value in values if value > 0]
     if not positive:
         return None
     low, high = min(positive) / 10, max(positive) * 3
@@ -79,9 +81,9 @@ def _layers(layers: Sequence[Mapping[str, Any]]) -> Drawing | None:
 
     def paint(axes: Any) -> None:
         axes.set_xscale("log")
-        axes.set(xlim=(low, high), ylim=(len(known) - 0.4, -0.6), yticks=[], xlabel="gradient norm, per row")
-        for place, one in enumerate(known):
-            colour, value = RANDOM if one["fault"] else SCORE, one["gradient_norm"]
+        axes.set(xlim=(low, high), ylim=(len(known) - 0.4, -0.6), yticks=[], xlabel="gradient norm passed on, per row")
+        for place, (one, value) in enumerate(zip(known, values, strict=True)):
+            colour = RANDOM if one["fault"] else SCORE
             if value > 0:
                 axes.barh(place, value - low, left=low, height=0.7, color=colour)
             else:
@@ -92,4 +94,11 @@ def _layers(layers: Sequence[Mapping[str, Any]]) -> Drawing | None:
         axes.grid(axis="x")
 
     height = 0.2 * len(known) + 0.15
-    return draw("layers", (3.9, height + 0.6), (1.5, 0.45, 2.25, height), paint, "Gradient norm by layer", names)
+    return draw(
+        "layers",
+        (3.9, height + 0.6),
+        (1.5, 0.45, 2.25, height),
+        paint,
+        "Gradient norm that each layer passes on",
+        names,
+    )

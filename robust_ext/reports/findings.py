@@ -36,7 +36,7 @@ def sentence(finding: Finding) -> str:
     evidence = finding["evidence"][:1]
     words, more = " ".join((finding["cause"], *evidence)), []
     if finding["samples"] is not None and (counted := f"{finding['samples']} of {finding['of']}") not in words:
-        more.append(f"{counted} samples")
+        more.append(f"{counted} {finding.get('unit', 'samples')}")
     if finding["layer"] and finding["layer"] not in words:
         more.append(f"layer {finding['layer']}")
     cause = _bare(finding["cause"]) + (f" ({', '.join(more)})" if more else "")

@@ -67,6 +67,7 @@ def _detector(result: Mapping[str, Any], number: int, detector: Row, styles: mea
         "norms": mead_views.norms_of(averages),
         "mean": mean if mean is not None and mean["auroc"] is not None else None,
         "lowest": mead_views.lowest_row(group.blind for group in groups),
+        "worst": mead_views.lowest_row(row for group in groups for _, row in group.scenarios),
         "lowest_known": mead_views.lowest_row(group.with_white_box for group in groups),
         "groups": [
             (group, words, row, mead_views.largest_attribution(row))

@@ -1,5 +1,7 @@
 """The page of a binarization test: bars, curves and marks stand where the numbers put them."""
 
+import re
+
 import pytest
 
 from robust_ext.reports import report_page
@@ -129,3 +131,12 @@ def test_depths_of_attacks_beside_what_is_proved():
     assert depth_words(make_attack("part", depth=2.0, depths=strong)) == "2"
     none = report_page(make_result([make_attack("off", depths=[])]))
     assert not [svg for svg in svgs(none) if "against the depth" in svg.get("aria-label", "")]
+
+
+@pytest.mark.parametrize(
+    "verdicts", [("passed",), ("passed", "failed"), ("passed", "failed", "failed", "inconclusive")]
+)
+def test_the_headline_counts_the_attacks_that_pass(verdicts):
+    attacks = [make_attack(f"attack {number}", verdict=verdict) for number, verdict in enumerate(verdicts)]
+    (headline,) = re.findall(r"<h1>(.*?)</h1>", report_page(make_result(attacks, verdict="passed")))
+    assert (f"1 of {len(verdicts)}" in headline) == (len(verdicts) > 1)

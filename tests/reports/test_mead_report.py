@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from robust_ext.evaluations.mead import MeadResult
 from robust_ext.reports import report_page, report_text
 from robust_ext.reports.mead_page import heat_maps
 from robust_ext.reports.wording import typed
@@ -202,3 +203,18 @@ def test_numbers_of_the_public_code():
     without = make(arms, ["nss"], samples=50)
     assert "public code" not in Page(report_page(without)).text
     assert "published" not in report_text(without)
+
+
+def test_the_headline_has_the_lowest_of_all_arms_that_count():
+    """White-box arms too, whatever the mean over the others is."""
+    content = small_result()
+    for detector in content["detectors"]:
+        for row in detector["white_box"]:
+            if row["auroc"] is not None and row["scenario"] == "white-box":
+                row["auroc"] = 0.048
+    found = MeadResult(content).headline
+    known = [one for one in content["detectors"] if any(row["auroc"] == 0.048 for row in one["white_box"])]
+    assert known
+    assert found.count("lowest 4.8") == len(known)
+    lead = re.search(r'<p class="lead">(.*?)</p>', report_page(content), re.DOTALL).group(1)
+    assert "4.8" in lead

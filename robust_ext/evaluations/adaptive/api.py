@@ -157,8 +157,9 @@ def _evaluate(
     if outcomes[runs[0].key].cut or not any(one.records for one in attacked):
         reasons = "; ".join(dict.fromkeys(cascade.not_run.values()))
         raise OutOfTimeError(f"no attack was run on any sample, so nothing can be stated: {reasons}")
+    stated = cascade.stated(attacked)
     content = make_content(
-        list(outcomes.values()), cost=cost, warnings=warnings, not_run=cascade.stated(attacked), begun=begun
+        list(outcomes.values()), cost=cost, warnings=warnings, not_run=stated, planned=runs, begun=begun
     )
     return AdaptiveResult(content).saved(out)
 

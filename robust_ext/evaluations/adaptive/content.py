@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,13 +32,17 @@ def make_content(
     cost: Mapping[str, Any],
     warnings: Sequence[str],
     not_run: Sequence[Mapping[str, str]],
+    planned: Sequence[StepRun],
     begun: float,
 ) -> dict[str, Any]:
     """Everything ``result.json`` holds, of the outcomes of the clean inputs and then the steps, in the order of both.
 
     ``cost`` is of a prediction, ``warnings`` those that are known already, ``not_run`` the steps that were not begun
-    and why, ``begun`` when this call was.
+    and why, ``planned`` all of them, ``begun`` when this call was.
     """
+    known = {one.run.title for one in outcomes}
+    # A step with the gradients of another one would add nothing.
+    missing = {run.step.category for run in planned if run.step and run.title not in known and not run.twin}
     ran = [one for one in outcomes if one.refusal is None]
     run = ran[0].run
     defense, model, seed = run.defense, run.given.threat_model, run.settings.seed
@@ -62,7 +66,7 @@ def make_content(
         "static": static,
         "defended": defended,
         "gain": _gain(left.mean(1) - static_left.mean(1), seed),
-        "categories": _categories(ran, *predictions, there=there, lost=lost),
+        "categories": _categories(ran, *predictions, there=there, lost=lost, missing=missing),
         "cost": dict(cost),
         "findings": [finding.to_dict() for finding in find_faults(ran)],
         "refused": [{"name": one.run.title, "reason": one.refusal} for one in outcomes if one.refusal is not None],
@@ -230,11 +234,18 @@ def _gain(differences: Floats, seed: int) -> dict[str, Any]:
 
 
 def _categories(
-    ran: Sequence[Outcome[StepRun]], first: Floats, second: Floats, *, there: Bools, lost: Bools
+    ran: Sequence[Outcome[StepRun]],
+    first: Floats,
+    second: Floats,
+    *,
+    there: Bools,
+    lost: Bools,
+    missing: Collection[str],
 ) -> list[dict[str, Any]]:
     """For each category: what is left under it alone, and what would be left under all others.
 
-    None where other categories decided which samples it was run on.
+    None where other categories decided which samples it was run on, or steps were not run of which that depends, which
+    are of the ``missing`` categories.
     """
     kinds = ["clean" if one.run.step is None else one.run.step.category for one in ran]
     rows = []
@@ -247,5 +258,7 @@ def _categories(
             key: float(_worst_case(first[at], second[at], there[at])[1].mean()) if _is_stated(at, there, lost) else None
             for key, at in places.items()
         }
+        left |= dict.fromkeys(["alone"] if kind in missing else [])
+        left |= dict.fromkeys(["without"] if {*missing} - {kind} else [])
         rows.append({"category": kind, **left})
     return rows

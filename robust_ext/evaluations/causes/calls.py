@@ -50,6 +50,7 @@ class Call(Operation):
         operations: Names of the operations in its own ``forward``, in order.
         inline: Those of them that a gradient goes through, where it is no leaf.
         gradient: Norms ``(N,)`` of the gradient at its output, in float64; None where none arrived.
+        passed: Likewise at its first argument with a gradient: what it passes on.
         grad_mode: Whether gradients were wanted where it was called.
     """
 
@@ -60,6 +61,7 @@ class Call(Operation):
     operations: list[str] = field(default_factory=list)
     inline: list[Operation] = field(default_factory=list)
     gradient: Tensor | None = None
+    passed: Tensor | None = None
     grad_mode: bool = True
 
     def look_at_shape(self) -> None:

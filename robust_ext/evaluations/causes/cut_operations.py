@@ -123,7 +123,11 @@ class PassTrace(TorchFunctionMode):
         with torch._C.DisableTorchFunction():
             copies = copied((args, kwargs))
         name, wanted = self._names[id(module)], torch.is_grad_enabled()
-        self._stack.append(Call(name, module, copies[0], copies[1], module=module, grad_mode=wanted))
+        call = Call(name, module, copies[0], copies[1], module=module, grad_mode=wanted)
+        self._stack.append(call)
+        with torch._C.DisableTorchFunction():
+            for tensor in [one for one in tensors((args, kwargs)) if one.requires_grad][:1]:
+                tensor.register_hook(partial(self._note_gradient, call, "passed"))  # type: ignore[no-untyped-call]
 
     def leave(self, module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:
         """Note that a module returned."""
@@ -147,7 +151,7 @@ class PassTrace(TorchFunctionMode):
                 self.changed = call
         for tensor in found[:1]:
             if tensor.grad_fn is not None:
-                tensor.register_hook(partial(self._note_gradient, call))  # type: ignore[no-untyped-call]
+                tensor.register_hook(partial(self._note_gradient, call, "gradient"))  # type: ignore[no-untyped-call]
 
     @property
     def running(self) -> Call | None:
@@ -223,8 +227,8 @@ class PassTrace(TorchFunctionMode):
             self.hooked.append((call, given, found.detach().clone()))
         return found
 
-    def _note_gradient(self, call: Call, gradient: Tensor) -> None:
-        call.gradient = self._by_row(gradient.detach().double()).norm(dim=1).cpu()
+    def _note_gradient(self, call: Call, place: str, gradient: Tensor) -> None:
+        setattr(call, place, self._by_row(gradient.detach().double()).norm(dim=1).cpu())
 
 
 @contextmanager

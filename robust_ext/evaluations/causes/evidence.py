@@ -137,8 +137,14 @@ class Case:
         return len(rows) >= least
 
     def part(self, rows: Sequence[object]) -> str:
-        """How many of the samples it did not solve these are, in words."""
-        return f"{len(rows)} of {len(self.unsolved)} unsolved samples"
+        """How many of the samples it did not solve these are, as text."""
+        return f"{len(rows)} of {len(self.unsolved)} unsolved {self.unit}"
+
+    @cached_property
+    def unit(self) -> str:
+        """What is counted: a diagnosis has labelled samples, and problems planted in some of them."""
+        kinds = {bool(one.entry.get("planted")) for one in self.unsolved}
+        return "samples and planted problems" if len(kinds) > 1 else "samples"
 
     def finding(
         self,
@@ -157,6 +163,7 @@ class Case:
             attack=self.name,
             samples=len(rows),
             of=max(len(self.unsolved), len(rows)),
+            unit=self.unit,
             layer=layer,
             remedies=tuple(remedies),
         )

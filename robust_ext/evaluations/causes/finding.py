@@ -112,6 +112,7 @@ class Finding:
         attack: Name of the attack; None where it is about the model.
         samples: Number of samples that show it; None where it is not about single samples.
         of: Out of how many.
+        unit: What these are.
         layer: Name of the module at fault, as in ``model.named_modules()``; None where there is none.
         remedies: What to do, the best first.
     """
@@ -122,6 +123,7 @@ class Finding:
     attack: str | None = None
     samples: int | None = None
     of: int | None = None
+    unit: str = "samples"
     layer: str | None = None
     remedies: tuple[Remedy, ...] = ()
 

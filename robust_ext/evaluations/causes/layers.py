@@ -31,6 +31,7 @@ class LayerReport:
         kind: Name of its class.
         leaf: Whether it called no other module.
         gradient_norm: Mean over rows of the gradient's norm at its output, of the logit difference; None without one.
+        passed_norm: Likewise at its input: what it passes on.
         small: Error of its gradient for small steps, see
             :class:`robust_ext.evaluations.causes.secants.Secants`; None where it was not measured.
         large: Likewise for larger steps.
@@ -42,6 +43,7 @@ class LayerReport:
     kind: str
     leaf: bool
     gradient_norm: float | None = None
+    passed_norm: float | None = None
     small: float | None = None
     large: float | None = None
     steepness: float | None = None
@@ -134,6 +136,7 @@ def layer_reports(
                 kind=type(call.module).__name__,
                 leaf=call.leaf,
                 gradient_norm=None if call.gradient is None else float(call.gradient.mean()),
+                passed_norm=None if call.passed is None else float(call.passed.mean()),
                 small=None if one is None else one.small,
                 large=None if one is None else one.large,
                 steepness=None if one is None else one.steepness,

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from robust_ext.evaluations.result import EvaluationResult, bounds_of
+from robust_ext.reports import mead_views
 from robust_ext.reports.tabular import Columns, Row
 from robust_ext.reports.wording import percent
 
@@ -50,9 +51,13 @@ class MeadResult(EvaluationResult):
 
     @property
     def headline(self) -> str:
-        """The mean AUROC of each detector."""
-        found = ", ".join(f"{name} {percent(self.auroc(name))}" for name in self.detectors)
-        return f"MEAD, mean AUROC in per cent: {found}"
+        """The mean AUROC of each detector, and its lowest of all groups of arms, those that are adaptive to it too."""
+        found = []
+        for name, entry in self.detectors.items():
+            lowest = mead_views.lowest_row(row for group in mead_views.groups_of(entry) for _, row in group.scenarios)
+            worst = "" if lowest is None else f" (lowest {percent(lowest['auroc'])})"
+            found.append(f"{name} {percent(self.auroc(name))}{worst}")
+        return f"MEAD, mean AUROC in per cent: {', '.join(found)}"
 
     def auroc(self, detector: str, norm: str | None = "all", *, objective: str | None = None) -> float | None:
         """The average AUROC of a detector.

@@ -54,6 +54,24 @@ def records_of(folder):
     }
 
 
+@pytest.mark.parametrize("epsilon", [0.3, 0.1, pytest.param(0.05, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("defense", [rounded, pytest.param(lambda x: x, marks=pytest.mark.exhaustive)])
+def test_what_would_be_left_is_stated_only_where_all_others_were_run(subject, defense, epsilon):
+    """What a category's absence would leave is what a run of everything on everything says."""
+    threat = ThreatModel(norm="linf", epsilon=epsilon)
+    result, full = (evaluate(subject, defense, threat=threat, full=more) for more in (False, True))
+    expected = {row["category"]: row for row in full.content["categories"]}
+    partial = {one["name"] for one in result.content["not_run"]}
+    assert partial
+    for row in result.content["categories"]:
+        for key in ("alone", "without"):
+            assert row[key] is None or row[key] == pytest.approx(expected[row["category"]][key]), (row, key)
+    ran = {attack["name"] for attack in result.content["defended"]["attacks"] if attack["samples"]}
+    stated = " ".join(str(result).split()).partition("Not run: ")[2]
+    for sentences in stated.split("Not run: "):
+        assert not any(name in sentences.partition(". ")[0].split("; ") for name in ran)
+
+
 @pytest.mark.parametrize("defense", [rounded, Noise()], ids=["rounded", "noise"])
 def test_each_step_runs_on_what_those_before_it_left(subject, tmp_path, defense):
     result = evaluate(subject, defense, out=tmp_path, repeats=3, draws=2)

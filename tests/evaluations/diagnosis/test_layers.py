@@ -204,6 +204,27 @@ def test_gradient_norms_are_those_of_the_layers():
     assert math.isclose(float(x.grad[0].norm()), float(found["0"][0]), rel_tol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("function", "share"),
+    [
+        (rounded, 0.0),
+        (lambda x: Zero.apply(x), 0.0),
+        (lambda x: x * 1e-6, 1e-6),
+        (lambda x: 3 * x, 3.0),
+        (lambda x: Opposite.apply(x), 1.0),
+    ],
+)
+def test_what_a_layer_passes_on_is_measured_at_its_input(function, share):
+    """A layer that stops the gradient has all of it at its output."""
+    net = nn.Sequential(Apply(function), nn.Flatten(), nn.Linear(64, 3)).eval()
+    layers = {one.name: one for one in probe_model(net, X[:8], Y[:8] % 3, threat_model=LINF, seed=0).layers}
+    if not layers:
+        pytest.skip("nothing is wrong with it")
+    assert layers["0"].gradient_norm > 0
+    assert layers["0"].passed_norm == pytest.approx(share * layers["0"].gradient_norm, rel=1e-3)
+    assert layers["2"].passed_norm == pytest.approx(layers["1"].gradient_norm, rel=1e-6)
+
+
 def test_errors_that_are_caught_inside_leave_the_names_right():
     def raising(_x):
         raise ValueError
