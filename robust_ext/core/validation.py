@@ -148,6 +148,8 @@ def check_labels(argument: str, labels: object, *, samples: int, classes: int | 
         low, high = int(labels.min()), int(labels.max())
         if low < 0 or (classes is not None and high >= classes):
             top = "" if classes is None else f" and below the number of classes, {classes}"
+            if low >= 1 and high == classes:
+                top += "; if they are counted from 1, give labels - 1"
             raise InvalidArgumentError(argument, f"labels in {low}..{high}", f"labels of at least 0{top}")
     return labels
 

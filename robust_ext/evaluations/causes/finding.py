@@ -11,6 +11,16 @@ WEIGHTS = ("high", "medium", "low")
 
 # Every code with its weight, the causes that explain others first: of two findings of one weight the first is stated.
 CODES: Mapping[str, str] = {
+    # Of the setup, before any attack
+    "label_offset": "high",
+    "label_order": "high",
+    "reversed_logits": "high",
+    "input_scale": "high",
+    "input_layout": "high",
+    "batch_statistics": "high",
+    "constant_output": "high",
+    "chance_accuracy": "high",
+    "threat_scale": "high",
     # Of the model, from probes
     "train_mode": "high",
     "changes_input": "high",

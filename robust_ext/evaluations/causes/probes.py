@@ -19,15 +19,14 @@ from torch import Tensor, nn
 from robust_ext.core.intact.guard import guarded
 from robust_ext.core.random import seeded_globals
 from robust_ext.core.threat import ThreatModel
-from robust_ext.evaluations.causes.finding import Finding, Remedy, ranked
+from robust_ext.evaluations.causes.finding import Finding, ranked
 from robust_ext.evaluations.causes.gradient_probe import Gradients, probe_gradients
 from robust_ext.evaluations.causes.layers import LayerReport
 from robust_ext.evaluations.causes.output_probe import probe_outputs
+from robust_ext.evaluations.causes.threat_scale import find_scale
 
 # Rows of which predictions and gradients are looked at; the closer look is at a few of them.
 _WIDE = 32
-# Inputs that go over a smaller share of the bounds are of another scale.
-_FILLED = 0.02
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +83,7 @@ def probe_model(
     with _undisturbed(module, seed):
         # Copies, which can have gradients where the given ones were made in inference mode.
         inputs, labels = inputs[:_WIDE].clone(), labels[:_WIDE].clone()
-        findings = list(_data_findings(inputs, threat_model))
+        findings = list(find_scale(inputs, labels, threat_model))
         outputs = probe_outputs(module, inputs, bounds=threat_model.bounds, rows=rows, seed=seed)
         findings += outputs.findings
         gradients = Gradients()
@@ -125,18 +124,3 @@ def _uncompiled(module: nn.Module) -> AbstractContextManager[Any]:
     stance = getattr(torch.compiler, "set_stance", None)
     compiled = any(hasattr(part, "_orig_mod") for part in module.modules())
     return stance("force_eager") if compiled and stance is not None else nullcontext()
-
-
-def _data_findings(inputs: Tensor, threat_model: ThreatModel) -> Iterator[Finding]:
-    """Whether the inputs lie in the bounds, and fill more than a corner of them."""
-    low, high = threat_model.bounds
-    least, most = float(inputs.min()), float(inputs.max())
-    evidence = (f"The inputs go from {least:.4g} to {most:.4g}, the bounds are [{low:g}, {high:g}].",)
-    if least < low or most > high:
-        cause = "Inputs lie outside the bounds of the threat model."
-    elif most - least < _FILLED * (high - low):
-        cause = "Inputs fill a tiny part of the bounds: either are of another scale."
-    else:
-        return
-    words = "Give bounds and epsilon in the units of the inputs, or scale the inputs."
-    yield Finding(code="wrong_bounds", cause=cause, evidence=evidence, remedies=(Remedy(words=words),))

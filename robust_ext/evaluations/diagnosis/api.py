@@ -35,6 +35,7 @@ from robust_ext.evaluations.callbacks import Callback, listening
 from robust_ext.evaluations.causes.finding import Finding, ranked
 from robust_ext.evaluations.causes.pasting import Caller
 from robust_ext.evaluations.causes.probes import probe_model
+from robust_ext.evaluations.causes.setup import ACCURACY, find_setup
 from robust_ext.evaluations.diagnosis.content import make_content
 from robust_ext.evaluations.diagnosis.examination import Examination, find
 from robust_ext.evaluations.diagnosis.examining import Examiner, Work
@@ -166,9 +167,16 @@ class _Diagnosis:
                 raise EstimatedError(self._estimated(examiner, refusal))
             if examiner is None and not any(one.weight != "low" for one in probe.findings):
                 raise ModelError(str(refusal))
-            examination = Examination.of(examiner, self.attacks, watch=watch)
+            setup = [] if examiner is None else find_setup(examiner.given, seed=self.settings.seed)
+            if any(one.code in ACCURACY for one in setup):
+                # An attack would be judged by what no attack can change.
+                examination, refusal = Examination(examiner=examiner), setup[0].cause
+            else:
+                examination = Examination.of(examiner, self.attacks, watch=watch)
             caller = Caller(module=module, attacks=self.attacks, images=self.inputs.dim() == 4)
-            findings = caller.addressed(ranked(find(examination, probe, threat_model=self.threat_model)))
+            # What a wrong setup does to an attack is no fault of the attack.
+            found = setup or find(examination, probe, threat_model=self.threat_model)
+            findings = caller.addressed(ranked(found))
             probe = replace(probe, findings=tuple(caller.addressed(probe.findings)))
             tried = self._try(module, examination, findings, watch) if trying else None
             findings = reordered(findings, tried or (), self.attacks)

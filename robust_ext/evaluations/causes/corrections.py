@@ -1,0 +1,243 @@
+"""Corrections of labels, inputs and outputs: what would make a model right on samples that it gets wrong."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from robust_ext.core.statistics import paired_difference
+
+# The gain in accuracy of a correction that is believed, its p-value, and the accuracy that it has to reach.
+_GAIN, _P_VALUE, _REACHED = 0.12, 0.01, 0.5
+# Rows on which corrections of inputs are tried first, and how many more have to be right to go on.
+_FIRST, _MORE = 16, 2
+# Constants by which images are standardised most often, of ImageNet, CIFAR-10 and MNIST: mean and deviation.
+_CONSTANTS = {
+    3: (
+        ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+        ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+    ),
+    1: (((0.1307,), (0.3081,)),),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Correction:
+    """A change of the setup under which more samples are classified right.
+
+    Args:
+        code: The finding it belongs to, of :data:`robust_ext.evaluations.causes.finding.CODES`.
+        words: What is given to the model or compared with, as in ``"labels - 1"``.
+        code_lines: The lines that make the change; empty where no line does.
+        inside: Whether corrected inputs lie in the bounds; None where inputs stay as they are.
+    """
+
+    code: str
+    words: str
+    code_lines: str = ""
+    inside: bool | None = None
+
+
+Judged = tuple[Correction, Tensor]
+"""A correction, and which samples are right with it, bool ``(N,)``."""
+
+
+def label_corrections(logits: Tensor, labels: Tensor) -> Iterator[Judged]:
+    """Other labels, judged by the logits ``(N, K)`` that are known already, the simplest first."""
+    found, classes = logits.argmax(1), logits.shape[1]
+    if len(found.unique()) < 2 or len(labels.unique()) < 2:
+        # Any labels would do.
+        return
+    offsets = Counter((found - labels).tolist())
+    if (best := _most_common(offsets)) != 0:
+        words = f"labels {'+' if best > 0 else '-'} {abs(best)}"
+        yield Correction(code="label_offset", words=words, code_lines=f"labels = {words}"), found == labels + best
+    wrapped = _most_common(Counter(((found - labels) % classes).tolist()))
+    if wrapped != 0:
+        words = f"(labels + {wrapped}) % {classes}"
+        right = found == (labels + wrapped) % classes
+        yield Correction(code="label_offset", words=words, code_lines=f"labels = {words}"), right
+    for rows, words, line in (
+        (labels.roll(1), "the label of the sample before", "labels.roll(1)"),
+        (labels.roll(-1), "the label of the sample after", "labels.roll(-1)"),
+        (labels.flip(0), "the labels in reversed order", "labels.flip(0)"),
+    ):
+        yield Correction(code="label_order", words=words, code_lines=f"labels = {line}"), found == rows
+    right, numbering = _renumbered(found.tolist(), labels.tolist())
+    correction = Correction(
+        code="label_order",
+        words=f"classes numbered otherwise ({_pairs(numbering)})",
+        code_lines=f"numbering = {numbering}\nlabels = torch.tensor([numbering[int(one)] for one in labels])",
+    )
+    yield correction, torch.tensor(right, device=labels.device)
+    lines = "model = torch.nn.Sequential(model, Negated())  # forward: return -x"
+    yield (
+        Correction(code="reversed_logits", words="the smallest output in place of the largest", code_lines=lines),
+        (logits.argmin(1) == labels),
+    )
+
+
+def _most_common(counts: Counter[int]) -> int:
+    """The number that is there most often; of several, the nearest to 0."""
+    return min(counts, key=lambda value: (-counts[value], abs(value), value))
+
+
+def _renumbered(found: Sequence[int], labels: Sequence[int]) -> tuple[list[bool], dict[int, int]]:
+    """Which samples are right where the other samples say what class a label is, and the class of each label.
+
+    A class stands for one label, and each sample is judged without its own.
+    """
+    counts = defaultdict[int, Counter[int]](Counter)
+    for one, label in zip(found, labels, strict=True):
+        counts[one][label] += 1
+
+    def owner(label: int) -> int:
+        """The class that is predicted for a label most often."""
+        return max(counts, key=lambda one: (counts[one][label], -one))
+
+    owners = {label: owner(label) for label in set(labels)}
+    right = []
+    for one, label in zip(found, labels, strict=True):
+        others = counts[one] - Counter([label])
+        meant = max(others, key=lambda other: (others[other], -other), default=None)
+        right.append(meant == label and owners[label] == one)
+    return right, {label: owners[label] for label in sorted(owners)}
+
+
+def _pairs(numbering: dict[int, int]) -> str:
+    moved = [f"{label} is class {one}" for label, one in numbering.items() if label != one]
+    return ", ".join(moved[:4]) + (", ..." if len(moved) > 4 else "")
+
+
+def input_corrections(
+    module: nn.Module, inputs: Tensor, labels: Tensor, right: Tensor, bounds: tuple[float, float]
+) -> Iterator[Judged]:
+    """Other inputs, judged by forward passes; those that do no better on a few rows are dropped.
+
+    Args:
+        module: From inputs to logits; it may draw random numbers and is left to the caller to guard.
+        inputs: ``(N, ...)``.
+        labels: Their classes.
+        right: Which of them are classified right.
+        bounds: Of inputs.
+    """
+    for correction, change in _changes(inputs, bounds):
+        first = _judge(module, change(inputs[:_FIRST]), labels[:_FIRST])
+        if first is None or int(first.sum()) < int(right[:_FIRST].sum()) + _MORE:
+            continue
+        rest = _judge(module, change(inputs[_FIRST:]), labels[_FIRST:]) if len(inputs) > _FIRST else first[:0]
+        if rest is not None:
+            yield correction, torch.cat([first, rest])
+    norms = [part for part in module.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
+    if norms and not any(part.training for part in norms) and len(inputs) >= _FIRST:
+        # Of the whole batch at once: these are its statistics.
+        for part in norms:
+            part.training = True
+        judged = _judge(module, inputs, labels)
+        if judged is not None:
+            yield Correction(code="batch_statistics", words="the statistics of the batch itself"), judged
+
+
+def _judge(module: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor | None:
+    """Which rows are right, bool ``(n,)``; None where the module raises or returns something else."""
+    try:
+        logits = module(inputs)
+        return logits.argmax(1) == labels if logits.dim() == 2 else None
+    except Exception:
+        return None
+
+
+def _changes(inputs: Tensor, bounds: tuple[float, float]) -> Iterator[tuple[Correction, Callable[[Tensor], Tensor]]]:
+    """Corrections of inputs that their range allows, each with what makes it."""
+    for words, slope, shift in _affine(inputs):
+        corrected = slope * inputs + shift
+        inside = bool(corrected.min() >= bounds[0] - 1e-4) and bool(corrected.max() <= bounds[1] + 1e-4)
+        line = f"inputs = {words}"
+        if not inside:
+            # The model's own units are others: it is changed, so that bounds and epsilon hold.
+            mean, std = (-shift / slope).flatten().tolist(), (1 / slope).expand_as(shift).flatten().tolist()
+            line = f"model = robust_ext.models.Normalized(model, mean={_shown(mean)}, std={_shown(std)})"
+        correction = Correction(code="input_scale", words=words, code_lines=line, inside=inside)
+        yield correction, lambda x, slope=slope, shift=shift: slope * x + shift  # type: ignore[misc]
+    for words, change in _layouts(inputs, bounds):
+        yield Correction(code="input_layout", words=words, code_lines=f"inputs = {words}", inside=True), change
+
+
+def _affine(inputs: Tensor) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """Names, slopes and shifts, each of a shape that goes with the inputs' channels."""
+    least, most = float(inputs.min()), float(inputs.max())
+    shape = (1, -1, *(1,) * (inputs.dim() - 2))
+
+    def numbers(value: float | Sequence[float]) -> Tensor:
+        values = torch.as_tensor(value, dtype=inputs.dtype, device=inputs.device)
+        return values.reshape(shape if values.dim() else [1] * inputs.dim())
+
+    plain = [
+        ("inputs * 255", most <= 1.5, 255.0, 0.0),
+        ("inputs / 255", most > 20, 1 / 255, 0.0),
+        ("2 * inputs - 1", least >= 0 and most <= 1, 2.0, -1.0),
+        ("(inputs + 1) / 2", -1 <= least < 0 and most <= 1, 0.5, 0.5),
+        ("inputs / 127.5 - 1", least >= 0 and most > 20, 1 / 127.5, -1.0),
+        ("(inputs + 1) * 127.5", -1 <= least < 0 and most <= 1, 127.5, 127.5),
+        ("(inputs + 0.5)", -0.5 <= least < 0 and most <= 0.5, 1.0, 0.5),
+    ]
+    for words, possible, slope, shift in plain:
+        if possible:
+            yield words, numbers(slope), numbers(shift)
+    if most <= least:
+        return
+    yield (
+        f"(inputs - {least:.4g}) / {most - least:.4g}",
+        numbers(1 / (most - least)),
+        numbers(-least / (most - least)),
+    )
+    channels = inputs.shape[1] if inputs.dim() > 2 else 1
+    axes = [axis for axis in range(inputs.dim()) if axis != 1 or inputs.dim() == 2]
+    own = (inputs.mean(axes).reshape(-1).tolist(), inputs.std(axes).clamp_min(1e-12).reshape(-1).tolist())
+    for mean, std in (own, *_CONSTANTS.get(channels, ())):
+        means, stds = numbers(list(mean)), numbers(list(std))
+        yield f"(inputs - {_shown(mean)}) / {_shown(std)}", 1 / stds, -means / stds
+        yield f"inputs * {_shown(std)} + {_shown(mean)}", stds, means
+
+
+def _shown(values: Sequence[float]) -> str:
+    """Numbers as they are typed, one where all are the same."""
+    words = list(dict.fromkeys(f"{value:.4g}" for value in values))
+    return words[0] if len(words) == 1 else f"({', '.join(f'{value:.4g}' for value in values)})"
+
+
+def _layouts(inputs: Tensor, bounds: tuple[float, float]) -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]:
+    """Values in other places, or turned over."""
+    low, high = bounds
+    yield f"{low + high:g} - inputs", lambda x: low + high - x
+    if inputs.dim() != 4:
+        return
+    _, channels, height, width = inputs.shape
+    if height == width > 1:
+        yield "inputs.mT", lambda x: x.mT
+    if height > 1:
+        yield "inputs.flip(2)", lambda x: x.flip(2)
+    if channels > 1:
+        if channels == 3:
+            yield "inputs.flip(1)", lambda x: x.flip(1)
+        moved = f"inputs.reshape(-1, {height}, {width}, {channels}).permute(0, 3, 1, 2)"
+        yield moved, lambda x: x.reshape(-1, height, width, channels).permute(0, 3, 1, 2)
+        yield "inputs.permute(0, 2, 3, 1).reshape(inputs.shape)", lambda x: x.permute(0, 2, 3, 1).reshape(x.shape)
+
+
+def believed(right: Tensor, judged: Iterator[Judged]) -> Judged | None:
+    """The correction under which most samples are right, of those that gain more than chance; of equals the first."""
+    best: Judged | None = None
+    for correction, now in judged:
+        count = len(now)
+        before = right[:count]
+        gained, lost = int((now & ~before).sum()), int((before & ~now).sum())
+        change, _, p_value = paired_difference(gained, lost, count)
+        enough = change >= _GAIN and p_value < _P_VALUE and float(now.double().mean()) >= _REACHED
+        if enough and (best is None or float(now.double().mean()) > float(best[1].double().mean())):
+            best = correction, now
+    return best

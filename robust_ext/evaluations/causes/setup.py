@@ -1,0 +1,279 @@
+"""Whether labels, inputs, outputs and threat model fit each other, asked before an attack is blamed.
+
+Accuracy on clean samples is looked at by predictions that are known already. Where it is low, corrections are tried:
+other labels by the same predictions, other inputs by forward passes of a few rows. Only what was tried is suggested.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import chain
+
+import torch
+from torch import Tensor, nn
+
+from robust_ext.core.intact.guard import guarded
+from robust_ext.core.random import seeded_globals
+from robust_ext.core.statistics import upper_bound
+from robust_ext.core.threat import ThreatModel
+from robust_ext.engine.inputs import EvaluationInputs
+from robust_ext.evaluations.causes.corrections import Correction, believed, input_corrections, label_corrections
+from robust_ext.evaluations.causes.finding import Finding, Remedy
+from robust_ext.evaluations.causes.threat_scale import find_scale
+from robust_ext.models.adaptive import AdaptiveDefense
+
+ACCURACY = (
+    "label_offset",
+    "label_order",
+    "reversed_logits",
+    "input_scale",
+    "input_layout",
+    "batch_statistics",
+    "constant_output",
+    "chance_accuracy",
+)
+"""Findings of a setup in which no attack says anything."""
+
+# Rows that go forward again, and rows by which the threat model is judged.
+_ROWS = 64
+# Fewer samples say nothing about accuracy; above this accuracy nothing is tried.
+_FEWEST, _GOOD = 8, 0.8
+# One-sided quantile of the normal distribution: how far above chance something is seen.
+_SEEN = 1.645
+# An honest weak classifier: its part of the way from chance to a perfect one, by ranks and by accuracy.
+_WEAK_RANKS, _WEAK_ACCURACY, _ERROR = 0.35, 0.25, 0.05
+# Outputs are constant where they vary less than this, as a part of their size and of the margin of the first.
+_ROUNDING, _STILL = 1e-6, 0.02
+# A model is sure of its predictions, or of nothing, where its highest probability is above this; below this x 1 / K.
+# A network as it was initialised is right less often than the last.
+_SURE, _FLAT, _UNTRAINED = 0.99, 1.5, 0.35
+# Samples of other classes that a constant prediction has to miss.
+_MISSED = 7
+
+
+def find_setup(given: EvaluationInputs, *, seed: int) -> list[Finding]:
+    """What is wrong with samples, labels, model and threat model together, the worst first; see :func:`judge_setup`."""
+    return judge_setup(
+        given.module, given.inputs, given.labels, given.logits, threat_model=given.threat_model, seed=seed
+    )
+
+
+def judge_setup(
+    module: nn.Module,
+    inputs: Tensor,
+    labels: Tensor | None,
+    logits: Tensor,
+    *,
+    threat_model: ThreatModel,
+    seed: int = 0,
+) -> list[Finding]:
+    """What is wrong with a setup, the worst first; nothing where accuracy, inputs and threat model go together.
+
+    Args:
+        module: From inputs to logits; run on 32 rows at most, and only where accuracy is low. It is left as it was.
+        inputs: Clean samples ``(N, ...)``.
+        labels: Their classes ``(N,)``; None where there are none.
+        logits: What the module returned for them, ``(N, K)``.
+        threat_model: Norm, epsilon and bounds.
+        seed: Of the draws of a random module.
+
+    Example:
+        >>> from robust_ext.demo.network import digits_network
+        >>> x = torch.rand(32, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+        >>> logits = digits_network()(x)
+        >>> y = logits.argmax(1) + 1
+        >>> linf = ThreatModel(norm="linf", epsilon=0.1)
+        >>> [one.code for one in judge_setup(digits_network(), x, y, logits, threat_model=linf)]
+        ['label_offset']
+    """
+    logits = logits.detach()
+    classes = logits.argmax(1) if labels is None else labels
+    scale = list(find_scale(inputs[:_ROWS], classes[:_ROWS], threat_model))
+    if labels is None:
+        constant = _constant(logits, None)
+        return [*([] if constant is None else [constant]), *scale]
+    found = _accuracy_finding(module, inputs, labels, logits, bounds=threat_model.bounds, seed=seed)
+    return [*([] if found is None else [found]), *scale]
+
+
+def _accuracy_finding(
+    module: nn.Module, inputs: Tensor, labels: Tensor, logits: Tensor, *, bounds: tuple[float, float], seed: int
+) -> Finding | None:
+    right = logits.argmax(1) == labels
+    if len(labels) < _FEWEST or float(right.double().mean()) > _GOOD:
+        return None
+    # Another reason for the same predictions: what comes out is the same for all inputs.
+    constant = _constant(logits, labels)
+    inside = any(isinstance(part, AdaptiveDefense) for part in module.modules())
+    few = inputs[:_ROWS].clone(), labels[:_ROWS].clone()
+    with guarded(module), seeded_globals(seed), torch.inference_mode(False), torch.no_grad():
+        tried = [] if inside else list(input_corrections(module, *few, right[:_ROWS], bounds))
+    best = believed(right, chain(label_corrections(logits, labels), tried))
+    if constant is not None and best is not None and best[0].inside is False and _confidence(logits) > _SURE:
+        # Near the inputs' zero a model would not be sure: one class is added to, and larger inputs outdo that.
+        return constant
+    if best is not None:
+        return _corrected(*best, right, inputs, constant)
+    if constant is not None:
+        return constant
+    return _chance(right, labels, logits, inputs, tried=not inside)
+
+
+def _corrected(correction: Correction, now: Tensor, right: Tensor, inputs: Tensor, constant: Finding | None) -> Finding:
+    """The finding of a correction that was tried."""
+    before = right[: len(now)]
+    cause = {
+        "label_offset": "The labels are counted from another number than the model's classes.",
+        "label_order": "The labels are in another order than the model's classes or samples.",
+        "reversed_logits": "The model's outputs are smallest for the right class: distances, energies or losses.",
+        "input_scale": "The inputs are of another scale than the model was trained on.",
+        "input_layout": "The inputs' values are in other places than the model expects.",
+        "batch_statistics": "The running statistics of BatchNorm are not those of the data.",
+    }[correction.code]
+    verb = "With" if correction.code.startswith(("label", "input")) else "By"
+    evidence = [f"{verb} {correction.words}, {_share(now)} are classified right instead of {_share(before)}."]
+    if correction.code.startswith("input"):
+        evidence.append(described(inputs))
+    if constant is not None:
+        evidence.append(constant.cause)
+    words = {
+        "label_offset": f"Give {correction.words}.",
+        "label_order": "Number labels as the model does, and keep them in the order of the samples.",
+        "reversed_logits": "Return what is largest for the predicted class, as the negative of these outputs.",
+        "input_scale": f"Give the model {correction.words}"
+        + ("." if correction.inside else ": inside the model, so that bounds and epsilon stay in the units of inputs."),
+        "input_layout": f"Give {correction.words}.",
+        "batch_statistics": "Load weights with their buffers, or set running_mean and running_var on training data.",
+    }[correction.code]
+    remedy = Remedy(words=words, code=correction.code_lines)
+    return _finding(correction.code, cause, evidence, right, remedies=(remedy,))
+
+
+def _constant(logits: Tensor, labels: Tensor | None) -> Finding | None:
+    """The finding of a model that predicts one class whatever it is given."""
+    found = logits.argmax(1)
+    if len(found) < _FEWEST or int(found.min()) != int(found.max()):
+        return None
+    spread = float((logits - logits.mean(0)).abs().max())
+    first = logits.topk(2, 1).values
+    margin = float((first[:, 0] - first[:, 1]).mean())
+    still = spread <= max(_ROUNDING * float(logits.abs().max()), _STILL * margin)
+    missed = 0 if labels is None else int((labels != found).sum())
+    if not still and (missed < _MISSED or 2 * missed < len(found)):
+        return None
+    if missed == 0 and labels is not None:
+        return None
+    evidence = [f"The prediction is class {int(found[0])} for all {len(found)} samples; logits vary by {spread:.3g}."]
+    if labels is not None:
+        evidence.append(f"Their labels are of {len(labels.unique())} classes, {missed} of them another one.")
+    words = "Check that trained weights were loaded and that inputs reach the model in the scale it was trained on."
+    return _finding(
+        "constant_output",
+        f"The model predicts class {int(found[0])} whatever it is given.",
+        evidence,
+        None if labels is None else found == labels,
+        remedies=(Remedy(words=words),),
+    )
+
+
+def _chance(right: Tensor, labels: Tensor, logits: Tensor, inputs: Tensor, *, tried: bool) -> Finding | None:
+    """The finding of predictions that say nothing about the labels, and of a model better than chance that would."""
+    hits, count, classes = int(right.sum()), len(right), logits.shape[1]
+    predicted = torch.nn.functional.one_hot(logits.argmax(1), classes).double()
+    ranks = logits.argsort(1).argsort(1).double() / (classes - 1)
+    by_hits, by_ranks = _above_chance(predicted, labels), _above_chance(ranks, labels)
+    guessing = float(predicted.mean(0)[labels].mean())
+    weak = guessing + _WEAK_ACCURACY * (1 - guessing)
+    few = upper_bound(hits, count, error_rate=_ERROR) < weak
+    if by_ranks is None or by_hits is None:
+        # All labels, or all predictions, are the same.
+        sure = hits == 0 and (1 - _WEAK_ACCURACY) ** count < _ERROR / 5
+    else:
+        (seen, perfect), seen_hits = by_ranks, by_hits[0]
+        unseen = seen < min(_SEEN, _WEAK_RANKS * perfect - _SEEN)
+        sure = seen < -2 * _SEEN or (seen_hits < _SEEN and seen < _SEEN and (unseen or few))
+    confidence, predictions = _confidence(logits), int((predicted.sum(0) > 0).sum())
+    flat = confidence < _FLAT / classes and 2 * predictions <= len(labels.unique()) and hits < _UNTRAINED * count
+    if not sure and not flat:
+        return None
+    guessed = f"predictions like these are right for {100 * guessing:.1f}% of labels like these by chance"
+    overlap = float(torch.minimum(predicted.mean(0), _shares(labels, classes)).sum())
+    evidence = [f"{_share(right)} are classified right; {guessed}.", described(inputs)]
+    evidence.append(
+        f"The model is sure of itself ({100 * confidence:.0f}% on average) and predicts the classes about as "
+        "often as the labels have them, as where labels are shuffled."
+        if overlap > 0.6 and confidence > 2 / classes and confidence > 0.5
+        else f"Its highest probability is {100 * confidence:.0f}% on average, and its predictions are of "
+        f"{predictions} classes."
+    )
+    if tried:
+        evidence.append("No offset or order of labels, scale or layout of inputs that was tried does better.")
+    words = (
+        "Check that labels and samples are in the same order, and that trained weights for these classes were loaded."
+    )
+    return _finding(
+        "chance_accuracy",
+        "The model's predictions have nothing to do with the labels.",
+        evidence,
+        right,
+        remedies=(Remedy(words=words),),
+    )
+
+
+def _above_chance(scores: Tensor, labels: Tensor) -> tuple[float, float] | None:
+    """How far labels have higher scores ``(N, K)`` than the same labels of other samples, in deviations.
+
+    The second number is that of labels that all have the score 1. None where all orders of labels are the same. The
+    mean and the deviation over all orders are exact (Hoeffding, "A combinatorial central limit theorem", 1951).
+    """
+    count, weights = len(labels), _shares(labels, scores.shape[1])
+    total = float(scores.gather(1, labels[:, None]).sum())
+    of_class, of_row = scores.mean(0), scores @ weights
+    mean = float(of_class @ weights)
+    squares = ((scores - of_row[:, None] - of_class + mean).square() @ weights).sum()
+    deviation = math.sqrt(float(squares) * count / max(count - 1, 1))
+    if deviation < 1e-9:
+        return None
+    return (total - count * mean) / deviation, count * (1 - mean) / deviation
+
+
+def _confidence(logits: Tensor) -> float:
+    """The highest probability, on the mean."""
+    return float(logits.double().softmax(1).amax(1).mean())
+
+
+def _shares(labels: Tensor, classes: int) -> Tensor:
+    """The share of each class, float64 ``(K,)``."""
+    return labels.bincount(minlength=classes).double() / len(labels)
+
+
+def _share(right: Tensor) -> str:
+    return f"{int(right.sum())} of {len(right)} samples ({100 * float(right.double().mean()):.1f}%)"
+
+
+def described(inputs: Tensor) -> str:
+    """Range, mean and deviation of inputs, and what they look like."""
+    least, most, mean, std = (float(one) for one in (inputs.min(), inputs.max(), inputs.mean(), inputs.std()))
+    looks = ""
+    if least >= 0 and most <= 1 / 200:
+        looks = ", as pixels that were divided by 255 twice"
+    elif least >= 0 and 0.5 < most <= 1:
+        looks = ", as pixels that were divided by 255"
+    elif least >= 0 and 100 < most <= 255:
+        looks = ", as pixels in [0, 255]"
+    elif least < 0 and abs(mean) < 0.5 and 0.5 < std < 1.5 and most > 1:
+        looks = ", as inputs that were standardised"
+    return f"The inputs go from {least:.4g} to {most:.4g}, mean {mean:.3g}, standard deviation {std:.3g}{looks}."
+
+
+def _finding(
+    code: str, cause: str, evidence: list[str], right: Tensor | None, *, remedies: tuple[Remedy, ...]
+) -> Finding:
+    return Finding(
+        code=code,
+        cause=cause,
+        evidence=tuple(evidence),
+        samples=None if right is None else int((~right).sum()),
+        of=None if right is None else len(right),
+        remedies=remedies,
+    )
