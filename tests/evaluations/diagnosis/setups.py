@@ -455,7 +455,7 @@ def _():
 
 @mistake("BatchNorm without its running statistics", "batch_statistics")
 def _():
-    x, y = digits("train")
+    x, _ = digits("train")
     body = nn.Sequential(mlp(), nn.BatchNorm1d(300), nn.Tanh(), Apply(lambda z: z * z))
     with torch.no_grad():
         hidden = body[0](x)
