@@ -13,6 +13,7 @@ from robust_ext.core.errors import InvalidArgumentError, MissingDependencyError
 from robust_ext.core.warning import issuing_once
 from robust_ext.engine.context import current_context, run_context
 from robust_ext.evaluations.tracking import metrics, params
+from robust_ext.reports import findings
 
 if TYPE_CHECKING:
     from robust_ext.evaluations.result import EvaluationResult
@@ -46,7 +47,9 @@ def listening(callbacks: Sequence[Callback]) -> Iterator[Callable[[R], R]]:
         raise InvalidArgumentError("callbacks", repr(callbacks), "a list of objects with a method on_result(result)")
 
     def tell(result: R) -> R:
-        take(result.content.get("warnings", ()))
+        # A diagnosis is asked for its findings; of others, a wrong setup is a warning.
+        setup = () if result.kind == "diagnosis" else findings.divided(result.content.get("findings", ()))[0]
+        take([*map(findings.sentence, setup), *result.content.get("warnings", ())])
         for one in callbacks:
             _call(one, "on_result", result)
         return result

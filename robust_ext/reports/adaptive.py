@@ -39,8 +39,10 @@ def text(result: Mapping[str, Any]) -> str:
         *(f"Warning: {plain(warning)}" for warning in result["warnings"]),
     ]
     below = [line for sentence in sentences for line in paragraph(sentence)]
-    below += findings.lines(result.get("findings", ()))
-    return "\n".join([*paragraph(_opening(result)), "", *table(rows, words=(0, 1)), "", *below]) + "\n"
+    setup, others = findings.divided(result.get("findings", ()))
+    below += findings.lines(others)
+    above = [*paragraph(_opening(result)), *findings.lines(setup)]
+    return "\n".join([*above, "", *table(rows, words=(0, 1)), "", *below]) + "\n"
 
 
 def context(result: Mapping[str, Any]) -> dict[str, Any]:

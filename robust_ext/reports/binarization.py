@@ -36,13 +36,16 @@ def text(result: Mapping[str, Any]) -> str:
         if "tests" in attack or attack["reason"] != result["reason"]:
             both = f" {attack['verdict']}, score {share(attack['score'], threshold)}." if "tests" in attack else ""
             below += paragraph(f"{attack_title(attack)}:{both} {plain(attack['reason'])}")
-    unstated, leading = _unstated(result), findings.leading(result.get("findings", ()))
+    setup, others = findings.divided(result.get("findings", ()))
+    above = findings.lines(setup)
+    unstated, leading = _unstated(result), findings.leading(others)
     below += findings.lines(unstated)
     for warning in result.get("warnings", ()):
         below += paragraph(f"Warning: {plain(warning)}")
     verdict = paragraph(f"Verdict: {result['verdict'].upper()}. {plain(result['reason'])}")
     verdict += findings.first_to_paste(one for one in leading if one not in unstated)
-    return "\n".join([*table(rows, words=(0, 1, 2, 3)), "", *below, *([""] if below else []), *verdict, ""])
+    lines = [*above, *([""] if above else []), *table(rows, words=(0, 1, 2, 3)), ""]
+    return "\n".join([*lines, *below, *([""] if below else []), *verdict, ""])
 
 
 def context(result: Mapping[str, Any]) -> dict[str, Any]:
@@ -76,7 +79,11 @@ def _unstated(result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The findings that lead, but for those that a reason states."""
     reasons = " ".join(attack["reason"] for attack in result["attacks"])
     stated = {finding["code"] for finding in result.get("findings", ()) if findings.sentence(finding) in reasons}
-    return [finding for finding in findings.leading(result.get("findings", ())) if finding["code"] not in stated]
+    return [
+        finding
+        for finding in findings.leading(findings.divided(result.get("findings", ()))[1])
+        if finding["code"] not in stated
+    ]
 
 
 def _shown(outcome: str, result: Mapping[str, Any], *, pairs: bool) -> bool:

@@ -15,6 +15,19 @@ from robust_ext.reports.wording import plain
 
 Finding = Mapping[str, Any]
 
+SETUP = (
+    "label_offset",
+    "label_order",
+    "reversed_logits",
+    "input_scale",
+    "input_layout",
+    "batch_statistics",
+    "constant_output",
+    "chance_accuracy",
+    "threat_scale",
+)
+"""Codes of a setup that is wrong whatever the attack; they stand above all numbers."""
+
 # Attacks that share a finding and are named in its sentence.
 _NAMED = 3
 
@@ -64,6 +77,19 @@ def to_paste(remedy: Mapping[str, Any]) -> list[str]:
     inside = [f"#     {line}" for line in remedy["code"].splitlines()]
     lines = [*remedy.get("paste", "").splitlines(), *(["# In your own code:", *inside] if inside else [])]
     return [printable(line) for line in lines]
+
+
+def divided(findings: Iterable[Finding]) -> tuple[list[Finding], list[Finding]]:
+    """Findings about the setup, and the others."""
+    setup, others = list[Finding](), list[Finding]()
+    for one in findings:
+        (setup if of_setup(one) else others).append(one)
+    return setup, others
+
+
+def of_setup(finding: Finding) -> bool:
+    """Whether a finding is about labels, inputs, outputs or the threat model."""
+    return finding["code"] in SETUP or (finding["code"] == "wrong_bounds" and finding["attack"] is None)
 
 
 def first_to_paste(findings: Iterable[Finding]) -> list[str]:

@@ -20,14 +20,15 @@ def text(result: Mapping[str, Any]) -> str:
     Then for each detector the averages by norm of all arms and of each objective (tables 1 and 2), and a row a group
     of arms. Then what makes numbers rough.
     """
-    lines = [*paragraph(_opening(result)), "", *_summary(result)]
+    setup, others = findings.divided(result.get("findings", ()))
+    lines = [*paragraph(_opening(result)), *findings.lines(setup), "", *_summary(result)]
     for detector in result["detectors"]:
         lines += ["", *paragraph(f"{plain(detector['name'])}: averages by norm"), *_averages(result, detector)]
         if rows := _groups(detector):
             lines += ["", *rows]
     for note in views.notes(result):
         lines += ["", *paragraph(note)]
-    if found := findings.lines(result.get("findings", ())):
+    if found := findings.lines(others):
         lines += ["", *found]
     return "\n".join(lines) + "\n"
 

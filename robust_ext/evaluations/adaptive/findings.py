@@ -15,12 +15,16 @@ from robust_ext.evaluations.causes.attaching import Attacked, as_entry, broke_no
 from robust_ext.evaluations.causes.finding import Finding, ranked
 from robust_ext.evaluations.causes.pasting import Caller
 from robust_ext.evaluations.causes.probes import ModelProbe
+from robust_ext.evaluations.causes.setup import find_setup
 
 
 def find_faults(ran: Sequence[Outcome[StepRun]]) -> list[Finding]:
     """What weakens the steps, by what each is run on; ranked. Steps of other exposures are not compared."""
     run, found = ran[0].run, list[Finding]()
     given, defense = run.given, run.defense
+    if setup := find_setup(given, seed=run.settings.seed):
+        attacks = {one.run.title: one.run.step.attack for one in ran if one.run.step is not None}
+        return Caller(module=defense, attacks=attacks, images=given.inputs.dim() == 4).addressed(setup)
     for exposure in EXPOSURES:
         module = defense.classifier if exposure == "static" else defense
         probe = prober(module, given.inputs, given.labels, threat_model=given.threat_model, seed=run.settings.seed)

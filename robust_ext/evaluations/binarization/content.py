@@ -12,6 +12,7 @@ from torch import nn
 
 from robust_ext.attacks.base import Attack
 from robust_ext.core.cost import Spent
+from robust_ext.core.random import seeded_globals
 from robust_ext.engine.context import current_context
 from robust_ext.engine.identity import describe, versions
 from robust_ext.engine.run import Outcome, isolated
@@ -34,14 +35,16 @@ from robust_ext.evaluations.causes.attaching import (
     find_causes,
     prober,
 )
-from robust_ext.evaluations.causes.finding import WEIGHTS, ranked
+from robust_ext.evaluations.causes.finding import WEIGHTS, Finding, ranked
 from robust_ext.evaluations.causes.pasting import Caller
 from robust_ext.evaluations.causes.probes import ModelProbe
 from robust_ext.evaluations.causes.remedies import flag_of
+from robust_ext.evaluations.causes.setup import judge_setup
 from robust_ext.evaluations.caveats import attack_warnings, outside_warnings
 from robust_ext.evaluations.timing import Part, time_table
+from robust_ext.models.adaptive import AdaptiveDefense
 from robust_ext.models.features import Observed
-from robust_ext.reports.findings import remedy, sentence
+from robust_ext.reports.findings import of_setup, remedy, sentence
 
 # Of a sample that an attack was not run on.
 _NOTHING = {"outcome": "not_planted"}
@@ -67,6 +70,7 @@ def make_content(outcome: Outcome[BinarizationRun], *, begun: float | None) -> d
     findings = [finding for finding in findings if not detecting or finding.code not in OF_LABELS]
     caller = Caller(module=_network(run), attacks=run.attacks, images=run.inputs.dim() == 4)
     behind = [None if one is None else caller.addressed([one])[0] for one in behind]
+    findings = [*_setup(run), *(one for one in findings if not of_setup(one.to_dict()))]
     findings = ranked([*caller.addressed(findings), *(finding for finding in behind if finding is not None)])
     for entry, slower in zip(attacks, behind, strict=True):
         if entry["verdict"] == "failed":
@@ -165,6 +169,16 @@ def _probe(run: BinarizationRun) -> Probe:
         return prober(network, inputs, labels, threat_model=run.settings.threat_model, seed=run.settings.seed)()
 
     return probe
+
+
+def _setup(run: BinarizationRun) -> list[Finding]:
+    """What is wrong with threat model and outputs, by what the user's own network returns."""
+    network, inputs = _network(run), run.inputs[:PROBED].to(run.device)
+    if any(isinstance(part, AdaptiveDefense) for part in network.modules()):
+        return []
+    with torch.no_grad(), seeded_globals(run.settings.seed):
+        logits = network(inputs)
+    return judge_setup(network, inputs, None, logits, threat_model=run.settings.threat_model)
 
 
 def _network(run: BinarizationRun) -> nn.Module:

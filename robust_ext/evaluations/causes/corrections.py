@@ -25,6 +25,21 @@ _CONSTANTS = {
 }
 
 
+_TORCH = "import torch"
+_AS_TENSOR = f"{_TORCH}\ninputs = torch.as_tensor(inputs)"
+_NEGATED = """import torch
+
+class Negated(torch.nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x):
+        return -self.model(x)
+
+model = Negated({module}).eval()"""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Correction:
     """A change of the setup under which more samples are classified right.
@@ -32,14 +47,16 @@ class Correction:
     Args:
         code: The finding it belongs to, of :data:`robust_ext.evaluations.causes.finding.CODES`.
         words: What is given to the model or compared with, as in ``"labels - 1"``.
-        code_lines: The lines that make the change; empty where no line does.
-        inside: Whether corrected inputs lie in the bounds; None where inputs stay as they are.
+        paste: Lines that make the change, as of :class:`robust_ext.evaluations.causes.finding.Remedy`.
+        within: Whether inputs are to be changed, and not what the model makes of them.
+        enlarges: Whether inputs are larger then.
     """
 
     code: str
     words: str
-    code_lines: str = ""
-    inside: bool | None = None
+    paste: str = ""
+    within: bool = True
+    enlarges: bool = False
 
 
 Judged = tuple[Correction, Tensor]
@@ -55,30 +72,27 @@ def label_corrections(logits: Tensor, labels: Tensor) -> Iterator[Judged]:
     offsets = Counter((found - labels).tolist())
     if (best := _most_common(offsets)) != 0:
         words = f"labels {'+' if best > 0 else '-'} {abs(best)}"
-        yield Correction(code="label_offset", words=words, code_lines=f"labels = {words}"), found == labels + best
+        yield Correction(code="label_offset", words=words, paste=f"labels = {words}"), found == labels + best
     wrapped = _most_common(Counter(((found - labels) % classes).tolist()))
     if wrapped != 0:
         words = f"(labels + {wrapped}) % {classes}"
         right = found == (labels + wrapped) % classes
-        yield Correction(code="label_offset", words=words, code_lines=f"labels = {words}"), right
-    for rows, words, line in (
-        (labels.roll(1), "the label of the sample before", "labels.roll(1)"),
-        (labels.roll(-1), "the label of the sample after", "labels.roll(-1)"),
-        (labels.flip(0), "the labels in reversed order", "labels.flip(0)"),
+        yield Correction(code="label_offset", words=words, paste=f"labels = {words}"), right
+    for rows, words, call in (
+        (labels.roll(1), "the label of the sample before", "roll(1)"),
+        (labels.roll(-1), "the label of the sample after", "roll(-1)"),
+        (labels.flip(0), "the labels in reversed order", "flip(0)"),
     ):
-        yield Correction(code="label_order", words=words, code_lines=f"labels = {line}"), found == rows
+        paste = f"{_TORCH}\nlabels = torch.as_tensor(labels).{call}"
+        yield Correction(code="label_order", words=words, paste=paste), found == rows
     right, numbering = _renumbered(found.tolist(), labels.tolist())
+    numbers = f"numbering = {numbering}\nlabels = torch.tensor([numbering[int(one)] for one in labels])"
     correction = Correction(
-        code="label_order",
-        words=f"classes numbered otherwise ({_pairs(numbering)})",
-        code_lines=f"numbering = {numbering}\nlabels = torch.tensor([numbering[int(one)] for one in labels])",
+        code="label_order", words=f"classes numbered otherwise ({_pairs(numbering)})", paste=f"{_TORCH}\n{numbers}"
     )
     yield correction, torch.tensor(right, device=labels.device)
-    lines = "model = torch.nn.Sequential(model, Negated())  # forward: return -x"
-    yield (
-        Correction(code="reversed_logits", words="the smallest output in place of the largest", code_lines=lines),
-        (logits.argmin(1) == labels),
-    )
+    correction = Correction(code="reversed_logits", words="the smallest output in place of the largest", paste=_NEGATED)
+    yield correction, logits.argmin(1) == labels
 
 
 def _most_common(counts: Counter[int]) -> int:
@@ -155,16 +169,23 @@ def _changes(inputs: Tensor, bounds: tuple[float, float]) -> Iterator[tuple[Corr
     """Corrections of inputs that their range allows, each with what makes it."""
     for words, slope, shift in _affine(inputs):
         corrected = slope * inputs + shift
-        inside = bool(corrected.min() >= bounds[0] - 1e-4) and bool(corrected.max() <= bounds[1] + 1e-4)
-        line = f"inputs = {words}"
-        if not inside:
-            # The model's own units are others: it is changed, so that bounds and epsilon hold.
+        room = 1e-4 * (bounds[1] - bounds[0])
+        # Inputs that fill the bounds are what bounds and epsilon are about: then the model's units are others.
+        within = bool(corrected.min() >= bounds[0] - room) and bool(corrected.max() <= bounds[1] + room)
+        within = within and 2 * float(inputs.max() - inputs.min()) < bounds[1] - bounds[0]
+        line = f"{_AS_TENSOR}\ninputs = {words}"
+        if not within:
             mean, std = (-shift / slope).flatten().tolist(), (1 / slope).expand_as(shift).flatten().tolist()
-            line = f"model = robust_ext.models.Normalized(model, mean={_shown(mean)}, std={_shown(std)})"
-        correction = Correction(code="input_scale", words=words, code_lines=line, inside=inside)
+            line = (
+                "import robust_ext\nfrom robust_ext.models import Normalized\n"
+                f"model = Normalized({{module}}, mean={_shown(mean)}, std={_shown(std)})"
+            )
+        larger = bool((slope > 1).any())
+        correction = Correction(code="input_scale", words=words, paste=line, within=within, enlarges=larger)
         yield correction, lambda x, slope=slope, shift=shift: slope * x + shift  # type: ignore[misc]
     for words, change in _layouts(inputs, bounds):
-        yield Correction(code="input_layout", words=words, code_lines=f"inputs = {words}", inside=True), change
+        line = f"{_AS_TENSOR}\ninputs = {words}"
+        yield Correction(code="input_layout", words=words, paste=line), change
 
 
 def _affine(inputs: Tensor) -> Iterator[tuple[str, Tensor, Tensor]]:
@@ -183,7 +204,7 @@ def _affine(inputs: Tensor) -> Iterator[tuple[str, Tensor, Tensor]]:
         ("(inputs + 1) / 2", -1 <= least < 0 and most <= 1, 0.5, 0.5),
         ("inputs / 127.5 - 1", least >= 0 and most > 20, 1 / 127.5, -1.0),
         ("(inputs + 1) * 127.5", -1 <= least < 0 and most <= 1, 127.5, 127.5),
-        ("(inputs + 0.5)", -0.5 <= least < 0 and most <= 0.5, 1.0, 0.5),
+        ("inputs + 0.5", -0.5 <= least < 0 and most <= 0.5, 1.0, 0.5),
     ]
     for words, possible, slope, shift in plain:
         if possible:
@@ -195,19 +216,23 @@ def _affine(inputs: Tensor) -> Iterator[tuple[str, Tensor, Tensor]]:
         numbers(1 / (most - least)),
         numbers(-least / (most - least)),
     )
-    channels = inputs.shape[1] if inputs.dim() > 2 else 1
-    axes = [axis for axis in range(inputs.dim()) if axis != 1 or inputs.dim() == 2]
+    channels = inputs.shape[1] if inputs.dim() == 4 else 1
+    axes = (0, 2, 3) if inputs.dim() == 4 else tuple(range(inputs.dim()))
     own = (inputs.mean(axes).reshape(-1).tolist(), inputs.std(axes).clamp_min(1e-12).reshape(-1).tolist())
     for mean, std in (own, *_CONSTANTS.get(channels, ())):
         means, stds = numbers(list(mean)), numbers(list(std))
-        yield f"(inputs - {_shown(mean)}) / {_shown(std)}", 1 / stds, -means / stds
-        yield f"inputs * {_shown(std)} + {_shown(mean)}", stds, means
+        first, second = _shown(mean, inputs.dim()), _shown(std, inputs.dim())
+        yield f"(inputs - {first}) / {second}", 1 / stds, -means / stds
+        yield f"inputs * {second} + {first}", stds, means
 
 
-def _shown(values: Sequence[float]) -> str:
-    """Numbers as they are typed, one where all are the same."""
-    words = list(dict.fromkeys(f"{value:.4g}" for value in values))
-    return words[0] if len(words) == 1 else f"({', '.join(f'{value:.4g}' for value in values)})"
+def _shown(values: Sequence[float], axes: int = 0) -> str:
+    """Numbers as they are typed, one where all are the same; with ``axes`` as a tensor that goes with inputs."""
+    words = [f"{value + 0.0:.4g}" for value in values]
+    if len({*words}) == 1:
+        return words[0]
+    several = ", ".join(words)
+    return f"torch.tensor([{several}]).view(-1{', 1' * (axes - 2)})" if axes else f"({several})"
 
 
 def _layouts(inputs: Tensor, bounds: tuple[float, float]) -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]:

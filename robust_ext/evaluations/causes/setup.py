@@ -21,17 +21,9 @@ from robust_ext.evaluations.causes.corrections import Correction, believed, inpu
 from robust_ext.evaluations.causes.finding import Finding, Remedy
 from robust_ext.evaluations.causes.threat_scale import find_scale
 from robust_ext.models.adaptive import AdaptiveDefense
+from robust_ext.reports.findings import SETUP
 
-ACCURACY = (
-    "label_offset",
-    "label_order",
-    "reversed_logits",
-    "input_scale",
-    "input_layout",
-    "batch_statistics",
-    "constant_output",
-    "chance_accuracy",
-)
+ACCURACY = tuple(code for code in SETUP if code != "threat_scale")
 """Findings of a setup in which no attack says anything."""
 
 # Rows that go forward again, and rows by which the threat model is judged.
@@ -109,7 +101,7 @@ def _accuracy_finding(
     with guarded(module), seeded_globals(seed), torch.inference_mode(False), torch.no_grad():
         tried = [] if inside else list(input_corrections(module, *few, right[:_ROWS], bounds))
     best = believed(right, chain(label_corrections(logits, labels), tried))
-    if constant is not None and best is not None and best[0].inside is False and _confidence(logits) > _SURE:
+    if constant is not None and best is not None and best[0].enlarges and _confidence(logits) > _SURE:
         # Near the inputs' zero a model would not be sure: one class is added to, and larger inputs outdo that.
         return constant
     if best is not None:
@@ -141,12 +133,12 @@ def _corrected(correction: Correction, now: Tensor, right: Tensor, inputs: Tenso
         "label_order": "Number labels as the model does, and keep them in the order of the samples.",
         "reversed_logits": "Return what is largest for the predicted class, as the negative of these outputs.",
         "input_scale": f"Give the model {correction.words}"
-        + ("." if correction.inside else ": inside the model, so that bounds and epsilon stay in the units of inputs."),
+        + ("." if correction.within else ": inside the model, so that bounds and epsilon stay in the units of inputs."),
         "input_layout": f"Give {correction.words}.",
         "batch_statistics": "Load weights with their buffers, or set running_mean and running_var on training data.",
     }[correction.code]
-    remedy = Remedy(words=words, code=correction.code_lines)
-    return _finding(correction.code, cause, evidence, right, remedies=(remedy,))
+    remedy = Remedy(words=words, paste=correction.paste)
+    return Finding(code=correction.code, cause=cause, evidence=tuple(evidence), remedies=(remedy,))
 
 
 def _constant(logits: Tensor, labels: Tensor | None) -> Finding | None:

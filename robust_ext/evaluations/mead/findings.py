@@ -9,6 +9,7 @@ from robust_ext.evaluations.arm_runs import ArmRun
 from robust_ext.evaluations.causes.attaching import OF_LABELS, find_causes, of_arm, prober
 from robust_ext.evaluations.causes.finding import Finding
 from robust_ext.evaluations.causes.pasting import Caller
+from robust_ext.evaluations.causes.setup import find_setup
 from robust_ext.evaluations.scored_runs import ScoredRun
 
 
@@ -17,7 +18,9 @@ def find_faults(run: ScoredRun, left: Sequence[Outcome[ArmRun]]) -> list[Finding
     given = run.given
     probe = prober(given.module, given.inputs, given.labels, threat_model=given.threat_model, seed=run.seed)
     ran = {one.run.title: one for one in left if one.refusal is None}
-    found = find_causes([of_arm(one, name=name) for name, one in ran.items()], probe, compared=False)
+    found = find_setup(given, seed=run.seed) or find_causes(
+        [of_arm(one, name=name) for name, one in ran.items()], probe, compared=False
+    )
     # By design an objective without labels and one of detectors do not end where the label's does.
     others = {
         name

@@ -19,6 +19,7 @@ from robust_ext.engine.store import Floats
 from robust_ext.evaluations.arm_runs import ArmRun
 from robust_ext.evaluations.causes.attaching import find_causes, of_arm, prober
 from robust_ext.evaluations.causes.pasting import Caller
+from robust_ext.evaluations.causes.setup import find_setup
 from robust_ext.evaluations.caveats import attack_warnings, outside_warnings
 from robust_ext.evaluations.result import framed
 from robust_ext.evaluations.timing import time_table
@@ -66,7 +67,9 @@ def _findings(outcomes: Sequence[Outcome[ArmRun]]) -> list[dict[str, Any]]:
     caller = Caller(
         module=given.module, attacks={one.name: one.attack for one in attacked}, images=given.inputs.dim() == 4
     )
-    return [finding.to_dict() for finding in caller.addressed(find_causes(attacked, probe))]
+    # What a wrong setup does to an attack is no fault of the attack.
+    found = find_setup(given, seed=run.seed) or find_causes(attacked, probe)
+    return [finding.to_dict() for finding in caller.addressed(found)]
 
 
 def _attack(name: str, mine: Sequence[Outcome[ArmRun]], smallest: Floats, rows: list[dict[str, Any]]) -> dict[str, Any]:
