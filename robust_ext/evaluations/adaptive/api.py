@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from robust_ext.core.devices import on_device
-from robust_ext.core.errors import InvalidArgumentError, OutOfTimeError
+from robust_ext.core.errors import InvalidArgumentError, ModelError, OutOfTimeError
 from robust_ext.core.settings import make_settings
 from robust_ext.core.threat import ThreatModel
 from robust_ext.core.validation import Array
@@ -35,9 +35,11 @@ from robust_ext.evaluations.adaptive.protocol import plan_runs
 from robust_ext.evaluations.adaptive.result import AdaptiveResult
 from robust_ext.evaluations.adaptive.settings import AdaptiveSettings
 from robust_ext.evaluations.callbacks import Callback, listening
+from robust_ext.evaluations.causes.setup import find_setup
 from robust_ext.models.adaptive import AdaptiveDefense
 from robust_ext.registry.defense import as_defense
 from robust_ext.registry.model import as_module
+from robust_ext.reports.findings import sentence
 
 
 def evaluate_defense(
@@ -155,6 +157,8 @@ def _evaluate(
     attacked = [one for one in outcomes.values() if one.run.step is not None]
     check_some_ran(attacked)
     if outcomes[runs[0].key].cut or not any(one.records for one in attacked):
+        if setup := find_setup(given, seed=settings.seed):
+            raise ModelError(sentence(setup[0].to_dict()))
         reasons = "; ".join(dict.fromkeys(cascade.not_run.values()))
         raise OutOfTimeError(f"no attack was run on any sample, so nothing can be stated: {reasons}")
     stated = cascade.stated(attacked)

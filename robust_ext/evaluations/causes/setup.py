@@ -159,11 +159,10 @@ def _constant(logits: Tensor, labels: Tensor | None) -> Finding | None:
     if labels is not None:
         evidence.append(f"Their labels are of {len(labels.unique())} classes, {missed} of them another one.")
     words = "Check that trained weights were loaded and that inputs reach the model in the scale it was trained on."
-    return _finding(
-        "constant_output",
-        f"The model predicts class {int(found[0])} whatever it is given.",
-        evidence,
-        None if labels is None else found == labels,
+    return Finding(
+        code="constant_output",
+        cause=f"The model predicts class {int(found[0])} whatever it is given.",
+        evidence=tuple(evidence),
         remedies=(Remedy(words=words),),
     )
 
@@ -203,11 +202,10 @@ def _chance(right: Tensor, labels: Tensor, logits: Tensor, inputs: Tensor, *, tr
     words = (
         "Check that labels and samples are in the same order, and that trained weights for these classes were loaded."
     )
-    return _finding(
-        "chance_accuracy",
-        "The model's predictions have nothing to do with the labels.",
-        evidence,
-        right,
+    return Finding(
+        code="chance_accuracy",
+        cause="The model's predictions have nothing to do with the labels.",
+        evidence=tuple(evidence),
         remedies=(Remedy(words=words),),
     )
 
@@ -256,16 +254,3 @@ def described(inputs: Tensor) -> str:
     elif least < 0 and abs(mean) < 0.5 and 0.5 < std < 1.5 and most > 1:
         looks = ", as inputs that were standardised"
     return f"The inputs go from {least:.4g} to {most:.4g}, mean {mean:.3g}, standard deviation {std:.3g}{looks}."
-
-
-def _finding(
-    code: str, cause: str, evidence: list[str], right: Tensor | None, *, remedies: tuple[Remedy, ...]
-) -> Finding:
-    return Finding(
-        code=code,
-        cause=cause,
-        evidence=tuple(evidence),
-        samples=None if right is None else int((~right).sum()),
-        of=None if right is None else len(right),
-        remedies=remedies,
-    )
