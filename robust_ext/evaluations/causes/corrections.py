@@ -66,7 +66,7 @@ Judged = tuple[Correction, Tensor]
 def label_corrections(logits: Tensor, labels: Tensor) -> Iterator[Judged]:
     """Other labels, judged by the logits ``(N, K)`` that are known already, the simplest first."""
     found, classes = logits.argmax(1), logits.shape[1]
-    if len(found.unique()) < 2 or len(labels.unique()) < 2:
+    if len({*found.tolist()}) < 2 or len({*labels.tolist()}) < 2:
         # Any labels would do.
         return
     offsets = Counter((found - labels).tolist())
@@ -85,12 +85,12 @@ def label_corrections(logits: Tensor, labels: Tensor) -> Iterator[Judged]:
     ):
         paste = f"{_TORCH}\nlabels = torch.as_tensor(labels).{call}"
         yield Correction(code="label_order", words=words, paste=paste), found == rows
-    right, numbering = _renumbered(found.tolist(), labels.tolist())
+    renumbered, numbering = _renumbered(found.tolist(), labels.tolist())
     numbers = f"numbering = {numbering}\nlabels = torch.tensor([numbering[int(one)] for one in labels])"
     correction = Correction(
         code="label_order", words=f"classes numbered otherwise ({_pairs(numbering)})", paste=f"{_TORCH}\n{numbers}"
     )
-    yield correction, torch.tensor(right, device=labels.device)
+    yield correction, torch.tensor(renumbered, device=labels.device)
     correction = Correction(code="reversed_logits", words="the smallest output in place of the largest", paste=_NEGATED)
     yield correction, logits.argmin(1) == labels
 

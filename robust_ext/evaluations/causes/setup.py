@@ -157,7 +157,7 @@ def _constant(logits: Tensor, labels: Tensor | None) -> Finding | None:
         return None
     evidence = [f"The prediction is class {int(found[0])} for all {len(found)} samples; logits vary by {spread:.3g}."]
     if labels is not None:
-        evidence.append(f"Their labels are of {len(labels.unique())} classes, {missed} of them another one.")
+        evidence.append(f"Their labels are of {len({*labels.tolist()})} classes, {missed} of them another one.")
     words = "Check that trained weights were loaded and that inputs reach the model in the scale it was trained on."
     return Finding(
         code="constant_output",
@@ -184,7 +184,7 @@ def _chance(right: Tensor, labels: Tensor, logits: Tensor, inputs: Tensor, *, tr
         unseen = seen < min(_SEEN, _WEAK_RANKS * perfect - _SEEN)
         sure = seen < -2 * _SEEN or (seen_hits < _SEEN and seen < _SEEN and (unseen or few))
     confidence, predictions = _confidence(logits), int((predicted.sum(0) > 0).sum())
-    flat = confidence < _FLAT / classes and 2 * predictions <= len(labels.unique()) and hits < _UNTRAINED * count
+    flat = confidence < _FLAT / classes and 2 * predictions <= len({*labels.tolist()}) and hits < _UNTRAINED * count
     if not sure and not flat:
         return None
     guessed = f"predictions like these are right for {100 * guessing:.1f}% of labels like these by chance"

@@ -93,7 +93,7 @@ def _epsilon(inputs: Tensor, classes: Tensor, threat_model: ThreatModel) -> Find
 
 def _paired(inputs: Tensor, classes: Tensor, threat_model: ThreatModel) -> int | None:
     """How many samples share points in their balls with a sample of another class; None of too few."""
-    if len(inputs) < _PAIRED or len(classes.unique()) < 2:
+    if len(inputs) < _PAIRED or len({*classes.tolist()}) < 2:
         return None
     order = {"linf": math.inf, "l2": 2.0, "l1": 1.0}[threat_model.norm]
     inputs, classes = inputs[:_ROWS], classes[:_ROWS]
