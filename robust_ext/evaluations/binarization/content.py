@@ -178,7 +178,8 @@ def _setup(run: BinarizationRun) -> list[Finding]:
         return []
     with torch.no_grad(), seeded_globals(run.settings.seed):
         logits = network(inputs)
-    return judge_setup(network, inputs, None, logits, threat_model=run.settings.threat_model)
+    model = run.settings.threat_model
+    return judge_setup(network, inputs, None, logits, bounds=model.bounds, budgets=[model])
 
 
 def _network(run: BinarizationRun) -> nn.Module:

@@ -83,7 +83,7 @@ def probe_model(
     with _undisturbed(module, seed):
         # Copies, which can have gradients where the given ones were made in inference mode.
         inputs, labels = inputs[:_WIDE].clone(), labels[:_WIDE].clone()
-        findings = list(find_scale(inputs, labels, threat_model))
+        findings = list(find_scale(inputs, labels, bounds=threat_model.bounds, budgets=[threat_model]))
         outputs = probe_outputs(module, inputs, bounds=threat_model.bounds, rows=rows, seed=seed)
         findings += outputs.findings
         gradients = Gradients()

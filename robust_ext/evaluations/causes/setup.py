@@ -7,6 +7,7 @@ other labels by the same predictions, other inputs by forward passes of a few ro
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import chain
 
 import torch
@@ -43,10 +44,20 @@ _SURE, _FLAT, _UNTRAINED = 0.99, 1.5, 0.35
 _MISSED = 7
 
 
-def find_setup(given: EvaluationInputs, *, seed: int) -> list[Finding]:
-    """What is wrong with samples, labels, model and threat model together, the worst first; see :func:`judge_setup`."""
+def find_setup(given: EvaluationInputs, *, seed: int, budgets: Sequence[ThreatModel] | None = None) -> list[Finding]:
+    """What is wrong with samples, labels, model and threat model together, the worst first; see :func:`judge_setup`.
+
+    ``budgets`` are those that attacks have of their own, in place of the threat model's.
+    """
     return judge_setup(
-        given.module, given.inputs, given.labels, given.logits, threat_model=given.threat_model, seed=seed
+        given.module,
+        given.inputs,
+        given.labels,
+        given.logits,
+        bounds=given.bounds,
+        budgets=[given.threat_model] if budgets is None else budgets,
+        compared=budgets is None,
+        seed=seed,
     )
 
 
@@ -56,17 +67,21 @@ def judge_setup(
     labels: Tensor | None,
     logits: Tensor,
     *,
-    threat_model: ThreatModel,
+    bounds: tuple[float, float],
+    budgets: Sequence[ThreatModel],
+    compared: bool = True,
     seed: int = 0,
 ) -> list[Finding]:
-    """What is wrong with a setup, the worst first; nothing where accuracy, inputs and threat model go together.
+    """What is wrong with a setup, the worst first; nothing where accuracy, inputs and budgets go together.
 
     Args:
-        module: From inputs to logits; run on 32 rows at most, and only where accuracy is low. It is left as it was.
+        module: From inputs to logits; run on 64 rows at most, and only where accuracy is low. It is left as it was.
         inputs: Clean samples ``(N, ...)``.
         labels: Their classes ``(N,)``; None where there are none.
         logits: What the module returned for them, ``(N, K)``.
-        threat_model: Norm, epsilon and bounds.
+        bounds: Of inputs.
+        budgets: What attacks are given.
+        compared: Whether budgets are compared with the distances between classes.
         seed: Of the draws of a random module.
 
     Example:
@@ -75,16 +90,17 @@ def judge_setup(
         >>> logits = digits_network()(x)
         >>> y = logits.argmax(1) + 1
         >>> linf = ThreatModel(norm="linf", epsilon=0.1)
-        >>> [one.code for one in judge_setup(digits_network(), x, y, logits, threat_model=linf)]
+        >>> [one.code for one in judge_setup(digits_network(), x, y, logits, bounds=(0, 1), budgets=[linf])]
         ['label_offset']
     """
     logits = logits.detach()
     classes = logits.argmax(1) if labels is None else labels
-    scale = list(find_scale(inputs[:_ROWS], classes[:_ROWS], threat_model))
+    near = classes[:_ROWS] if compared else None
+    scale = list(find_scale(inputs[:_ROWS], near, bounds=bounds, budgets=budgets))
     if labels is None:
         constant = _constant(logits, None)
         return [*([] if constant is None else [constant]), *scale]
-    found = _accuracy_finding(module, inputs, labels, logits, bounds=threat_model.bounds, seed=seed)
+    found = _accuracy_finding(module, inputs, labels, logits, bounds=bounds, seed=seed)
     return [*([] if found is None else [found]), *scale]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -35,22 +35,27 @@ _INSIDE = (
 )
 
 
-def find_scale(inputs: Tensor, classes: Tensor, threat_model: ThreatModel) -> Iterator[Finding]:
-    """What is wrong with bounds or epsilon, at most one finding.
+def find_scale(
+    inputs: Tensor, classes: Tensor | None, *, bounds: tuple[float, float], budgets: Iterable[ThreatModel]
+) -> Iterator[Finding]:
+    """What is wrong with bounds or budgets, at most one finding.
 
     Args:
         inputs: Clean samples ``(N, ...)`` in the bounds.
-        classes: Labels, or what the model predicts, ``(N,)``.
-        threat_model: Norm, epsilon and bounds.
+        classes: Labels, or what the model predicts, ``(N,)``; None where budgets may be as large as their distances.
+        bounds: Of inputs.
+        budgets: What attacks are given.
     """
-    found = _bounds(inputs, threat_model) or _epsilon(inputs, classes, threat_model)
+    found = _bounds(inputs, bounds)
+    for budget in budgets:
+        found = found or _epsilon(inputs, classes, budget)
     if found is not None:
         yield found
 
 
-def _bounds(inputs: Tensor, threat_model: ThreatModel) -> Finding | None:
+def _bounds(inputs: Tensor, bounds: tuple[float, float]) -> Finding | None:
     """Whether the inputs lie in the bounds, and fill more than a corner of them."""
-    low, high = threat_model.bounds
+    low, high = bounds
     least, most = float(inputs.min()), float(inputs.max())
     if least < low - _ROUNDING * (high - low) or most > high + _ROUNDING * (high - low):
         cause = "Inputs lie outside the bounds of the threat model."
@@ -64,13 +69,13 @@ def _bounds(inputs: Tensor, threat_model: ThreatModel) -> Finding | None:
     return Finding(code="wrong_bounds", cause=cause, evidence=evidence, remedies=(Remedy(words=_UNITS),))
 
 
-def _epsilon(inputs: Tensor, classes: Tensor, threat_model: ThreatModel) -> Finding | None:
+def _epsilon(inputs: Tensor, classes: Tensor | None, threat_model: ThreatModel) -> Finding | None:
     """Whether epsilon is of another scale than the bounds."""
     epsilon, width, norm = threat_model.epsilon, threat_model.width, threat_model.norm
     values = inputs[0].numel()
     cause = remedy = ""
     whole = width * {"linf": 1.0, "l2": math.sqrt(values), "l1": float(values)}[norm]
-    paired = _paired(inputs, classes, threat_model)
+    paired = None if classes is None else _paired(inputs, classes, threat_model)
     if epsilon >= whole:
         cause = "Epsilon is as large as the whole range of inputs: the threat model allows any input."
         evidence = (

@@ -18,7 +18,8 @@ def find_faults(run: ScoredRun, left: Sequence[Outcome[ArmRun]]) -> list[Finding
     given = run.given
     probe = prober(given.module, given.inputs, given.labels, threat_model=given.threat_model, seed=run.seed)
     ran = {one.run.title: one for one in left if one.refusal is None}
-    found = find_setup(given, seed=run.seed) or find_causes(
+    budgets = [one.run.threat_model for one in ran.values() if one.run.arms[0].epsilon is not None]
+    found = find_setup(given, seed=run.seed, budgets=budgets) or find_causes(
         [of_arm(one, name=name) for name, one in ran.items()], probe, compared=False
     )
     # By design an objective without labels and one of detectors do not end where the label's does.

@@ -143,7 +143,7 @@ def _scale(norm, epsilon, bounds, shape):
     x = torch.rand(16, *shape, generator=torch.Generator().manual_seed(0))
     threat_model = ThreatModel(norm=norm, epsilon=epsilon, bounds=bounds)
     inputs = bounds[0] + x * threat_model.width
-    return [one.code for one in find_scale(inputs, torch.arange(16) % 2, threat_model)]
+    return [one.code for one in find_scale(inputs, torch.arange(16) % 2, bounds=bounds, budgets=[threat_model])]
 
 
 @pytest.mark.parametrize(
