@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +13,8 @@ from robust_ext.core.statistics import paired_difference
 
 # The gain in accuracy of a correction that is believed, its p-value, and the accuracy that it has to reach.
 _GAIN, _P_VALUE, _REACHED = 0.12, 0.01, 0.5
+# Corrections whose accuracies differ by less are alike; the simplest counts.
+_ALIKE = 0.05
 # Rows on which corrections of inputs are tried first, and how many more have to be right to go on.
 _FIRST, _MORE = 16, 2
 # Constants by which images are standardised most often, of ImageNet, CIFAR-10 and MNIST: mean and deviation.
@@ -146,14 +148,20 @@ def input_corrections(
         rest = _judge(module, change(inputs[_FIRST:]), labels[_FIRST:]) if len(inputs) > _FIRST else first[:0]
         if rest is not None:
             yield correction, torch.cat([first, rest])
+    # Statistics of other data do better on data that is hard, too; those that a layer begins with are no data's.
     norms = [part for part in module.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
-    if norms and not any(part.training for part in norms) and len(inputs) >= _FIRST:
-        # Of the whole batch at once: these are its statistics.
+    if any(map(_initial, norms)) and len(inputs) >= _FIRST:
         for part in norms:
             part.training = True
         judged = _judge(module, inputs, labels)
         if judged is not None:
             yield Correction(code="batch_statistics", words="the statistics of the batch itself"), judged
+
+
+def _initial(part: nn.modules.batchnorm._BatchNorm) -> bool:
+    """Whether the running statistics are those that a layer begins with."""
+    mean, variance = part.running_mean, part.running_var
+    return mean is not None and variance is not None and not bool(mean.any()) and bool((variance == 1).all())
 
 
 def _judge(module: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor | None:
@@ -209,21 +217,26 @@ def _affine(inputs: Tensor) -> Iterator[tuple[str, Tensor, Tensor]]:
     for words, possible, slope, shift in plain:
         if possible:
             yield words, numbers(slope), numbers(shift)
+    # Hard data may be of little contrast, and do better with more: then nothing here is tried.
+    if least < 0 or most > 2:
+        yield (
+            f"(inputs {'+' if least < 0 else '-'} {abs(least):.4g}) / {most - least:.4g}",
+            numbers(1 / (most - least)),
+            numbers(-least / (most - least)),
+        )
     if most <= least:
         return
-    yield (
-        f"(inputs - {least:.4g}) / {most - least:.4g}",
-        numbers(1 / (most - least)),
-        numbers(-least / (most - least)),
-    )
     channels = inputs.shape[1] if inputs.dim() == 4 else 1
     axes = (0, 2, 3) if inputs.dim() == 4 else tuple(range(inputs.dim()))
     own = (inputs.mean(axes).reshape(-1).tolist(), inputs.std(axes).clamp_min(1e-12).reshape(-1).tolist())
-    for mean, std in (own, *_CONSTANTS.get(channels, ())):
+    whole = least >= 0 and (0.9 < most <= 1 or most > 200)
+    for mean, std in (*_CONSTANTS.get(channels, ()), *([own] if whole else [])):
         means, stds = numbers(list(mean)), numbers(list(std))
         first, second = _shown(mean, inputs.dim()), _shown(std, inputs.dim())
-        yield f"(inputs - {first}) / {second}", 1 / stds, -means / stds
-        yield f"inputs * {second} + {first}", stds, means
+        if whole:
+            yield f"(inputs - {first}) / {second}", 1 / stds, -means / stds
+        if whole or least < 0:
+            yield f"inputs * {second} + {first}", stds, means
 
 
 def _shown(values: Sequence[float], axes: int = 0) -> str:
@@ -254,15 +267,18 @@ def _layouts(inputs: Tensor, bounds: tuple[float, float]) -> Iterator[tuple[str,
         yield "inputs.permute(0, 2, 3, 1).reshape(inputs.shape)", lambda x: x.permute(0, 2, 3, 1).reshape(x.shape)
 
 
-def believed(right: Tensor, judged: Iterator[Judged]) -> Judged | None:
-    """The correction under which most samples are right, of those that gain more than chance; of equals the first."""
-    best: Judged | None = None
+def believed(right: Tensor, judged: Iterable[Judged]) -> Judged | None:
+    """The first correction that is about as good as the best, of those that gain more than chance does."""
+    gaining = []
     for correction, now in judged:
-        count = len(now)
-        before = right[:count]
+        before = right[: len(now)]
         gained, lost = int((now & ~before).sum()), int((before & ~now).sum())
-        change, _, p_value = paired_difference(gained, lost, count)
-        enough = change >= _GAIN and p_value < _P_VALUE and float(now.double().mean()) >= _REACHED
-        if enough and (best is None or float(now.double().mean()) > float(best[1].double().mean())):
-            best = correction, now
-    return best
+        change, _, p_value = paired_difference(gained, lost, len(now))
+        if change >= _GAIN and p_value < _P_VALUE and _accuracy(now) >= _REACHED:
+            gaining.append((correction, now))
+    best = max((_accuracy(now) for _, now in gaining), default=0.0)
+    return next((one for one in gaining if _accuracy(one[1]) >= best - _ALIKE), None)
+
+
+def _accuracy(right: Tensor) -> float:
+    return float(right.double().mean())

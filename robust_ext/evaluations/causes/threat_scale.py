@@ -13,9 +13,9 @@ from robust_ext.evaluations.causes.finding import Finding, Remedy
 from robust_ext.reports.wording import typed
 
 # Inputs that go over a smaller share of the bounds are of another scale.
-_FILLED, _ROUNDING = 0.02, 1e-6
+_FILLED, _ROUNDING = 0.02, 1e-3
 # Samples by which pixels in other bounds are known, and by which classes are seen to be nearer than twice epsilon.
-_PIXELS, _PAIRED, _NEAR, _ROWS = 4, 8, 0.9, 32
+_PIXELS, _PAIRED, _NEAR, _ROWS = 4, 8, 0.75, 32
 # Budgets of linf for inputs in [0, 1]: k/255 up to this k, and decimals that stand for such or are usual for MNIST.
 _LEVELS, _DECIMALS = 16, (0.03, 0.031, 0.0314, 0.0157, 0.0078, 0.0039, 0.3, 0.2, 0.1, 0.01)
 # Values of a sample from which on budgets of l2 and l1 are known to be larger, and the least of them, of the range.
