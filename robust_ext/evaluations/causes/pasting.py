@@ -23,22 +23,22 @@ from robust_ext.engine.context import current_context
 from robust_ext.evaluations.causes.finding import Finding, Remedy
 from robust_ext.evaluations.causes.remedies import BLACK_BOX
 from robust_ext.evaluations.causes.rewriting import AttackCall, call_of
+from robust_ext.models.adaptive import AdaptiveDefense
 from robust_ext.models.eot import EoT
 
 # The option that takes an attack, by command; the other commands take none.
 _OPTIONS = {"binarization": "--attack", "diagnose": "--attack", "robust-accuracy": "--attack", "mead": "--arm"}
 # Settings of an adapted attack that change gradients, beside those that average them.
 _GRADIENTS = {"bpda", "gradient_mode", "steps", "temperature"}
-# What such settings are for a module: these can be put around a model of a library too.
-_AROUND = ({"bpda"}, {"bpda", "gradient_mode"}, {"gradient_mode"}, {"eot"})
+# Those of a BPDA around a model.
+_AROUND = ({"bpda"}, {"bpda", "gradient_mode"}, {"gradient_mode"})
 _IMPORT = "import robust_ext"
 # Options that all commands share: data, threat model, device.
 _SHARED = ("--data", "--eps=", "--norm=", "--bounds=", "--input-size=", "--device=")
 # How a module becomes a model of a library with what else the caller's model states.
 _REBUILT = {
-    "foolbox": ("Foolbox", "import foolbox", "foolbox.PyTorchModel({}, bounds=model.bounds)"),
+    "foolbox": ("import foolbox", "foolbox.PyTorchModel({}, bounds=model.bounds)"),
     "art": (
-        "ART",
         "import torch\nfrom art.estimators.classification import PyTorchClassifier",
         "PyTorchClassifier(\n    {},\n    loss=torch.nn.CrossEntropyLoss(),\n    input_shape=model.input_shape,\n"
         "    nb_classes=model.nb_classes,\n    clip_values=model.clip_values,\n)",
@@ -97,7 +97,9 @@ class Caller:
 
     @property
     def library(self) -> str:
-        """The library whose model was given; empty for a module."""
+        """The library whose model was given; empty for a module, and for a defense of any model."""
+        if isinstance(self.module, AdaptiveDefense):
+            return ""
         found = (getattr(part, "library", None) for part in self.module.modules())
         return next((one for one in found if isinstance(one, str)), "")
 
@@ -118,6 +120,8 @@ class Caller:
             module = "robust_ext.as_module(model).module" if self.library else "model"
             lines = (remedy.paste or "{module}.eval()").replace("{module}", module)
             return lines if module == "model" or _IMPORT in lines else f"{_IMPORT}\n{lines}"
+        if self.library in _REBUILT and {*remedy.view} in _AROUND:
+            return self._around(remedy)
         imports = [_IMPORT]
         if remedy.transfer:
             imports = ["from robust_ext.attacks.transfer import Transfer"]
@@ -133,7 +137,7 @@ class Caller:
         elif arm is not None and not remedy.transfer:
             value = f"robust_ext.Arm(attack={value}, norm={arm.norm!r}, epsilon={arm.epsilon!r})"
             imports = list(dict.fromkeys([*imports, _IMPORT]))
-        return "\n".join([*imports, f"attack = {value}", *self._around(remedy)])
+        return "\n".join([*imports, f"attack = {value}"])
 
     def _constructed(self, text: str, attack: Attack | None) -> tuple[list[str], str]:
         """Imports, and the attack as an object of its library where the caller gave one, else its text."""
@@ -149,16 +153,12 @@ class Caller:
             return [f"from {made_of.__module__} import {call.name}"], f"{call.name}({given})"
         return [], _quoted(text)
 
-    def _around(self, remedy: Remedy) -> list[str]:
-        """Lines that make a model of the caller's library of it, for attacks that the library runs itself."""
-        if self.library not in _REBUILT or {*remedy.view} not in _AROUND:
-            return []
-        title, imports, rebuilt = _REBUILT[self.library]
-        names = {"bpda": "layer", "gradient_mode": "backward", "eot": "draws"}
+    def _around(self, remedy: Remedy) -> str:
+        """Lines that make a model of the caller's library, which evaluations and the library's own attacks take."""
+        imports, rebuilt = _REBUILT[self.library]
+        names = {"bpda": "layer", "gradient_mode": "backward"}
         settings = _keywords({names[key]: value for key, value in remedy.view.items()})
-        inside = f"robust_ext.{'EoT' if 'eot' in remedy.view else 'BPDA'}(model, {settings})"
-        lines = f"{imports}\nmodel = {rebuilt.format(inside)}".splitlines()
-        return [f"# Or the model, for attacks that {title} runs itself:", *lines]
+        return f"{imports}\n{_IMPORT}\nmodel = {rebuilt.format(f'robust_ext.BPDA(model, {settings})')}"
 
 
 def _options(remedy: Remedy, attack: Attack | None, arm: ThreatModel | None) -> str:

@@ -11,6 +11,7 @@ import torch
 from typer.testing import CliRunner
 
 import robust_ext
+from robust_ext.adapters.foolbox.library import foolbox
 from robust_ext.attacks.transfer import Transfer
 from robust_ext.cli.app import app
 from robust_ext.demo.network import digits_network
@@ -130,6 +131,23 @@ def test_bpda_and_eot_take_what_evaluations_take_and_layers_as_findings_name_the
     (gradient,) = torch.autograd.grad(shown(point).square().sum(), point)
     assert bool((gradient != 0).flatten(1).any(1).all())
     assert torch.equal(robust_ext.EoT(model, draws=1)(inputs), robust_ext.as_module(model).module(inputs))
+
+
+@pytest.mark.parametrize("name", ["rounding", "argmax and one-hot", "no_grad", "zero backward pass"])
+@pytest.mark.parametrize("caller", ["foolbox", "art"])
+def test_attacks_of_the_library_itself_take_the_model_that_is_pasted(name, caller):
+    asks = Python(BY_NAME[name], caller)
+    (text,) = blocks(asks.diagnosis())[:1]
+    asks.paste(text)
+    model, _, inputs, labels, ball = asks.given
+    if caller == "foolbox":
+        attack = foolbox.attacks.LinfPGD(rel_stepsize=0.1)
+        found = attack(model, inputs, labels, epsilons=ball.epsilon)[2]
+    else:
+        evasion = pytest.importorskip("art.attacks.evasion")
+        attack = evasion.ProjectedGradientDescent(model, eps=ball.epsilon, eps_step=0.01, max_iter=40, verbose=False)
+        found = torch.from_numpy(model.predict(attack.generate(inputs.numpy())).argmax(1)) != labels
+    assert int(found.sum()) >= len(labels) // 3
 
 
 def weak_arm(norm, epsilon):
