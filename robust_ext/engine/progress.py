@@ -14,8 +14,13 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TextIO
 
+import torch
+from torch import nn
+
+from robust_ext.core.errors import OutOfTimeError
 from robust_ext.core.printable import printable
 from robust_ext.core.target import PassCounter
+from robust_ext.engine.context import current_context
 from robust_ext.engine.forecast import Forecast, duration
 
 # Seconds between two writings: on a terminal; elsewhere the first, and all others.
@@ -192,3 +197,38 @@ def watching(counter: PassCounter, words: str = "") -> Iterator[None]:
         current.phase(words)
     with current.watching(counter):
         yield
+
+
+class _TimeIsOver(KeyboardInterrupt):
+    """An interrupt of foreign code by the deadline, which nothing takes for a fault of that code."""
+
+
+@contextmanager
+def paced(module: nn.Module, words: str) -> Iterator[None]:
+    """Show the passes of a module inside the block as they come, and end it at the deadline of the run.
+
+    Raises:
+        OutOfTimeError: The time was over before the block was done; the module is left as it was.
+    """
+    begun, deadline, count = time.monotonic(), current_context().deadline, 0
+
+    def note(part: nn.Module, _args: object) -> None:
+        nonlocal count
+        if deadline is not None and time.monotonic() > deadline:
+            raise _TimeIsOver
+        if part is module:
+            count += 1
+            phase(f"{words}, pass {count}")
+
+    hooked = [part for part in module.modules() if not isinstance(part, torch.jit.ScriptModule)]
+    handles = [part.register_forward_pre_hook(note) for part in hooked]
+    try:
+        yield
+    except _TimeIsOver:
+        taken = f"{count} passes took {duration(time.monotonic() - begun)}"
+        raise OutOfTimeError(
+            f"{words}: the time is over before they were done ({taken}); give more minutes, or a faster device"
+        ) from None
+    finally:
+        for handle in handles:
+            handle.remove()

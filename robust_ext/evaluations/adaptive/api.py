@@ -21,6 +21,7 @@ from robust_ext.engine.context import current_context, run_context
 from robust_ext.engine.inputs import PROBES, EvaluationInputs, check_model, prepare_inputs
 from robust_ext.engine.judge import with_judge_seed
 from robust_ext.engine.pool.given import ExecutorLike
+from robust_ext.engine.progress import paced, showing
 from robust_ext.engine.run import check_some_ran
 from robust_ext.engine.running import run_all
 from robust_ext.engine.task import Worker, drive
@@ -30,7 +31,7 @@ from robust_ext.evaluations.adaptive.content import make_content
 from robust_ext.evaluations.adaptive.costs import with_costs
 from robust_ext.evaluations.adaptive.options import AdaptiveOptions
 from robust_ext.evaluations.adaptive.plan import Step, as_steps
-from robust_ext.evaluations.adaptive.probes import measure_cost, probe_outputs
+from robust_ext.evaluations.adaptive.probes import affordable, measure_cost, probe_outputs
 from robust_ext.evaluations.adaptive.protocol import plan_runs
 from robust_ext.evaluations.adaptive.result import AdaptiveResult
 from robust_ext.evaluations.adaptive.settings import AdaptiveSettings
@@ -146,13 +147,14 @@ def _evaluate(
         raise InvalidArgumentError("skip", chosen, "at least one category of which there are attacks")
     for run in runs:
         run.check()
-    check_model(defense, given.inputs[:PROBES], bounds=given.bounds, argument="defense", draws=True)
-    some, their_labels = given.rows(runs[0].blocks[0])
-    warnings = probe_outputs(defense, some, their_labels)
-    cost = measure_cost(defense, some)
-    runs = with_costs(runs, queried=(cost["forward"], cost["backward"]))
-    cascade = Cascade()
     with run_context(replace(current_context(), deadline=_deadline(settings.minutes))):
+        with showing("test time", shown=progress), paced(defense, "probes of the defense"):
+            check_model(defense, given.inputs[:PROBES], bounds=given.bounds, argument="defense", draws=True)
+            some, their_labels = given.rows(affordable(defense, given, runs[0].blocks[0]))
+            warnings = probe_outputs(defense, some, their_labels)
+            cost = measure_cost(defense, some)
+        runs = with_costs(runs, queried=(cost["forward"], cost["backward"]))
+        cascade = Cascade()
         outcomes = drive(run_all(runs, out=out, progress=progress, title="test time", choose=cascade), worker)
     attacked = [one for one in outcomes.values() if one.run.step is not None]
     check_some_ran(attacked)
@@ -162,9 +164,14 @@ def _evaluate(
         reasons = "; ".join(dict.fromkeys(cascade.not_run.values()))
         raise OutOfTimeError(f"no attack was run on any sample, so nothing can be stated: {reasons}")
     stated = cascade.stated(attacked)
-    content = make_content(
-        list(outcomes.values()), cost=cost, warnings=warnings, not_run=stated, planned=runs, begun=begun
-    )
+    # The causes are looked for when all attacks are done, in a tenth of the time more.
+    with (
+        run_context(replace(current_context(), deadline=_deadline(settings.minutes and settings.minutes / 10))),
+        showing("test time", shown=progress),
+    ):
+        content = make_content(
+            list(outcomes.values()), cost=cost, warnings=warnings, not_run=stated, planned=runs, begun=begun
+        )
     return AdaptiveResult(content).saved(out)
 
 

@@ -11,7 +11,23 @@ from torch import Tensor, nn
 
 from robust_ext.core.random import seeded_globals
 from robust_ext.core.reached import Note, outermost_calls
+from robust_ext.engine.inputs import PROBES, EvaluationInputs
 from robust_ext.models.adaptive import AdaptiveDefense
+
+# Passes of some rows that :func:`probe_outputs` and :func:`measure_cost` take at most, and the seconds they may take.
+_PASSES, _SECONDS = 8, 30.0
+
+
+def affordable(defense: AdaptiveDefense, given: EvaluationInputs, block: range) -> range:
+    """The first rows of a block, in whole groups, that probes of the defense take half a minute for, by one pass."""
+    unit = defense.group_size or PROBES
+    few = range(block.start, min(block.start + unit, block.stop))
+    begun = time.perf_counter()
+    with torch.no_grad(), seeded_globals(0):
+        defense(given.rows(few)[0])
+    seconds = (time.perf_counter() - begun) / len(few)
+    count = max(unit, int(_SECONDS / _PASSES / seconds) // unit * unit)
+    return range(block.start, min(block.start + count, block.stop))
 
 
 def measure_cost(defense: AdaptiveDefense, inputs: Tensor) -> dict[str, Any]:
@@ -87,8 +103,9 @@ def gradient_at(module: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor | N
 
 
 def _fastest(call: Callable[[], object]) -> float:
-    seconds = []
-    for _ in range(3):
+    seconds: list[float] = []
+    # Of slow calls the first says enough.
+    while len(seconds) < 3 and not (seconds and seconds[0] > 1):
         begun = time.perf_counter()
         call()
         seconds.append(time.perf_counter() - begun)

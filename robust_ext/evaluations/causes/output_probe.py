@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -24,6 +25,8 @@ from robust_ext.evaluations.causes.layers import (
 from robust_ext.models.adaptive import AdaptiveDefense
 from robust_ext.models.outputs import TwoClass
 
+# Seconds that a pass of a few rows may take for more rows to be looked at.
+_SLOW = 1.0
 # As AutoAttack tests it.
 _PROBABILITY = 1e-5
 _ANY_SIZE = Remedy(words="Let the model take batches of any size.")
@@ -37,7 +40,7 @@ class Outputs:
 
     Attributes:
         findings: What is wrong with them.
-        logits: ``(N, K)``, detached; None where there are none.
+        logits: ``(n, K)`` of the first n rows, detached: all, or a few of a slow module; None where there are none.
         random: Whether the same rows give other ones, in the mode that the module was in.
         softmax: Where the softmax was taken that the model returns; None where it does not.
         only_minus_infinite: Whether those that are not finite are all minus infinity.
@@ -72,9 +75,12 @@ def probe_outputs(module: nn.Module, inputs: Tensor, *, bounds: tuple[float, flo
     findings: list[Finding] = []
     random = False
     with torch.no_grad():
+        begun = time.monotonic()
         trace = _watched(module, inputs, rows)
         if isinstance(trace, Finding):
             return Outputs(findings=(trace,))
+        if time.monotonic() - begun > _SLOW:
+            inputs = few
         findings += _mode_findings(module, few, trace, seed)
         if findings:
             random = _is_random(_inconsistency(_Copying(module), inputs, bounds))

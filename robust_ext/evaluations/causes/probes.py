@@ -16,13 +16,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from robust_ext.core.errors import OutOfTimeError
 from robust_ext.core.intact.guard import guarded
 from robust_ext.core.random import seeded_globals
 from robust_ext.core.threat import ThreatModel
+from robust_ext.core.warning import warn
+from robust_ext.engine.progress import paced
 from robust_ext.evaluations.causes.finding import Finding, ranked
 from robust_ext.evaluations.causes.gradient_probe import Gradients, probe_gradients
 from robust_ext.evaluations.causes.layers import LayerReport
-from robust_ext.evaluations.causes.output_probe import probe_outputs
+from robust_ext.evaluations.causes.output_probe import Outputs, probe_outputs
 from robust_ext.evaluations.causes.threat_scale import find_scale
 
 # Rows of which predictions and gradients are looked at; the closer look is at a few of them.
@@ -80,27 +83,32 @@ def probe_model(
         >>> found.code, found.layer
         ('probabilities', '1')
     """
-    with _undisturbed(module, seed):
-        # Copies, which can have gradients where the given ones were made in inference mode.
+    # Copies, which can have gradients where the given ones were made in inference mode.
+    with torch.inference_mode(False):
         inputs, labels = inputs[:_WIDE].clone(), labels[:_WIDE].clone()
-        findings = list(find_scale(inputs, labels, bounds=threat_model.bounds, budgets=[threat_model]))
-        outputs = probe_outputs(module, inputs, bounds=threat_model.bounds, rows=rows, seed=seed)
-        findings += outputs.findings
-        gradients = Gradients()
-        if outputs.logits is not None:
-            gradients = probe_gradients(
-                module,
-                inputs,
-                labels.clamp(0, outputs.logits.shape[1] - 1),
-                rows=rows,
-                seed=seed,
-                random=outputs.random,
-                softmax=outputs.softmax,
-            )
-        findings += gradients.findings
-        if any(one.code == "non_finite_gradient" for one in gradients.findings) and outputs.only_minus_infinite:
-            # A logarithm of zero: what attacks meet first is the gradient.
-            findings = [one for one in findings if one.code != "non_finite_logits"]
+    findings = list(find_scale(inputs, labels, bounds=threat_model.bounds, budgets=[threat_model]))
+    outputs, gradients = Outputs(findings=()), Gradients()
+    try:
+        with paced(module, "probes of the model"), _undisturbed(module, seed):
+            outputs = probe_outputs(module, inputs, bounds=threat_model.bounds, rows=rows, seed=seed)
+            if outputs.logits is not None:
+                # Of a slow module fewer rows.
+                inputs, labels = inputs[: len(outputs.logits)], labels[: len(outputs.logits)]
+                gradients = probe_gradients(
+                    module,
+                    inputs,
+                    labels.clamp(0, outputs.logits.shape[1] - 1),
+                    rows=rows,
+                    seed=seed,
+                    random=outputs.random,
+                    softmax=outputs.softmax,
+                )
+    except OutOfTimeError as error:
+        warn(f"{error}. What they had not looked at by then is not among the findings.")
+    findings += [*outputs.findings, *gradients.findings]
+    if any(one.code == "non_finite_gradient" for one in gradients.findings) and outputs.only_minus_infinite:
+        # A logarithm of zero: what attacks meet first is the gradient.
+        findings = [one for one in findings if one.code != "non_finite_logits"]
     found = outputs.logits
     return ModelProbe(
         findings=tuple(ranked(findings)),
