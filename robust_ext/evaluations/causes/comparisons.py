@@ -68,22 +68,29 @@ def _against(
     strongest: bool,
 ) -> list[Finding]:
     """The strongest evidence of each kind; what others find by the same gradients does not speak against these."""
+    kinds = {other: _kind(attack, entries, *theirs) for other, theirs in others.items()}
+    won = {
+        other: [_open(mine) and found["outcome"] in BROKEN for mine, found in zip(entries, left, strict=True)]
+        for other, (_, left) in others.items()
+    }
+    beaten = {other for other, (_, left) in others.items() if strongest and _beats(entries, left)}
+
+    def shows(other: str, rows: Sequence[Entry]) -> bool:
+        weak = kinds[other] not in _OF_STRENGTH and _enough(rows, entries)
+        return weak or (other in beaten and len(rows) >= FEWEST)
+
     stepping = strongest and _gradients(attack, entries) > SINGLE_STEP
     followed = [
-        left for other, left in others.values() if stepping and not _transfers(other) and _gradients(other, left)
+        won[other]
+        for other, (theirs, left) in others.items()
+        if stepping and not _transfers(theirs) and _gradients(theirs, left) and shows(other, _rows(entries, won[other]))
     ]
-    reached = [any(left[row]["outcome"] in BROKEN for left in followed) for row in range(len(entries))]
+    reached = [any(rows) for rows in zip(*followed, strict=True)] or [False] * len(entries)
     best: dict[str, tuple[str, list[Entry]]] = {}
-    for other, (theirs, left) in others.items():
-        code = _kind(attack, entries, theirs, left)
-        gone = reached if code in _MISLED else [False] * len(reached)
-        rows = [
-            mine
-            for mine, found, before in zip(entries, left, gone, strict=True)
-            if _open(mine) and found["outcome"] in BROKEN and not before
-        ]
-        enough = _beats(entries, left) and strongest if code in _OF_STRENGTH else _enough(rows, entries)
-        if enough and len(rows) > len(best.get(code, ("", []))[1]):
+    for other, code in kinds.items():
+        apart = code in _MISLED
+        rows = _rows(entries, [one and not (apart and gone) for one, gone in zip(won[other], reached, strict=True)])
+        if shows(other, rows) and len(rows) > len(best.get(code, ("", []))[1]):
             best[code] = other, rows
     found = []
     for code, (other, rows) in best.items():
@@ -101,6 +108,10 @@ def _against(
             )
         )
     return [*_random_wins(name, attack, entries, reached), *found]
+
+
+def _rows(entries: Sequence[Entry], chosen: Sequence[bool]) -> list[Entry]:
+    return [entry for entry, one in zip(entries, chosen, strict=True) if one]
 
 
 def _random_wins(name: str, attack: Attack, entries: Sequence[Entry], reached: Sequence[bool]) -> list[Finding]:

@@ -252,17 +252,18 @@ class Examiner:
 
 
 def _adapted(attack: Attack, references: Mapping[str, Attack]) -> dict[str, Attack]:
-    """The strongest references through the view of an attack; none where it sees the model as it is.
+    """The strongest reference through the view of an attack; none where it sees the model as it is.
 
-    Other gradients change nothing for attacks that take none, which are left out but for the mean over draws.
+    Other gradients change nothing for references that take none, and draws alone nothing of models that are not random,
+    which are all that is run.
     """
     if not isinstance(attack, AdaptedAttack):
         return {}
     view = {name: attack.adaptation[name] for name in _VIEW}
-    changed = {name: value for name, value in view.items() if value != default_of(AdaptedAttack, name)}
-    names = (ASCENT, SQUARE) if changed.keys() == {"eot"} and SQUARE in references else (ASCENT,)
-    through = adaptation_words(**view)
-    return {f"{name} through {through}": AdaptedAttack(attack=references[name], **view) for name in names if changed}
+    changed = {name for name, value in view.items() if value != default_of(AdaptedAttack, name)}
+    if changed <= {"eot"}:
+        return {}
+    return {f"{ASCENT} through {adaptation_words(**view)}": AdaptedAttack(attack=references[ASCENT], **view)}
 
 
 def robust_share(ran: Ran, correct: Sequence[bool]) -> tuple[int, int]:

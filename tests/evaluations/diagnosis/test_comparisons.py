@@ -73,6 +73,13 @@ def test_what_the_same_gradients_find_is_no_sign_that_they_mislead():
     assert found(square=square) == ["gradient_free_wins"]
     assert found(square=square, step=step) == ["single_step_wins"]
     assert found(square=left(20, trace=FREE), step=step) == ["gradient_free_wins", "single_step_wins"]
+    assert found(square=square, step=left(2, trace=SINGLE)) == ["gradient_free_wins"]
+
+
+@pytest.mark.parametrize(("gained", "expected"), [(4, []), (5, ["gradient_free_wins"]), (12, ["gradient_free_wins"])])
+def test_of_many_samples_a_few_are_beyond_noise(gained, expected):
+    """Fewer than a tenth of all."""
+    assert codes(left(50, 200, trace=MANY), left(50 + gained, 200, trace=FREE), attack=Square()) == expected
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,12 @@ from robust_ext.attacks.adapted import AdaptedAttack
 from robust_ext.attacks.apgd import APGD
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
+from robust_ext.engine.inputs import prepare_inputs
+from robust_ext.engine.task import run_task
 from robust_ext.evaluations.causes.finding import COMPARISONS, Finding, Remedy
-from robust_ext.evaluations.diagnosis.trying import reordered
+from robust_ext.evaluations.diagnosis.examining import Examiner
+from robust_ext.evaluations.diagnosis.settings import DiagnosisSettings
+from robust_ext.evaluations.diagnosis.trying import Trials, reordered
 from robust_ext.reports import findings as reports
 from tests.evaluations.diagnosis.zoo.layers import Rounding
 from tests.evaluations.diagnosis.zoo.networks import convolutional, scaled
@@ -191,6 +195,31 @@ def test_an_attack_on_a_view_is_compared_with_others_on_it(name):
     (through,) = [one for one in result.content["references"] if "through" in one["name"]]
     if through["robust_accuracy"] < result.content["attacks"][0]["robust_accuracy"]:
         assert f"{100 * through['robust_accuracy']:.1f}" in result.content["reason"]
+
+
+@pytest.mark.parametrize(
+    ("view", "outcome"),
+    [
+        ({"temperature": 1.5}, "changes nothing"),
+        ({"one_by_one": True}, "changes nothing"),
+        ({"noise": 30.0}, "worse"),
+        ({"aimed": True}, "worse"),
+    ],
+)
+def test_what_makes_a_sound_attack_worse_is_said(view, outcome):
+    attack = robust_ext.as_attack(partial(climb, step=0.2))
+    data = {"sample_ids": range(16), "batch_size": 16}
+    given = prepare_inputs(digits_network(), INPUTS[:16], LABELS[:16], threat_model=LINF, **data)
+    examiner = Examiner(given=given, settings=DiagnosisSettings(planted=4, inner_points=50), out=None, worker=run_task)
+    trials = Trials(
+        attacks={attack.name: attack},
+        before={attack.name: examiner.examine(attack)},
+        examiner=examiner,
+        in_eval_mode=lambda: None,
+    )
+    finding = Finding(code="flat_loss", cause="Flat.", attack=attack.name, remedies=(Remedy(words="Do.", view=view),))
+    (entry,) = trials.run([finding])
+    assert (entry["outcome"], entry["confirmed"], entry["beside"]) == (outcome, False, [])
 
 
 REMEDIES = tuple(
