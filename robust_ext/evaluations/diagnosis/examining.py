@@ -19,6 +19,7 @@ from robust_ext.attacks.random_search import RandomSearch
 from robust_ext.attacks.square import Square
 from robust_ext.core.errors import AttackError, AttackRefusedError, InvalidArgumentError, ModelError
 from robust_ext.core.settings import default_of
+from robust_ext.core.warning import collecting
 from robust_ext.engine.estimate import Estimate, estimate
 from robust_ext.engine.identity import describe
 from robust_ext.engine.inputs import EvaluationInputs
@@ -169,7 +170,7 @@ class Examiner:
     def references(self, attacks: Iterable[Attack]) -> Iterator[Ran]:
         """Other attacks on the same samples; the strongest through the views of these attacks as well."""
         for name, attack in self._references(attacks).items():
-            yield self.run(name, attack)
+            yield self._reference(name, attack)
 
     def strongest(self, attack: Attack, known: Mapping[str, Ran]) -> Iterator[Ran]:
         """The strongest to compare with, through the view of an attack; those known are not run again."""
@@ -177,7 +178,12 @@ class Examiner:
         attacks = _adapted(attack, base) or {ASCENT: base[ASCENT]}
         attacks |= {SQUARE: base[SQUARE]} if SQUARE in base else {}
         for name, reference in attacks.items():
-            yield known[name] if name in known else self.run(name, reference)
+            yield known[name] if name in known else self._reference(name, reference)
+
+    def _reference(self, name: str, attack: Attack) -> Ran:
+        """An attack to compare with; what it would tell its user is left out."""
+        with collecting():
+            return self.run(name, attack)
 
     def estimates(self, attack: Attack) -> list[Estimate]:
         """What an attack would cost on the samples, and on planted problems."""
