@@ -58,7 +58,8 @@ class FeatureMatching(MatchingAttack):
 
     Each step is one forward and one backward pass through the features for each of the ``samples``, with a ``weight``
     one forward and backward pass more through the classifier, and ``samples`` forward passes more where a point is
-    evaluated. Before, inputs and references go forward once each, and the inputs once more with a ``weight``.
+    evaluated. Before, inputs and references go forward once each through features and classifier, and the inputs once
+    more with a ``weight``.
 
     Targets need a detector and references (:attr:`Target.references`), of which the misclassification is to come: for
     targeted attacks they should be of the classes aimed at.
@@ -106,7 +107,7 @@ class _Loss:
             lengths = [torch.stack(parts).norm(dim=2).mean(0) for parts in zip(*groups, strict=True)]
             self._scales = [length.clamp_min(_LEAST)[:, None] for length in lengths]
             mine = self._joined(own)
-            self._wanted = attack.choose_reference([self._joined(group) for group in groups], mine)
+            self._wanted = attack.choose_reference(problem, [self._joined(group) for group in groups], mine)
             self._far = self._distance(mine, self._wanted).clamp_min(_LEAST)
             if attack.weight:
                 logits = problem.defended.classifier(problem.inputs.clone())

@@ -34,7 +34,7 @@ class LogitMatching(MatchingAttack):
 
     Each step is ``samples`` forward and backward passes through each network whose logits are needed (the classifier's
     always, for its margin), and an evaluated point one call of classifier and detector. Before, inputs and references
-    go forward once each.
+    go forward twice each.
 
     Targets need a detector and references (:attr:`Target.references`), of which the misclassification is to come: for
     targeted attacks they should be of the classes aimed at.
@@ -123,7 +123,7 @@ class _MatchedLogits:
         self._other = attack.logits != "classifier" and self._classifier is not self._network
         with torch.no_grad():
             groups = [self._run(points.clone())[1] for points in problem.references.unbind(1)]
-            self._wanted = attack.choose_reference(groups, self._run(problem.inputs.clone())[1])
+            self._wanted = attack.choose_reference(problem, groups, self._run(problem.inputs.clone())[1])
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         # Noisy points are clipped, as detectors do.

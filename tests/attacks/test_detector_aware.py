@@ -11,7 +11,7 @@ from robust_ext.attacks.feature_matching import FeatureMatching
 from robust_ext.attacks.joint_loss import JointLoss
 from robust_ext.attacks.logit_matching import LogitMatching
 from robust_ext.attacks.orthogonal import OrthogonalPGD, SelectivePGD
-from robust_ext.core.errors import AttackRefusedError, InvalidArgumentError
+from robust_ext.core.errors import AttackError, AttackRefusedError, InvalidArgumentError, RobustExtWarning
 from robust_ext.core.threat import NORMS
 from robust_ext.detectors import Detector
 from robust_ext.models.defended import Defended
@@ -84,11 +84,11 @@ def test_succeeds_where_an_attack_on_the_classifier_alone_does_not(name, inverte
         (OrthogonalPGD(steps=7, restarts=2, samples=3), 2 * 3 * 8, 2 * 3 * 7 * 2),
         (SelectivePGD(steps=7, restarts=2), 2 * 8, 2 * 7 * 2),
         (JointLoss(steps=7, restarts=2, samples=3), 2 * 3 * 8, 2 * 3 * 7 * 2),
-        # Features: 7 steps, the input, 2 references. Classifier: 7 steps, the input. Judged: 8.
-        (FeatureMatching(features="2", steps=7), (7 + 1 + 2) + (7 + 1) + 8, 2 * 7),
-        (FeatureMatching(features="2", steps=7, weight=0, samples=3, check_every=4), 21 + 1 + 2 + 3 * 3, 21),
+        # Features: 7 steps, the input, 2 references. Classifier: 7 steps, twice the input, the references. Judged: 8.
+        (FeatureMatching(features="2", steps=7), (7 + 1 + 2) + (7 + 2 + 2) + 8, 2 * 7),
+        (FeatureMatching(features="2", steps=7, weight=0, samples=3, check_every=4), 21 + 2 * (1 + 2) + 3 * 3, 21),
         # Judged: points 0, 5 and 7.
-        (LogitMatching(steps=7, samples=3, check_every=5), 7 * 3 + 1 + 2 + 3, 7 * 3),
+        (LogitMatching(steps=7, samples=3, check_every=5), 7 * 3 + 2 * (1 + 2) + 3, 7 * 3),
     ],
 )
 def test_passes_are_as_many_as_stated(made, forward, backward, monkeypatch):
@@ -249,3 +249,22 @@ def test_absolute_step_sizes_go_before_relative_ones(made):
     both, relative, absolute, plain = (attacked(replace(made, **chosen), problem) for chosen in settings)
     assert torch.equal(both, relative)
     assert not torch.equal(absolute, plain)
+
+
+@pytest.mark.parametrize("reference", ["nearest", "mean"])
+@pytest.mark.parametrize(
+    "made",
+    [FeatureMatching(steps=5), FeatureMatching(features="2", distance="cosine", steps=5), LogitMatching(steps=5)],
+)
+def test_references_of_the_inputs_own_class_are_not_imitated(made, reference):
+    made, problem = replace(made, reference=reference), small_defense(6, references=2)
+    own = problem.inputs[:, None]
+    others = problem.target.references
+    mixed = replace(problem, target=replace(problem.target, references=torch.cat([own, others, own + 1e-3], 1)))
+    torch.testing.assert_close(attacked(made, mixed), attacked(made, problem), rtol=0, atol=1e-4)
+    alone = replace(problem, target=replace(problem.target, references=own))
+    with pytest.raises(AttackError, match="none of the references of another class"):
+        attacked(made, alone)
+    some = torch.cat([own[:2], others[2:, :1]])
+    with pytest.warns(RobustExtWarning, match="for some inputs"):
+        attacked(made, replace(problem, target=replace(problem.target, references=some)))

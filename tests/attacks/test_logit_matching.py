@@ -43,9 +43,12 @@ def test_the_loss_without_noise_is_the_one_stated(logits, reference, targeted, s
         def matched(x):
             return torch.cat([part(x[None])[0] for part in parts])
 
-        known = [matched(point) for point in references[row]]
+        right = (predicted(classifier, references[row]) == problem.labels[row]) == targeted
+        known = [matched(point) for point in references[row][right if bool(right.any()) else slice(None)]]
         own = matched(problem.inputs[row])
-        wanted = sum(known) / 3 if reference == "mean" else min(known, key=lambda one: float((one - own).norm()))
+        wanted = (
+            sum(known) / len(known) if reference == "mean" else min(known, key=lambda one: float((one - own).norm()))
+        )
         for step in steps:
             z, label = classifier(step.points[row][None])[0].tolist(), int(problem.labels[row])
             gained = max(value for k, value in enumerate(z) if k != label) - z[label]

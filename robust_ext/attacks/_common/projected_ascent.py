@@ -12,7 +12,9 @@ from torch import Tensor
 from robust_ext.attacks._common.best_tracker import AttackProblem, BestTracker
 from robust_ext.attacks._common.detector_aware import DetectorAwareAttack
 from robust_ext.attacks.native import Step
+from robust_ext.core.errors import AttackError
 from robust_ext.core.settings import setting, settings_class
+from robust_ext.core.warning import warn
 
 MatchingLoss = Callable[[Tensor], tuple[Tensor, Tensor]]
 
@@ -32,8 +34,8 @@ class MatchingAttack(DetectorAwareAttack):
 
     reference: str = setting(
         default="nearest",
-        help='Which of several references a row is pulled to: the ``"nearest"`` to the input in what is matched, or '
-        'the ``"mean"`` of theirs.',
+        help="Which of several references of another class a row is pulled to: the "
+        '``"nearest"`` to the input in what is matched, or the ``"mean"`` of theirs.',
         choices=("nearest", "mean"),
     )
     confidence: float = setting(
@@ -71,10 +73,33 @@ class MatchingAttack(DetectorAwareAttack):
         """Calls of classifier and detector that are averaged where points are evaluated."""
         return self.samples
 
-    def choose_reference(self, groups: list[Tensor], own: Tensor) -> Tensor:
-        """What to match, from what each row's references look like, R times ``(N, F)``, and the inputs ``(N, F)``."""
+    def choose_reference(self, problem: AttackProblem, groups: list[Tensor], own: Tensor) -> Tensor:
+        """Choose what each row matches among its references of another class (where it aims, of that class).
+
+        The class is the classifier's. A row without such a reference takes what it has; an AttackError where no row
+        that is to be moved has any. One pass of the inputs and of each reference.
+
+        Args:
+            problem: With references ``(N, R, ...)``.
+            groups: What the references look like, R times ``(N, F)``.
+            own: What the inputs look like, ``(N, F)``.
+        """
+        assert problem.references is not None
+        with torch.no_grad():
+            classes = [problem.defended.classifier(points.clone()).argmax(1) for points in problem.references.unbind(1)]
+            now = problem.defended.classifier(problem.inputs.clone()).argmax(1)
+        solved = (now == problem.labels) == problem.targeted
+        usable = (torch.stack(classes, 1) == problem.labels[:, None]) == problem.targeted
+        lacking = ~solved & ~usable.any(1)
+        if bool(lacking.any()):
+            kind = "of the class aimed at" if problem.targeted else "of another class"
+            advice = f"give references {kind}"
+            if bool((lacking | solved).all()):
+                raise AttackError(f"{self.name}: the classifier puts none of the references {kind}; {advice}")
+            warn(f"{self.name}: for some inputs the classifier puts none of the references {kind}; {advice}")
+        usable |= ~usable.any(1, keepdim=True)
         every = torch.stack(groups, 1)
         if self.reference == "mean":
-            return every.mean(1)
-        nearest = (every - own[:, None]).square().sum(2).argmin(1)
+            return (every * usable[:, :, None]).sum(1) / usable.sum(1, keepdim=True)
+        nearest = (every - own[:, None]).square().sum(2).masked_fill(~usable, torch.inf).argmin(1)
         return every[torch.arange(len(every), device=every.device), nearest]
