@@ -14,9 +14,9 @@ from robust_ext.adapters.adv_lib.compat import repaired
 from robust_ext.adapters.adv_lib.entries import Entry
 from robust_ext.adapters.adv_lib.library import adv_lib
 from robust_ext.adapters.ranges import check_ranges
-from robust_ext.adapters.unit_space import UnitSpace
 from robust_ext.adapters.wrapped import WrappedAttack, check_candidates, check_settings, raised_inside, restore_failed
 from robust_ext.attacks.base import draw_seed
+from robust_ext.attacks.unit_space import UnitSpace
 from robust_ext.core.errors import AttackRefusedError, InvalidArgumentError
 from robust_ext.core.random import seeded_globals
 from robust_ext.core.specification import check_keywords

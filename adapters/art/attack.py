@@ -21,7 +21,6 @@ from robust_ext.adapters.art.settings import AttackContext, nothing
 from robust_ext.adapters.art.target import HostModule, make_estimator, without_new_hooks
 from robust_ext.adapters.ranges import check_ranges
 from robust_ext.adapters.starting_points import starting_points
-from robust_ext.adapters.unit_space import UnitSpace
 from robust_ext.adapters.wrapped import (
     MISSING,
     WrappedAttack,
@@ -33,6 +32,7 @@ from robust_ext.adapters.wrapped import (
 )
 from robust_ext.attacks._common.rows import runner_up
 from robust_ext.attacks.base import draw_seed
+from robust_ext.attacks.unit_space import UnitSpace
 from robust_ext.core.errors import AttackError, AttackRefusedError, InvalidArgumentError
 from robust_ext.core.random import seeded_globals
 from robust_ext.core.specification import check_keywords

@@ -18,7 +18,6 @@ from robust_ext.adapters.foolbox.starting import Anything, Misclassified, needs_
 from robust_ext.adapters.foolbox.target import LowLogits, NeverFlat
 from robust_ext.adapters.ranges import check_ranges
 from robust_ext.adapters.starting_points import starting_points
-from robust_ext.adapters.unit_space import UnitSpace
 from robust_ext.adapters.wrapped import (
     check_candidates,
     check_settings,
@@ -29,6 +28,7 @@ from robust_ext.adapters.wrapped import (
 )
 from robust_ext.attacks._common.rows import runner_up
 from robust_ext.attacks.base import Attack, draw_seed
+from robust_ext.attacks.unit_space import UnitSpace
 from robust_ext.core.cost import Cost
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.random import seeded_globals

@@ -15,7 +15,6 @@ from robust_ext.adapters.torchattacks.entries import Entry
 from robust_ext.adapters.torchattacks.library import torchattacks
 from robust_ext.adapters.torchattacks.objects import settings_of, training_of
 from robust_ext.adapters.torchattacks.target import HostModule, check_shape
-from robust_ext.adapters.unit_space import UnitSpace
 from robust_ext.adapters.wrapped import (
     WrappedAttack,
     check_candidates,
@@ -25,6 +24,7 @@ from robust_ext.adapters.wrapped import (
     written,
 )
 from robust_ext.attacks.base import draw_seed
+from robust_ext.attacks.unit_space import UnitSpace
 from robust_ext.core.errors import AttackError, InvalidArgumentError
 from robust_ext.core.random import seeded_globals
 from robust_ext.core.specification import check_keywords, parse_call

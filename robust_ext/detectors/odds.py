@@ -67,7 +67,7 @@ class OddsDetector(Detector):
 
     noises: Sequence[Sequence[Any]] = setting(
         default=NOISES,
-        help='Pairs (kind, level), in units of the inputs: ``"normal"``: the level is the standard deviation; '
+        help='Pairs (kind, level), in units of the bounds\' width: ``"normal"``: the level is the standard deviation; '
         '``"sign"``: each value moves by the level up or down; ``"uniform"``: by at most the level. The binarization '
         'paper also uses ``[("normal", 30 / 255)]``.',
         check=_check_noises,
@@ -137,9 +137,11 @@ class OddsDetector(Detector):
         """Logits of each row under its noise, averaged over draws, ``(n, K)``."""
         # One draw call for each row and noise: torch's draws of a whole tensor depend on how many rows it has.
         noise = torch.stack([self._draw(row, *self.noises[index]) for row, index in zip(rows, which, strict=True)])
-        noisy = rows[:, None] + noise
-        if self.bounds is not None:
-            noisy = noisy.clamp(*self.bounds)
+        if self.bounds is None:
+            noisy = rows[:, None] + noise
+        else:
+            low, high = self.bounds
+            noisy = (rows[:, None] + noise * (high - low)).clamp(low, high)
         passes = [self.classifier(part) for part in torch.split(noisy.flatten(0, 1), self.batch_size)]
         return torch.cat(passes).view(len(rows), self.draws, -1).mean(1)
 

@@ -100,7 +100,9 @@ class ArmRun(ScoredRun):
             references=needs["references"],
         )
         model = self.threat_model
-        keys = (self.arms[0].short, model.norm, f"{model.epsilon:g}", "" if detector is None else detector.name)
+        # The same in any units of the inputs.
+        budget = f"{model.epsilon / model.width:g}"
+        keys = (self.arms[0].short, model.norm, budget, "" if detector is None else detector.name)
         attempt = yield (
             Task(
                 attack=self.attack,

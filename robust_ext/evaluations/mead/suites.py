@@ -4,7 +4,7 @@ A file is data: its attacks are those of libraries, and code of one's own only w
 
 A file holds a ``description`` and tables ``[[arms]]``. Each has
 
-- ``attack``: text as on the command line, such as ``"foolbox:LinfPGD(steps=40)"``;
+- ``attack``: text as on the command line, such as ``"foolbox:LinfPGD(steps=40)"``, with settings for inputs in [0, 1];
 - ``norm`` (left out for attacks that no norm limits) and ``epsilons``, one arm each, for inputs in [0, 1] (left out for
   attacks that look for the smallest perturbation);
 - ``label``, what tables call it; ``objective`` and ``algorithm``, labels that arms are put together by;
@@ -15,11 +15,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib import resources
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+from robust_ext.attacks.unit_space import UnitSpaceAttack
 from robust_ext.core.bounds import check_bounds
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.specification import did_you_mean, parse_call
@@ -63,7 +65,9 @@ def as_arms(attacks: object, threat_model: ThreatModel, *, allow_code: bool = Fa
 
 
 def load_suite(name: str, *, bounds: tuple[float, float] = (0.0, 1.0), allow_code: bool = False) -> list[Arm]:
-    """The arms of a suite that comes with the project, or of a ``.toml`` file; budgets are stretched with the bounds.
+    """The arms of a suite that comes with the project, or of a ``.toml`` file.
+
+    Budgets and the attacks' settings, which are for inputs in [0, 1], are stretched to the bounds.
 
     Raises InvalidArgumentError where there is no such suite, an arm is not as described above, or names code
     (``module:callable``, ``file.py:callable``) without ``allow_code``; DataError where the file cannot be read.
@@ -85,7 +89,11 @@ def load_suite(name: str, *, bounds: tuple[float, float] = (0.0, 1.0), allow_cod
     if not allow_code:
         for table, *_ in described:
             _check_library(table["attack"], name)
-    return check_arms(arm for table, *lists in described for arm in _arms_of(table, lists, name, high - low))
+    made = check_arms(arm for table, *lists in described for arm in _arms_of(table, lists, name, high - low))
+    if (low, high) == (0.0, 1.0):
+        return made
+    # Attacks on a detector have settings relative to epsilon alone: what a detector is given is in its own bounds.
+    return [arm if arm.resolved.traits.detector else replace(arm, attack=UnitSpaceAttack(arm.resolved)) for arm in made]
 
 
 def _read(name: str) -> dict[str, Any]:

@@ -1,0 +1,124 @@
+"""Inputs in other units: the same network behind an affine map of its inputs has the same results."""
+
+import pytest
+import torch
+
+import robust_ext
+from robust_ext import ThreatModel
+from robust_ext.attacks.running import run_attack
+from robust_ext.core.random import stream
+from robust_ext.core.target import Target
+from robust_ext.datasets import load_dataset
+from robust_ext.defenses import HedgeDefense
+from robust_ext.demo.network import digits_network
+from robust_ext.detectors import FeatureSqueezingDetector, MagNetDetector, OddsDetector
+from robust_ext.evaluations.mead.suites import load_suite, suite_names
+from robust_ext.models.rescaled import Rescaled
+
+UNIT, OTHERS = (0.0, 1.0), [(0.0, 255.0), (-1.0, 1.0), (-2.0, 0.5)]
+NETWORK = digits_network()
+INPUTS, LABELS = load_dataset("digits").take(range(12))
+HELD_OUT = load_dataset("digits").take(range(100, 180))[0]
+SMALL = {"inner_points": 60, "random_inner": 20, "random_corners": 20, "planted_candidates": 4}
+
+
+class Units:
+    """The digits network, its inputs and a threat model in some bounds."""
+
+    def __init__(self, bounds, *, norm="linf", epsilon=0.1):
+        self.bounds, self.width = bounds, bounds[1] - bounds[0]
+        self.network = NETWORK if bounds == UNIT else Rescaled(NETWORK, UNIT, bounds)
+        self.inputs, self.held_out = self.stretched(INPUTS), self.stretched(HELD_OUT)
+        self.ball = ThreatModel(norm=norm, epsilon=epsilon * self.width, bounds=bounds)
+
+    def stretched(self, x):
+        return (x * self.width + self.bounds[0]).clamp(*self.bounds)
+
+    def target(self):
+        return Target(
+            module=self.network, bounds=self.bounds, classes=10, input_shape=(1, 8, 8), device=torch.device("cpu")
+        )
+
+
+def binarization(units):
+    result = robust_ext.binarization_test(
+        units.network, "robust_ext:APGD(steps=10)", units.inputs, units.ball, depths=(1, 2), **SMALL
+    )
+    return {"verdict": result.verdict}, {"score": result.score}
+
+
+def robust_accuracy(units):
+    attacks = [
+        "robust_ext:APGD(steps=10)",
+        "robust_ext:ObjectivePGD(steps=10)",
+        "robust_ext:BoundarySearch(budget=300)",
+    ]
+    attacks += ["robust_ext:RayS(queries=60)", "robust_ext:Square(queries=40)", "robust_ext:CarliniWagnerLinf(steps=9)"]
+    result = robust_ext.robust_accuracy(units.network, attacks, units.inputs, LABELS, units.ball)
+    return {}, {(row["attack"], key): row[key] for row in result.rows() for key in row if "accuracy" in key}
+
+
+def defense(units):
+    made = HedgeDefense(units.network, steps=2, bounds=units.bounds, seed=0)
+    result = robust_ext.evaluate_defense(
+        made,
+        "recommended",
+        units.inputs,
+        LABELS,
+        units.ball,
+        classifier=units.network,
+        steps=4,
+        transfer_steps=50,
+        queries=40,
+    )
+    return {}, {key: value for key, value in result.rows()[-1].items() if "accuracy" in key}
+
+
+def diagnosis(units):
+    result = robust_ext.diagnose(units.network, "robust_ext:ObjectivePGD(steps=1)", units.inputs, LABELS, units.ball)
+    return {"codes": sorted({finding.code for finding in result.findings})}, {}
+
+
+def mead(units):
+    torch.manual_seed(0)
+    magnet = MagNetDetector(units.network, bounds=units.bounds, epochs=1)
+    magnet.fit(units.held_out)
+    odds = OddsDetector(units.network, bounds=units.bounds, draws=4)
+    odds.fit(units.held_out)
+    detectors = {
+        "squeezing": FeatureSqueezingDetector(units.network, squeezers="mnist", bounds=units.bounds),
+        "magnet": magnet,
+        "odds": odds,
+    }
+    attacks = ["quick", "robust_ext:LogitMatching(steps=5, samples=1)"]
+    given = {"detectors": detectors, "detector_data": units.held_out, "resamples": 0}
+    result = robust_ext.mead(units.network, attacks, units.inputs, LABELS, units.ball, **given)
+    return {}, {(row["detector"], key): row[key] for row in result.rows() for key in row if "auroc" in key}
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("bounds", OTHERS, ids=str)
+@pytest.mark.parametrize("evaluation", [binarization, robust_accuracy, defense, diagnosis, mead])
+def test_results_do_not_depend_on_the_units_of_the_inputs(evaluation, bounds):
+    (same, close), (of_unit, near) = evaluation(Units(bounds)), evaluation(Units(UNIT))
+    assert same == of_unit
+    assert close == pytest.approx(near, abs=0.05)
+
+
+@pytest.mark.parametrize("bounds", OTHERS, ids=str)
+@pytest.mark.parametrize(
+    "suite", [pytest.param(name, marks=pytest.mark.exhaustive) if "paper" in name else name for name in suite_names()]
+)
+def test_attacks_of_a_suite_go_equally_far(suite, bounds):
+    """One arm of each attack; those on detectors have settings relative to epsilon."""
+    there, here = Units(bounds), Units(UNIT)
+    arms = {arm.short: number for number, arm in enumerate(load_suite(suite)) if not arm.resolved.traits.detector}
+    changed, unit = load_suite(suite, bounds=bounds), load_suite(suite)
+    for number in arms.values():
+        found = []
+        for units, arm in ((there, changed[number]), (here, unit[number])):
+            model = arm.threat_model(bounds=units.bounds, values=64)
+            given = {"threat_model": model, "generator": stream(0)}
+            points = run_attack(arm.resolved, units.target(), units.inputs[:1], LABELS[:1], **given)
+            found.append((points - units.inputs[:1]).double().flatten(1).norm(dim=1) / units.width)
+        torch.testing.assert_close(*found, rtol=0.05, atol=1e-3, msg=f"{unit[number].name}: {found}")
