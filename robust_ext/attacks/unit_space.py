@@ -88,5 +88,7 @@ class UnitSpaceAttack(Attack):
     ) -> Tensor:
         """Run the attack on the stretched target, see :meth:`Attack.search`."""
         space = UnitSpace(target, threat_model)
-        given = {"threat_model": space.threat_model, "generator": generator}
-        return space.leave(self.attack.search(space.target, space.enter(inputs), labels, **given), inputs)
+        found = self.attack.search(
+            space.target, space.enter(inputs), labels, threat_model=space.threat_model, generator=generator
+        )
+        return space.leave(found, inputs)

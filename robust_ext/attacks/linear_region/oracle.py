@@ -132,7 +132,7 @@ class BoundaryOracle:
                 tried = tried.clamp(*self.threat_model.bounds)
             together = self._margins_of(torch.cat([tried] * copies), every.repeat(copies))[: len(every)]
             alone = together.clone()
-            for row in left.nonzero().flatten().split(1):
+            for row in torch.split(left.nonzero().flatten(), 1):
                 alone[row] = self._margins_of(tried[row], row)
             sure = left & (torch.minimum(together, alone) > (together - alone).abs())
             self.points = torch.where(sure.view(shape), tried, self.points)
