@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from robust_ext.core.devices import on_device
-from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.errors import InconsistentModelError, InvalidArgumentError
+from robust_ext.core.precision import tolerance_of
 from robust_ext.core.random import derive_seed, seeded_globals
 from robust_ext.core.validation import Array, check_inputs, check_name
 from robust_ext.detectors.base import Detector
@@ -19,6 +21,16 @@ from robust_ext.engine.behaviour import behaviour
 from robust_ext.engine.code_digest import code_digest, module_code
 from robust_ext.engine.identity import model_digest
 from robust_ext.registry.detector import as_detector
+
+# Rows whose scores are compared, and how far these may differ, as a share of how scores vary (or nearly the largest).
+_ROWS, _TOLERANCE = 3, 1e-2
+_INCONSISTENT = {
+    "random": "its score of the same rows differs by up to {:.3g} when it is called again; fix its random numbers, or "
+    "declare it by the attribute random = True, so that it is judged by several draws",
+    "batch": "its score of a row differs by up to {:.3g} with the rows next to it. Thresholds and attacks meet "
+    "batches of other sizes, so no rate would mean anything; compute the score from each row alone, with means or "
+    "ranges from clean data in place of those of the batch",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,10 +70,36 @@ def calibrate_detector(
 
 
 def detector_beside(detector: object, module: nn.Module, inputs: Tensor) -> Detector:
-    """A detector beside a classifier, on the device of some inputs ``(n, ...)``; a copy of one that lies elsewhere."""
+    """A detector beside a classifier, on the device of some inputs ``(n, ...)``; a copy of one that lies elsewhere.
+
+    One whose score of a row changes with chance, undeclared, or with other rows raises InconsistentModelError.
+    """
     if isinstance(detector, nn.Module):
         detector = on_device(detector, inputs.device, argument="detector")
-    return as_detector(detector, module, inputs=inputs)
+    found = as_detector(detector, module, inputs=inputs)
+    if not found.random:
+        _check_rows(found, inputs[:_ROWS])
+    return found
+
+
+def _check_rows(detector: Detector, inputs: Tensor) -> None:
+    """Refuse a detector whose scores of inputs ``(n, ...)`` do not follow from each row alone."""
+    # And a row of half the contrast, so that there are two where there is only one.
+    rows = torch.cat([inputs, (inputs[:1].flip(-1) + inputs[:1].mean()) / 2])
+    with torch.no_grad(), seeded_globals(0):
+        first, again = detector.score(rows.clone()), detector.score(rows.clone())
+        alone = torch.cat([detector.score(rows[row : row + 1].clone()) for row in range(len(rows))])
+        others = detector.score(rows.flip(0)).flip(0)
+    finite = first[first.isfinite()]
+    largest = float(finite.abs().max()) if len(finite) else 0.0
+    spread = float(finite.max() - finite.min()) if len(finite) else 0.0
+    limit = tolerance_of(detector.classifier, first, single=_TOLERANCE) * max(spread, _TOLERANCE * largest)
+    name = getattr(detector, "name", type(detector).__name__)
+    for kind, one, other in (("random", first, again), ("batch", first, others), ("batch", first, alone)):
+        # Scores that are no numbers have errors of their own.
+        away = float((one - other).abs().nan_to_num(0, 0).max())
+        if away > limit:
+            raise InconsistentModelError(f"detector {name}: {_INCONSISTENT[kind].format(away)}", kind, away, largest)
 
 
 def as_detectors(

@@ -21,7 +21,7 @@ from robust_ext.engine.behaviour import behaviour
 from robust_ext.engine.code_digest import attack_code, module_code, object_code
 from robust_ext.engine.context import current_context
 from robust_ext.engine.identity import check_ids, describe, inputs_digest, model_digest
-from robust_ext.engine.inputs import as_attacks, blocks_of
+from robust_ext.engine.inputs import PROBES, as_attacks, blocks_of
 from robust_ext.engine.judge import with_judge_seed
 from robust_ext.engine.pool.given import ExecutorLike
 from robust_ext.engine.run import Outcome
@@ -31,6 +31,7 @@ from robust_ext.engine.workers import attack_worker
 from robust_ext.evaluations.binarization.content import combine_tests, make_content
 from robust_ext.evaluations.binarization.defense import TESTS, Defense
 from robust_ext.evaluations.binarization.examples import load_examples
+from robust_ext.evaluations.binarization.head import Head, probe_head
 from robust_ext.evaluations.binarization.options import BinarizationOptions
 from robust_ext.evaluations.binarization.preparation import counted_parts, prepare_detector
 from robust_ext.evaluations.binarization.protocol import BinarizationRun
@@ -39,6 +40,7 @@ from robust_ext.evaluations.binarization.settings import BinarizationSettings
 from robust_ext.evaluations.callbacks import Callback, listening
 from robust_ext.evaluations.timing import time_table
 from robust_ext.models.features import Observed
+from robust_ext.models.readouts.linear import Linear
 
 
 def binarization_test(
@@ -165,6 +167,9 @@ def _prepare(
     for one in named.values():
         one.check(threat_model=threat_model, detector=detector is not None)
     features, readout, place = counted_parts(model, inputs, settings, PassCounter(), labels=labels, device=device)
+    # Readouts of other kinds are said to be the model's own, and take its place.
+    replaced = isinstance(settings.fitting.shown, Linear)
+    head = probe_head(features.module, readout, inputs[:PROBES].to(place)) if replaced else Head()
     identity = {
         **settings.to_dict(),
         "attacks": {name: describe(one) for name, one in named.items()},
@@ -192,6 +197,7 @@ def _prepare(
         inputs=inputs,
         ids=ids,
         given=settings,
+        head=head,
     )
     return [run] if detector is None else _with_detector(run, detector, model, detector_data, labels)
 

@@ -20,6 +20,7 @@ from robust_ext.engine.store import Record
 from robust_ext.evaluations.binarization.advice import others_to_plant, settle_planting
 from robust_ext.evaluations.binarization.depth_findings import find_behind
 from robust_ext.evaluations.binarization.depth_scores import witness_curve
+from robust_ext.evaluations.binarization.head import OF_HEAD, whole
 from robust_ext.evaluations.binarization.planting import count_plantable
 from robust_ext.evaluations.binarization.protocol import BinarizationRun
 from robust_ext.evaluations.binarization.sequential import decided_after
@@ -43,7 +44,6 @@ from robust_ext.evaluations.causes.setup import judge_setup
 from robust_ext.evaluations.caveats import attack_warnings, outside_warnings
 from robust_ext.evaluations.timing import Part, time_table
 from robust_ext.models.adaptive import AdaptiveDefense
-from robust_ext.models.features import Observed
 from robust_ext.reports.findings import of_setup, remedy, sentence
 
 # Of a sample that an attack was not run on.
@@ -52,22 +52,36 @@ _NOTHING = {"outcome": "not_planted"}
 
 def make_content(outcome: Outcome[BinarizationRun], *, begun: float | None) -> dict[str, Any]:
     """Everything ``result.json`` holds of one test, of a call that began then; None for one of several."""
-    run, attacks, attempted, outside, causes, behind = outcome.run, [], [], [], [], []
-    easier = _easier(run, outcome.records)
+    run, attempted, outside, causes, behind = outcome.run, [], [], [], []
+    attacks: list[dict[str, Any]] = []
+    masked, easier = bool(run.head.fault), _easier(run, outcome.records)
     for name, attack in run.attacks.items():
         mine = _until_decided(name, run, outcome.records)
         timings = [entry for entry in outcome.timings if entry["block"] < len(mine)]
-        words = {"description": describe(attack), "target": current_context().target, "easier": easier}
-        attacks.append(summarise_attack(name, mine, timings, run.settings, attacks=len(run.attacks), **words))
+        words = {"description": describe(attack), "target": current_context().target}
+        summary = summarise_attack(
+            name,
+            mine,
+            timings,
+            run.settings,
+            attacks=len(run.attacks),
+            gradients=_takes_gradients(attack, name, mine),
+            masking=run.head.words if masked else "",
+            easier=easier,
+            **words,
+        )
+        attacks.append(summary)
         entries = [record["attacks"][name] for record in mine if name in record["attacks"]]
         attempted.append((name, [entry for entry in entries if entry["outcome"] != "not_planted"]))
         outside.append((name, attack, run.settings.threat_model, attempted[-1][1]))
-        causes.append(_attacked(name, run, mine, failed=attacks[-1]["verdict"] == "failed"))
+        causes.append(_attacked(name, run, mine, failed=masked or attacks[-1]["verdict"] == "failed"))
         behind.append(find_behind(attacks[-1], mine, run.attacks, run.settings))
     detecting = run.defense is not None
     # Where a detector decides too, an attack may miss what another finds without a fault of its own.
     findings = find_causes(causes, _probe(run), compared=not detecting)
     findings = [finding for finding in findings if not detecting or finding.code not in OF_LABELS]
+    if masked and not any(one.code in OF_HEAD and one.attack is None for one in findings):
+        findings.append(run.head.finding())
     caller = Caller(module=_network(run), attacks=run.attacks, images=run.inputs.dim() == 4)
     behind = [None if one is None else caller.addressed([one])[0] for one in behind]
     findings = [*_setup(run), *(one for one in findings if not of_setup(one.to_dict()))]
@@ -128,6 +142,12 @@ def _easier(run: BinarizationRun, records: Sequence[Record]) -> str:
     return settle_planting(tried, unfound=unfound, samples=len(some), tries=tries, inverted=defense.inverted)
 
 
+def _takes_gradients(attack: Attack, name: str, records: Sequence[Record]) -> bool:
+    """Whether an attack uses gradients, by its traits and what was recorded of it."""
+    traces = [trace for record in records if (trace := record["attacks"].get(name, {}).get("trace"))]
+    return attack.traits.gradients and (not traces or any(trace.get("gradients") for trace in traces))
+
+
 def _calibration(run: BinarizationRun) -> list[Part]:
     """What the calibration took, where there was one."""
     found = run.calibration
@@ -184,8 +204,7 @@ def _setup(run: BinarizationRun) -> list[Finding]:
 
 def _network(run: BinarizationRun) -> nn.Module:
     """The user's own network."""
-    features = run.features.module
-    return features.model if isinstance(features, Observed) else nn.Sequential(features, run.readout)
+    return whole(run.features.module, run.readout)
 
 
 def _blind(attack: Attack, exposure: str) -> str:

@@ -31,12 +31,16 @@ from robust_ext.evaluations.binarization.defense import Defense, Drawn, draw_acc
 from robust_ext.evaluations.binarization.depth import Deepest, pose_deeper
 from robust_ext.evaluations.binarization.examples import example_arrays
 from robust_ext.evaluations.binarization.forward import Forward, choose_forward
+from robust_ext.evaluations.binarization.head import Head, whole
 from robust_ext.evaluations.binarization.posing import pose
 from robust_ext.evaluations.binarization.problems import Problems
 from robust_ext.evaluations.binarization.rules import Rules
 from robust_ext.evaluations.binarization.sequential import Plan, Sequential, until_decided
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 from robust_ext.evaluations.binarization.witnesses import Witness, find_witnesses
+
+# Samples that are planted at the logits as well, where the head is more than a sound linear layer.
+_AT_LOGITS = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +58,7 @@ class BinarizationRun(Run):
     ids: Sequence[int]
     given: BinarizationSettings  # Before a calibration chooses others.
     defense: Defense | None = None
+    head: Head = field(default_factory=Head)
     calibrations: list[dict[str, Any]] = field(default_factory=list)  # Empty before, and without one.
 
     @property
@@ -230,7 +235,36 @@ class BinarizationRun(Run):
                 found = planting.candidates is not None
                 record["planting"] = {"found": found, "source": planting.source, "tries": planting.tries}
             records.append(record)
+        if rows[0] < _AT_LOGITS and (behind := self.behind) is not None:
+            yield from self._attack_behind(behind, inputs, records[: _AT_LOGITS - rows[0]], results, phases)
         return Block(records=records, timing=timing, arrays=arrays)
+
+    @property
+    def behind(self) -> Counted | None:
+        """The whole network as features of a second problem; None where its head is a sound linear one.
+
+        With a detector or draws the head is measured alone.
+        """
+        if self.defense is not None or self.given.draws > 1 or (self.head.linear and not self.head.fault):
+            return None
+        return Counted(whole(self.features.module, self.readout), self.features.counter)
+
+    def _attack_behind(
+        self, behind: Counted, inputs: Tensor, made: Sequence[Record], results: Mapping[str, Attacked], phases: Phases
+    ) -> Work[None]:
+        """Plant at the logits, where attacks go through the head too, and add what becomes of it to records."""
+        forward, ids = Forward(behind, self.forward.rows), [record["sample"] for record in made]
+        posed = pose(forward, nn.Identity().eval(), inputs[: len(made)], ids, None, self.settings, phases)
+        if posed.problems is None or not posed.problems.samples:
+            return
+        for name, result in results.items():
+            attack = replace(self._posed(name), features=behind, canaries=frozenset())
+            again = yield from attack.run(posed.problems)
+            result.add(again.spent)
+            for record in made:
+                found, reach = again.records.get(record["sample"]), posed.reach.get(record["sample"])
+                if found is not None and name in record["attacks"]:
+                    record["attacks"][name]["behind"] = {"outcome": found["outcome"], "random_reach": reach}
 
     def _witnesses(self, problems: Problems | None, phases: Phases) -> list[Witness]:
         """What the project's own attacks find in the problems of a group."""

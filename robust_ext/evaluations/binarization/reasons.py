@@ -42,6 +42,17 @@ def explain(verdict: str, at: Solved, first: Solved, rules: Rules, *, without: i
     return f"{begin}{_unsettled(at, rules, lost=first.samples + without - at.samples)}"
 
 
+def explain_head(behind: Solved, masking: str) -> str:
+    """Why an attack that finds what is planted in the features does not pass, by what it solves at the logits."""
+    head = "the head, which the test replaces,"
+    why = f"But {head} masks gradients ({masking})" if masking else f"But it hardly gets through {head}"
+    random = f"random search found {behind.random_score:.2f}"
+    found = f"planted at the logits, it found {behind.found} of {behind.samples}; {random}"
+    if not behind.samples:
+        found = "nothing was planted behind it"
+    return f"{why}: {found}. Robustness of the whole model measured with it cannot be trusted."
+
+
 def _facts(at: Solved, first: Solved) -> str:
     """What was found, without a full stop, beginning with why there where that is not at the planted points."""
     score, random_score = f"{at.found / at.samples:.2f}", f"{at.random_score:.2f}"

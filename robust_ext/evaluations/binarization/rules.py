@@ -112,6 +112,16 @@ class Rules:
             return sequential_decision(found, samples, threshold=_BEHIND, error_rate=error_rate) == "below"
         return upper_bound(found, samples, error_rate=error_rate) < _BEHIND
 
+    def stops_at_head(self, behind: Solved, *, masked: bool) -> bool:
+        """Whether an attack that uses gradients is not to pass, by what it solves of problems planted at the logits.
+
+        Where the head masks gradients it has to solve them; elsewhere it is shown to solve less than half.
+        """
+        if not masked:
+            return behind.samples > 0 and self.falls_behind(behind.found, behind.samples)
+        solved = lower_bound(behind.found, behind.samples, error_rate=self.error_rate) > _BEHIND
+        return not solved or behind.random_score > _BEHIND or self.fails(behind.found, behind.samples)
+
     def proves_rate(self, found: int, samples: int) -> bool:
         """Whether the score is at least the threshold and shows a rate above ``proven_rate`` (no rate where that is 0).
 

@@ -32,10 +32,13 @@ def summarise_attack(
     description: str,
     target: str,
     easier: str = "",
+    gradients: bool = False,
+    masking: str = "",
 ) -> dict[str, Any]:
     """Everything about one of so many attacks, as documented for ``result.json``, of what the same groups left.
 
-    ``easier`` is why nothing could be planted where a detector is why, and what would plant something.
+    ``easier`` is why nothing could be planted where a detector is why, and what would plant something. An attack that
+    uses ``gradients`` has to get them through the head, which masks them as a clause says.
     """
     attacked = [record for record in records if name in record["attacks"]]
     planted = planted_for(name, records)
@@ -50,6 +53,7 @@ def summarise_attack(
     unplanted = {"not_separable": len(not_separable), "not_planted": len(attacked) - len(planted)}
     unfound = len(records) - len(planted) - sum(unplanted.values())
     depths = score_depths(name, planted, settings)
+    behind = _behind([entry["behind"] for entry in mine if "behind" in entry], settings)
     return {
         "name": name,
         "description": description,
@@ -70,6 +74,8 @@ def summarise_attack(
             unplanted=unplanted["not_planted"],
             unfound=unfound,
             easier=easier,
+            behind=behind if gradients else None,
+            masking=masking,
         ),
         "depth": solved_depth(depths, settings),
         "depths": depths,
@@ -81,6 +87,7 @@ def summarise_attack(
         },
         "outcomes": outcomes,
         "canaries": canaries,
+        **({"at_logits": {"samples": behind.samples, "found": behind.found}} if behind.samples else {}),
         **_cost(name, timings),
         # With a detector only where the boundary lies: elsewhere nothing is known of what the detector does.
         "hardness": hardness[-1:] if planting else hardness,
@@ -100,6 +107,18 @@ def _deeper(depths: Sequence[Mapping[str, Any]]) -> list[Solved]:
         )
         for row in depths[1:]
     ]
+
+
+def _behind(entries: Sequence[Mapping[str, Any]], settings: BinarizationSettings) -> Solved:
+    """What an attack solved of what was planted at the logits."""
+    posed = [entry for entry in entries if entry["outcome"] != "not_planted"]
+    random = [entry["random_reach"] for entry in posed if entry["random_reach"] is not None]
+    return Solved(
+        found=sum(entry["outcome"] == "found" for entry in posed),
+        random_found=sum(reach > settings.boundary_position for reach in random),
+        random_samples=len(random),
+        samples=len(posed),
+    )
 
 
 def _cost(name: str, timings: Sequence[Record]) -> dict[str, dict[str, Any]]:

@@ -13,7 +13,9 @@ The rules, in order:
    (R-ASR) is at most ``maximum_random_score``. Where they do not, rules 4 and 5 are applied to deeper problems that
    others than the attack proved, depth by depth; an attack that falls behind there fails. Where no depth is left:
    inconclusive.
-6. What is left passes.
+6. An attack that uses gradients fails where these die in the head, which the test replaces, or where it misses what is
+   planted at the logits behind it.
+7. What is left passes.
 
 :mod:`robust_ext.evaluations.binarization.rules` has what shows a rate, and docs/binarization.md how often each rule is
 wrong.
@@ -27,7 +29,7 @@ from typing import Any
 from robust_ext.core.statistics import proportion_interval
 from robust_ext.evaluations.binarization.advice import easier_to_plant
 from robust_ext.evaluations.binarization.defense import TESTS
-from robust_ext.evaluations.binarization.reasons import explain
+from robust_ext.evaluations.binarization.reasons import explain, explain_head
 from robust_ext.evaluations.binarization.rules import Rules, Solved
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 
@@ -58,6 +60,8 @@ def judge(
     unplanted: int = 0,
     unfound: int = 0,
     easier: str = "",
+    behind: Solved | None = None,
+    masking: str = "",
 ) -> dict[str, Any]:
     """The verdict with what it rests on: shares of planted problems solved, None without any, and exact intervals.
 
@@ -68,6 +72,8 @@ def judge(
     finite; ``lost`` is how many it was not run on and why, in words. In ``inseparable`` further samples no readout was
     found, in ``unplanted`` none of the planted points stayed adversarial, in ``unfound`` there was none to plant that
     the detector judges as the test wants; ``easier`` is then why nothing was planted, and what to change.
+    An attack that uses gradients solved ``behind`` where something was planted at the logits; ``masking`` is how the
+    head masks gradients, as a clause.
     """
     interval = proportion_interval(found, samples, confidence=settings.confidence)
     searched = samples if random_samples is None else random_samples
@@ -85,6 +91,9 @@ def judge(
         verdict, at = rules.decide([first, *depths])
         reason = explain(verdict, at, first, rules, without=inseparable + unplanted + unfound)
         depth = at.depth
+        stops = behind is not None and rules.stops_at_head(behind, masked=bool(masking))
+        if behind is not None and stops and (verdict == "passed" or rules.fails(behind.found, behind.samples)):
+            verdict, reason = "failed", f"{reason} {explain_head(behind, masking)}"
     if non_finite:
         reason += (
             f" In {non_finite} of {samples} problems it came to points at which the network returns NaN or infinite "
