@@ -25,7 +25,9 @@ def make_content(
     return {
         "kind": "case_studies",
         "studies": list(studies),
-        "flagged": sum(study["recipes"]["weak"]["flagged_by"] is not None for study in studies),
+        "flagged": sum(
+            study["recipes"]["weak"]["flagged_by"] is not None and study["mechanism"]["present"] for study in studies
+        ),
         "passed": sum(study["recipes"]["right"]["verdict"] == "passed" for study in studies),
         "samples": samples,
         "settings": dict(settings),

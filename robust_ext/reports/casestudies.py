@@ -28,7 +28,10 @@ def text(result: Mapping[str, Any]) -> str:
     missing = [study["title"] for study in result["studies"] if not study["mechanism"]["present"]]
     below = [_summary(result)]
     if missing:
-        below.append(f"The mechanism that misled the authors was not seen in: {', '.join(map(plain, missing))}.")
+        below.append(
+            f"The mechanism that misled the authors was not seen in: {', '.join(map(plain, missing))}. What flags a "
+            "recipe there is something else, and is not counted."
+        )
     sentences = [line for words in below for line in paragraph(words)]
     return "\n".join([*table(rows, words=(0, 1, 2, 3, 9)), "", *sentences, ""])
 

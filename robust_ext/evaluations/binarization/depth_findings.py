@@ -1,10 +1,10 @@
 """An attack that passes the test and falls behind where others go deeper: the finding, by a stated rule.
 
 The rule: an attack whose score at depth 1 passes falls behind at a deeper one if the one-sided exact upper bound of its
-rate, on the problems that witnesses *other than itself* prove to have a solution, is below one half
-(:meth:`robust_ext.evaluations.binarization.rules.Rules.falls_behind`). The bound's error rate is that of the run,
-divided by the numbers of depths and of attacks: that any attack that finds half of what is there is told so has at most
-that probability.
+rate, on the problems that witnesses *other than itself* prove to have a solution, is below nine tenths
+(:meth:`robust_ext.evaluations.binarization.rules.Rules.trails`). The bound's error rate is that of the run, divided by
+the numbers of depths and of attacks: that bounds the chance that this is said of any attack that finds nine tenths of
+what is there.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def find_behind(
         return None
     rules = Rules(settings, len(attacks))
     for row in deeper:
-        if rules.falls_behind(row["found_by_others"], row["problems_by_others"]):
+        if rules.trails(row["found_by_others"], row["problems_by_others"]):
             return _finding(entry["name"], row, records, attacks, settings)
     return None
 
@@ -66,7 +66,7 @@ def _finding(
 
 
 def _best_witness(name: str, depth: float, records: Sequence[Record]) -> tuple[str, int, int]:
-    """Who else proves most problems of a depth, how many, and how many of them the attack solves."""
+    """Who else proves most that the attack does not solve at a depth, how many, and how many of them it solves."""
     counts = dict[str, tuple[int, int]]()
     for record in records:
         outcome = outcome_at(name, record, depth)
@@ -76,7 +76,7 @@ def _best_witness(name: str, depth: float, records: Sequence[Record]) -> tuple[s
             if witness != name and reach > depth:
                 proved, found = counts.get(witness, (0, 0))
                 counts[witness] = proved + 1, found + (outcome == "found")
-    best = max(counts, key=lambda witness: counts[witness][0])
+    best = max(counts, key=lambda witness: (counts[witness][0] - counts[witness][1], counts[witness][0]))
     return best, *counts[best]
 
 

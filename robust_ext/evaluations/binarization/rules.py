@@ -31,6 +31,8 @@ from robust_ext.evaluations.binarization.settings import BinarizationSettings
 # The share of deeper problems, proved by others, below which an attack falls behind. It is not the threshold of planted
 # problems: those are drawn at random, these are what the best of all witnesses found.
 _BEHIND = 0.5
+# The share below which an attack that passes is said to fall behind; its verdict stays.
+_TRAILS = 0.9
 # So many samples show how deep an attack goes, where the sequential rule needs no more of that.
 _GRADED = 16
 # Numbers of samples above it are not advised.
@@ -121,6 +123,13 @@ class Rules:
             return behind.samples > 0 and self.falls_behind(behind.found, behind.samples)
         solved = lower_bound(behind.found, behind.samples, error_rate=self.error_rate) > _BEHIND
         return not solved or behind.random_score > _BEHIND or self.fails(behind.found, behind.samples)
+
+    def trails(self, found: int, samples: int) -> bool:
+        """Whether the attack is shown to solve less than nine tenths of what others prove at a depth."""
+        error_rate = self.error_rate / len(self.settings.depths)
+        if self.settings.sequential:
+            return sequential_decision(found, samples, threshold=_TRAILS, error_rate=error_rate) == "below"
+        return upper_bound(found, samples, error_rate=error_rate) < _TRAILS
 
     def proves_rate(self, found: int, samples: int) -> bool:
         """Whether the score is at least the threshold and shows a rate above ``proven_rate`` (no rate where that is 0).

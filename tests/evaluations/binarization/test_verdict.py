@@ -7,7 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from robust_ext.core.statistics import proportion_interval
 from robust_ext.core.threat import ThreatModel
+from robust_ext.evaluations.binarization.defense import TESTS
 from robust_ext.evaluations.binarization.rules import Solved
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 from robust_ext.evaluations.binarization.verdict import VERDICTS, judge, overall, overall_reason, pair_verdict
@@ -300,3 +302,15 @@ def test_the_verdict_on_both(regular, inverted, verdict, words):
     found, reason = pair_verdict({"regular": entry("one", *regular), "inverted": entry("other", *inverted)})
     assert found == verdict
     assert words in reason
+
+
+@pytest.mark.parametrize(
+    ("found", "samples", "ignores"), [(38, 42, False), (2, 30, True), (9, 40, True), (0, 3, False), (20, 40, False)]
+)
+def test_only_an_attack_that_misses_more_than_half_ignores_the_detector(found, samples, ignores):
+    interval = proportion_interval(found, samples, confidence=0.95)
+    missing = {**entry("one", "failed", found / samples), "score_interval": list(interval)}
+    for tests in ({"regular": entry("other", "passed", 1.0), "inverted": missing}, dict.fromkeys(TESTS, missing)):
+        verdict, reason = pair_verdict(tests)
+        assert verdict == "failed"
+        assert ("ignores the detector" in reason or "finds neither" in reason) == ignores
