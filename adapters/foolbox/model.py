@@ -38,10 +38,13 @@ class FoolboxModule(nn.Module):
             self.networks = nn.ModuleList(networks)
         self.training = any(network.training for network in networks)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits ``(N, K)`` of inputs ``(N, ...)`` in the Foolbox model's bounds."""
-        out: Tensor = self._foolbox[0](x)
-        return out
+    def forward(self, x: Tensor) -> Any:
+        """Logits ``(N, K)``, or what else the network returns, of inputs ``(N, ...)`` in the Foolbox model's bounds."""
+        model = self._foolbox[0]
+        if type(model) is not foolbox.PyTorchModel:
+            return model(x)
+        # Foolbox itself raises where a network returns more than one tensor.
+        return model._model(model._preprocess(_as_eager(x)).raw)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FoolboxModule:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]

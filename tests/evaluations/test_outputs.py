@@ -125,6 +125,20 @@ def test_a_sigmoid_is_evaluated_like_the_two_logits_it_came_from() -> None:
     assert found[0][1] >= 0.9
 
 
+@pytest.mark.parametrize("library", ["foolbox", "art"])
+def test_models_of_libraries_are_read_alike(library: str) -> None:
+    for function, labels in (TAKEN["features first"], TAKEN["in a dict"], (TWO["a sigmoid"], BINARY)):
+        network = Returns(function)
+        if library == "foolbox":
+            model: Any = pytest.importorskip("foolbox").PyTorchModel(network, bounds=(0, 1), device="cpu")
+        else:
+            model = pytest.importorskip("art.estimators.classification").PyTorchClassifier(
+                network, loss=nn.CrossEntropyLoss(), input_shape=(1, 4, 4), nb_classes=3, clip_values=(0.0, 1.0)
+            )
+        with pytest.warns(RobustExtWarning, match="is taken as the"):
+            assert prepared(model, labels).correct.mean() == 1
+
+
 REFUSED: dict[str, tuple[Callable[[Tensor, Tensor], Any], Any, str]] = {
     "heads alike": (lambda z, f: (z, z * 2), Y, r"LogitsOf\(model, 0\) or"),
     "features alone in a tuple": (lambda z, f: (f[:, :3], f[:, 3:6]), Y, "labels do not tell"),
