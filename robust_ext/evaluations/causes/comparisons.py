@@ -75,22 +75,26 @@ def _against(
     }
     beaten = {other for other, (_, left) in others.items() if strongest and _beats(entries, left)}
 
-    def shows(other: str, rows: Sequence[Entry]) -> bool:
-        weak = kinds[other] not in _OF_STRENGTH and _enough(rows, entries)
-        return weak or (other in beaten and len(rows) >= FEWEST)
+    def apart(other: str, past: Collection[str]) -> list[Entry]:
+        """The samples that it solves, and none of the past ones."""
+        return [mine for row, mine in enumerate(entries) if won[other][row] and not any(won[one][row] for one in past)]
+
+    def shows(other: str, past: Collection[str], closest: Collection[str]) -> bool:
+        weak = kinds[other] not in _OF_STRENGTH and _enough(apart(other, past), entries)
+        return weak or (other in beaten and len(apart(other, closest)) >= FEWEST)
 
     stepping = strongest and _gradients(attack, entries) > SINGLE_STEP
-    followed = [
-        won[other]
+    follow = [
+        other
         for other, (theirs, left) in others.items()
-        if stepping and not _transfers(theirs) and _gradients(theirs, left) and shows(other, _rows(entries, won[other]))
+        if stepping and not _transfers(theirs) and _gradients(theirs, left)
     ]
-    reached = [any(rows) for rows in zip(*followed, strict=True)] or [False] * len(entries)
+    winners = [other for other in follow if shows(other, (), ())]
     best: dict[str, tuple[str, list[Entry]]] = {}
     for other, code in kinds.items():
-        apart = code in _MISLED
-        rows = _rows(entries, [one and not (apart and gone) for one, gone in zip(won[other], reached, strict=True)])
-        if shows(other, rows) and len(rows) > len(best.get(code, ("", []))[1]):
+        past, closest = (winners, follow) if code in _MISLED else ((), ())
+        rows = apart(other, past)
+        if shows(other, past, closest) and len(rows) > len(best.get(code, ("", []))[1]):
             best[code] = other, rows
     found = []
     for code, (other, rows) in best.items():
@@ -107,11 +111,8 @@ def _against(
                 (_remedy(other, others[other][0]), *flat),
             )
         )
+    reached = [any(won[other][row] for other in winners) for row in range(len(entries))]
     return [*_random_wins(name, attack, entries, reached), *found]
-
-
-def _rows(entries: Sequence[Entry], chosen: Sequence[bool]) -> list[Entry]:
-    return [entry for entry, one in zip(entries, chosen, strict=True) if one]
 
 
 def _random_wins(name: str, attack: Attack, entries: Sequence[Entry], reached: Sequence[bool]) -> list[Finding]:

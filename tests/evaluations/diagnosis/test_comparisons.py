@@ -74,6 +74,10 @@ def test_what_the_same_gradients_find_is_no_sign_that_they_mislead():
     assert found(square=square, step=step) == ["single_step_wins"]
     assert found(square=left(20, trace=FREE), step=step) == ["gradient_free_wins", "single_step_wins"]
     assert found(square=square, step=left(2, trace=SINGLE)) == ["gradient_free_wins"]
+    # Where both find a few more, by chance or not, gradients are not to blame.
+    mine, square, many = left(80, 100, trace=MANY), left(86, 100, trace=FREE), left(84, 100, trace=MANY)
+    given = {"mine": mine, "square": square, "many": many}
+    assert not compare_attacks(given, attacks | {"many": APGD()}, judged=["mine"])
 
 
 @pytest.mark.parametrize(("gained", "expected"), [(4, []), (5, ["gradient_free_wins"]), (12, ["gradient_free_wins"])])
