@@ -139,6 +139,7 @@ class LinearRegion(NativeEvasionAttack):
         classes: str = "runner-up",
         improvement: tuple[float, float] = (0.02, 0.001),
         iterations: int = 100,
+        halving: bool = True,
         seed: int | None = None,
         summary_writer: Any = False,
         verbose: bool = True,

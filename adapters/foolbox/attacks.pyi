@@ -163,6 +163,7 @@ class BaseLinearRegion(NativeMinimizationAttack):
         classes: str = "runner-up",
         improvement: tuple[float, float] = (0.02, 0.001),
         iterations: int = 100,
+        halving: bool = True,
         seed: int | None = None,
     ) -> None: ...
 

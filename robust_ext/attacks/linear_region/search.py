@@ -95,7 +95,9 @@ class RegionSearch:
         bounds = torch.where(found.status == Status.CAP, torch.inf, found.bound)
         for key, bound in zip(keys, bounds.tolist(), strict=True):
             self._bounds[key] = max(bound, self._bounds.get(key, 0.0))
-        self.regions.index_add_(0, samples, torch.ones_like(samples))
+        # With several classes, a region is several problems.
+        for sample, _ in {(sample, pattern) for sample, pattern, _ in keys}:
+            self.regions[sample] += 1
         return places, WarmStart(anchors, found.multipliers, scaling), self._nearer(found, state, places)
 
     def _new_regions(self, state: SearchState, wanted: Tensor, at_points: Tensor) -> tuple[Tensor, Tensor, list[_Key]]:

@@ -31,7 +31,7 @@ from robust_ext.evaluations.arms import Arm, check_arms
 from robust_ext.registry.base import adapters
 
 _KEYS = ("attack", "norm", "epsilons", "label", "objective", "algorithm", "objectives", "algorithms")
-# Arms of a file; the paper's largest suite has 112.
+# Arms of a file; each of the paper's has 134.
 _MOST_ARMS = 2_000
 
 

@@ -355,3 +355,19 @@ def test_the_nearest_points_are_adversarial_in_any_batch(norm, rows, fewer, by):
     assert bool((several != labels).all())
     assert bool((alone != labels).all())
     assert torch.equal(found.distances, model.distance(found.candidates, inputs))
+
+
+def test_the_papers_algorithm_solves_every_class_of_all_its_regions_to_the_end():
+    target, inputs, labels = problem(rows=3)
+    pool = torch.rand(60, 8, generator=torch.Generator().manual_seed(5))
+    given = {"threat_model": ThreatModel(norm="l2", epsilon=0.1), "generator": stream(0)}
+    made = LinearRegion.paper(pool, points=3, regions=8)
+    assert [made.sharing(number, 24) for number in (0, 3, 7)] == [(3, 1)] * 3
+    found = made.run(target, inputs, labels, **given)
+    assert {kind for kind in found.kinds if kind} == {"nearest"}
+    # A region counts once, whatever the number of its classes.
+    assert 0 < int(found.regions.max()) <= 24
+    assert bool(found.found.all())
+    started = replace(made, regions=0).run(target, inputs, labels, **given)
+    assert bool((found.distances <= started.distances * (1 + 1e-6)).all())
+    assert float(found.distances.mean()) < 0.9 * float(started.distances.mean())
