@@ -17,6 +17,7 @@ from robust_ext.core.errors import RobustExtWarning as RobustExtWarning
 from robust_ext.core.errors import RunFolderBusyError as RunFolderBusyError
 from robust_ext.core.errors import RunFolderError as RunFolderError
 from robust_ext.core.errors import SplitError as SplitError
+from robust_ext.core.errors import WrongCallError as WrongCallError
 from robust_ext.core.threat import ThreatModel as ThreatModel
 from robust_ext.detectors.base import Detector as Detector
 from robust_ext.engine.context import repairing as repairing

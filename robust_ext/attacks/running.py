@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -84,7 +86,13 @@ def _named(name: str) -> Iterator[None]:
             "samples attacked at once"
         ) from error
     except BaseException as error:
-        raise AttackError(f"{name}: raised {type(error).__name__}: {error}") from error
+        raise AttackError(f"{name}: raised {type(error).__name__}: {_words_of(error)}") from error
+
+
+def _words_of(error: BaseException) -> str:
+    """The text of an error; of one without, as of a bare ``assert``, the line of code that raised it."""
+    last = traceback.extract_tb(error.__traceback__)[-1:]
+    return str(error) or "; ".join(f"at `{one.line}` ({Path(one.filename).name}, line {one.lineno})" for one in last)
 
 
 def _copied(target: Target) -> Target:

@@ -37,6 +37,10 @@ class InvalidArgumentError(RobustExtError, ValueError):
         super().__init__(f"{argument}: got {shown}, expected {expected}")
 
 
+class WrongCallError(RobustExtError, TypeError):
+    """A class was called with arguments that it does not have, or without some; the text has the right call."""
+
+
 class ModelError(RobustExtError):
     """A model does not behave as a classifier from inputs in bounds to logits."""
 

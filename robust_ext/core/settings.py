@@ -20,6 +20,7 @@ from typing import Any, ClassVar, TypeVar
 from torch import Tensor
 from typing_extensions import dataclass_transform
 
+from robust_ext.core.calling import teaching
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.objects import qualified_name
 from robust_ext.core.specification import did_you_mean
@@ -138,7 +139,7 @@ def settings_class(cls: type[C]) -> type[C]:
         robust_ext.core.errors.InvalidArgumentError: steps: got 0, expected an integer of at least 1
     """
     keep_words(cls)
-    made = dataclass(frozen=True, kw_only=True, repr=False, eq=False)(cls)
+    made = teaching(dataclass(frozen=True, kw_only=True, repr=False, eq=False)(cls))
     complete_docstring(made)
     return made
 

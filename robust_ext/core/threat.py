@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from robust_ext.core.bounds import check_bounds
+from robust_ext.core.calling import teaching
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.sampling import BallSampling
 from robust_ext.core.validation import check_choice, check_number
@@ -19,6 +20,7 @@ NORMS = ("linf", "l2", "l1")
 _ROUNDING = 2.0**-24
 
 
+@teaching
 @dataclass(frozen=True, kw_only=True)
 class ThreatModel(BallSampling):
     """What a perturbation may be: ``||x' - x|| <= epsilon`` and ``x'`` in ``bounds``.

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from robust_ext.core.errors import ModelError
 from robust_ext.core.precision import coarsest
@@ -16,6 +17,7 @@ from robust_ext.engine.behaviour import unmoved
 from robust_ext.models.adaptive import AdaptiveDefense
 from robust_ext.models.outputs import reduced
 from robust_ext.models.precision import InPrecision, ambient_autocast, weights_type
+from robust_ext.models.wrapping import Wrapped
 
 # Enough inputs to tell two modules apart, few enough to cost nothing.
 PROBES = 4
@@ -33,6 +35,12 @@ def as_classifier(module: nn.Module, inputs: Tensor, labels: Tensor | None = Non
         ModelError: It is not clear what of its output the logits are, or it is a model of another task.
     """
     few = inputs[:PROBES]
+    if lazy := [name for name, one in (*module.named_parameters(), *module.named_buffers()) if is_lazy(one)]:
+        raise ModelError(
+            f"model: {', '.join(lazy[:3])} of its lazy modules hold no values yet; call the model on a batch once, or "
+            "load its weights"
+        )
+    module = _without_cudnn(module)
     if isinstance(module, (InPrecision, AdaptiveDefense)) or _has_no_values(module, few):
         return module
     own, ambient = weights_type(module), ambient_autocast(inputs.device.type)
@@ -78,6 +86,25 @@ def parts_in_precision(pair: tuple[nn.Module, nn.Module], inputs: Tensor) -> tup
         found.append(part)
         x = output if isinstance(output, Tensor) else x
     return found[0], found[1]
+
+
+class _WithoutCudnn(Wrapped):
+    """A network with recurrent layers, which cuDNN runs without a backward pass in eval mode."""
+
+    def forward(self, x: Tensor) -> Any:
+        """Whatever the network returns."""
+        with torch.backends.cudnn.flags(enabled=False):
+            return self.module(x)
+
+
+def _without_cudnn(module: nn.Module) -> nn.Module:
+    """A module whose recurrent layers on a CUDA device have a backward pass in eval mode; others as they are."""
+    recurrent = any(isinstance(part, nn.RNNBase) and not part.training for part in module.modules())
+    return _WithoutCudnn(module) if recurrent and _on_cuda(module) else module
+
+
+def _on_cuda(module: nn.Module) -> bool:
+    return any(weight.is_cuda for weight in module.parameters())
 
 
 def _has_no_values(module: nn.Module, inputs: Tensor) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from robust_ext.attacks.base import Attack
+from robust_ext.core.calling import teaching
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.threat import NORMS, ThreatModel, check_epsilon
 from robust_ext.core.validation import check_choice, check_name
@@ -13,6 +14,7 @@ from robust_ext.registry.attack import as_attack
 from robust_ext.reports.wording import typed
 
 
+@teaching
 @dataclass(frozen=True, kw_only=True)
 class Arm:
     """One attack with one budget.

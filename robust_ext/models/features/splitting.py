@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from robust_ext.core.classifier import check_classifier
-from robust_ext.core.errors import SplitError
+from robust_ext.core.errors import RobustExtError, SplitError
 from robust_ext.core.precision import tolerance_of
 from robust_ext.core.random import seeded_globals
 from robust_ext.core.target import frozen
@@ -77,7 +78,8 @@ def split(
     with seeded_globals(0):
         logits = check_classifier(network, inputs)
     try:
-        return _with_gradient(_replayed(network, inputs, logits, layer, tolerance), network, inputs)
+        with _explained():
+            return _with_gradient(_replayed(network, inputs, logits, layer, tolerance), network, inputs)
     except SplitError as error:
         if layer is not None:
             raise
@@ -86,6 +88,17 @@ def split(
             "(features, readout), for more"
         )
     return Split(network, nn.Identity().eval(), shape=tuple(logits.shape[1:]), kind="logits")
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Operations that cannot be recorded or replayed, as of quantised networks and of other libraries, are no split."""
+    try:
+        yield
+    except RobustExtError:
+        raise
+    except Exception as error:
+        raise SplitError(f"its operations cannot be recorded: {type(error).__name__}: {error}") from error
 
 
 def _replayed(network: nn.Module, inputs: Tensor, logits: Tensor, layer: str | None, tolerance: float) -> Split:
