@@ -49,6 +49,12 @@ def as_classifier(module: nn.Module, inputs: Tensor, labels: Tensor | None = Non
     if error is not None and own not in (None, torch.float32):
         dtype, (output, seen, error) = own, _probe(runner, few.to(own))
     wrapped = module
+    if isinstance(output, Tensor) and (output.is_nested or output.layout != torch.strided):
+        kind, way = ("nested", "to_padded_tensor(0)") if output.is_nested else ("sparse", "to_dense()")
+        raise ModelError(
+            f"model: returned a {kind} tensor, expected a dense one of logits ({len(few)}, K): wrap the model in a "
+            f"module that returns output.{way}"
+        )
     if error is None:
 
         def run(batch: Tensor) -> object:

@@ -114,12 +114,6 @@ def reduced(
     Raises:
         ModelError: Its logits cannot be told; the text names the task, or the candidates, and how to state them.
     """
-    if isinstance(output, Tensor) and (output.is_nested or output.layout != torch.strided):
-        kind = "nested" if output.is_nested else "sparse"
-        raise ModelError(
-            f"model: returned a {kind} tensor, expected a dense one of logits ({rows}, K): wrap the model in a module "
-            f"that returns {'output.to_padded_tensor(0)' if output.is_nested else 'output.to_dense()'}"
-        )
     places = _candidates(output, rows, inputs)
     entry = places[0]
     if len(places) > 1 or _width(_taken(output, entry)) == 1:

@@ -39,7 +39,7 @@ MODELS = {
     "lazy": (lambda: nn.Sequential(nn.Flatten(), nn.LazyLinear(3)), "hold no values yet"),
     "sparse": (lambda: Applied(lambda logits, x: logits.to_sparse()), "sparse tensor"),
     "nested": (lambda: Applied(lambda logits, x: torch.nested.nested_tensor(list(logits))), "nested tensor"),
-    "numpy": (lambda: Applied(lambda logits, x: torch.from_numpy(x.numpy().reshape(8, -1)[:, :3])), ""),
+    "numpy": (lambda: Applied(lambda logits, x: torch.from_numpy(x.numpy().reshape(len(x), -1)[:, :3])), ""),
 }
 EVALUATIONS = {
     "robust accuracy": lambda model: robust_accuracy(model, SQUARE, X, Y, LINF),
