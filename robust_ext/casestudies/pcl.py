@@ -62,8 +62,8 @@ class PrototypeConformity(CaseStudy):
         true=0.0071,
         weak_score="< .95",
         right_score="< .95",
-        source="Zimmermann et al. 2022: APGD leaves .0816, FAB .0071; by section 4.2 the improved attack fails, by figure "
-        "3 FAB scores 1.0 at every kappa",
+        source="Zimmermann et al. 2022: APGD leaves .0816, FAB .0071; by section 4.2 the improved attack fails, by "
+        "figure 3 FAB scores 1.0 at every kappa",
     )
     causes = ("saturated_loss", "flat_loss")
     notes = (
