@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor, fx, nn
 
-from robust_ext.models.wrapping import Wrapped
-
 _PACKAGES = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized", "torch.nn.quantized")
 _INTEGERS = (torch.int8, torch.uint8, torch.qint8, torch.quint8)
 
@@ -26,16 +24,23 @@ def is_dynamic(module: nn.Module) -> bool:
     return type(module).__module__.startswith(_PACKAGES) and ".dynamic" in type(module).__module__
 
 
-class RowsApart(Wrapped):
+class RowsApart(nn.Module):
     """A layer that is called with one row after another, so that none has a part in the scale of others."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        # In a tuple, as no module of its own: it is called once a row, and where networks are split layers are once.
+        self._layer = (layer,)
+        self.training = layer.training
 
     def forward(self, x: Tensor) -> Tensor:
         """What the layer returns for ``(N, ...)``."""
-        return torch.cat([self.module(row) for row in torch.split(x, 1)]) if len(x) else self.module(x)
+        (layer,) = self._layer
+        return torch.cat([layer(row) for row in torch.split(x, 1)]) if len(x) > 1 else layer(x)
 
 
 def _of_integers(part: nn.Module) -> bool:
-    if type(part).__module__.startswith(_PACKAGES):
+    if isinstance(part, RowsApart) or type(part).__module__.startswith(_PACKAGES):
         return True
     if isinstance(part, fx.GraphModule):
         return any("quantize" in str(node.target) for node in part.graph.nodes)
