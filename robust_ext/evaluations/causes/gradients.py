@@ -9,10 +9,10 @@ from robust_ext.evaluations.causes.finding import Finding, ranked
 
 # Half: an attack whose gradients are zero at fewer points gets away from them.
 MOSTLY = 0.5
-# Faults of a model by which gradients mislead, whatever the attack makes of them.
+# Faults of a model by which no gradient comes back, and all by which gradients mislead, whatever the attack makes of it.
+NO_GRADIENT = ("cut_gradient", "zero_gradient")
 MISLEADING = (
-    "cut_gradient",
-    "zero_gradient",
+    *NO_GRADIENT,
     "non_finite_gradient",
     "wrong_gradient",
     "saturated_layer",

@@ -9,7 +9,7 @@ from robust_ext.attacks.base import Attack
 from robust_ext.core.threat import ThreatModel
 from robust_ext.evaluations.causes.comparisons import compare_attacks
 from robust_ext.evaluations.causes.finding import Finding
-from robust_ext.evaluations.causes.gradients import MISLEADING
+from robust_ext.evaluations.causes.gradients import MISLEADING, NO_GRADIENT
 from robust_ext.evaluations.causes.indicators import find_attack_faults
 from robust_ext.evaluations.causes.probes import ModelProbe
 from robust_ext.evaluations.causes.remedies import for_classes, for_crash
@@ -58,7 +58,11 @@ def find(examination: Examination, probe: ModelProbe, *, threat_model: ThreatMod
     if examiner is None:
         # What was refused comes first; what gradients do is looked at when that is fixed.
         refused = [one for one in probe.findings if one.code not in MISLEADING]
-        return refused if any(one.weight != "low" for one in refused) else list(probe.findings)
+        weighty = {one.code for one in refused if one.weight != "low"}
+        if weighty == {"random_output"}:
+            # But for gradients that are none: a mean over draws, which randomness is met with, is none either.
+            return [one for one in probe.findings if one in refused or one.code in NO_GRADIENT]
+        return refused if weighty else list(probe.findings)
     correct, random = examiner.given.correct.tolist(), examination.references.get(RANDOM)
     ran = dict[str, Ran]()
     for name, examined in examination.attacks.items():

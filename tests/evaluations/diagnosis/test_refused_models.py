@@ -11,6 +11,7 @@ import robust_ext
 from robust_ext import ModelError, ThreatModel
 from robust_ext.cli import app as cli
 from robust_ext.evaluations.causes.probes import probe_model
+from tests.evaluations.diagnosis.models import rounded
 
 X = torch.rand(16, 1, 4, 4, generator=torch.Generator().manual_seed(0))
 LINF = ThreatModel(norm="linf", epsilon=0.05)
@@ -160,3 +161,23 @@ def test_the_command_line_prints_a_command(tmp_path, monkeypatch):
     small = ["--samples", "2", "--only", "black-box", "--queries", "20", "--no-progress", "--in-process"]
     ran = CliRunner().invoke(cli.app, [*command[1:], *small])
     assert ran.exit_code == 0, ran.output
+
+
+def _noisy(x):
+    return x + 0.05 * torch.randn_like(x)
+
+
+@pytest.mark.parametrize(
+    ("front", "codes"),
+    [
+        (lambda x: rounded(_noisy(x)), ["zero_gradient", "random_output"]),
+        (lambda x: _noisy(rounded(x)), ["zero_gradient", "random_output"]),
+        (lambda x: _noisy(x).detach(), ["cut_gradient", "random_output"]),
+        (lambda x: (_noisy(x) > 0.5).float(), ["cut_gradient", "random_output"]),
+        (_noisy, ["random_output"]),
+        (lambda x: torch.sigmoid(500 * (_noisy(x) - 0.45)), ["random_output"]),
+    ],
+)
+def test_gradients_that_are_none_come_before_randomness_as_their_mean_is_none(front, codes):
+    result = robust_ext.diagnose(Does(lambda network, x: network(front(x))), ATTACK, X, Y, LINF, references=False)
+    assert [one.code for one in result.findings if one.weight != "low"] == codes
