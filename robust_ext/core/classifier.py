@@ -8,6 +8,8 @@ from torch import Tensor, nn
 from robust_ext.core.errors import InconsistentModelError, InvalidArgumentError, ModelError
 from robust_ext.core.tasks import OWN_GRADIENTS, TOKENS, name_output
 
+_CHANNELS_LAST = "it runs on inputs.permute(0, 3, 1, 2): the inputs have their channels last, so give those"
+
 
 def check_classifier(module: nn.Module, inputs: Tensor) -> Tensor:
     """Run a classifier on a few inputs and return its logits ``(n, K)``; raise where it is no such thing.
@@ -43,6 +45,7 @@ def check_classifier(module: nn.Module, inputs: Tensor) -> Tensor:
         raise ModelError(
             f"model: raised {type(error).__name__} on inputs of shape {tuple(inputs.shape)} and dtype float32: {error}"
             + (f"; {TOKENS}" if tokens and "indices" in str(error) else "")
+            + (f"; {_CHANNELS_LAST}" if _has_channels_last(module, inputs) else "")
             + (f"; {OWN_GRADIENTS}" if _runs_with_gradients(module, inputs) else "")
         ) from error
     rows = len(inputs)
@@ -64,6 +67,18 @@ def check_classifier(module: nn.Module, inputs: Tensor) -> Tensor:
             "model: returns probabilities (rows in [0, 1] that sum to one), expected logits; leave out the softmax"
         )
     return logits.detach()
+
+
+def _has_channels_last(module: nn.Module, inputs: Tensor) -> bool:
+    """Whether a module that raised runs on images with their channels moved to the front."""
+    if inputs.dim() != 4 or inputs.shape[3] not in (1, 3, 4):
+        return False
+    try:
+        with torch.no_grad():
+            module(inputs.permute(0, 3, 1, 2))
+    except Exception:
+        return False
+    return True
 
 
 def _runs_with_gradients(module: nn.Module, inputs: Tensor) -> bool:

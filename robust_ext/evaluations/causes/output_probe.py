@@ -29,6 +29,10 @@ from robust_ext.models.outputs import TwoClass
 _SLOW = 1.0
 # As AutoAttack tests it.
 _PROBABILITY = 1e-5
+_CHANNELS_FIRST = Remedy(
+    words="Give inputs.permute(0, 3, 1, 2).",
+    paste="import torch\ninputs = torch.as_tensor(inputs).permute(0, 3, 1, 2)",
+)
 _ANY_SIZE = Remedy(words="Let the model take batches of any size.")
 _ANY_INPUTS = Remedy(words="Let the model take any inputs in the bounds.")
 _FIX = Remedy(words="Call the model on such a batch in your own process, and fix what is raised there.")
@@ -155,6 +159,14 @@ def _crashed_finding(
         cause = f"The model raises on {rows} inputs."
         evidence.append(f"It runs on a batch of {' and of '.join(map(str, sizes))}.")
         found = (_ANY_SIZE,)
+    elif inputs.dim() == 4 and inputs.shape[3] in (1, 3, 4) and _runs(module, inputs[:rows].permute(0, 3, 1, 2)):
+        evidence.append(f"It runs on inputs of shape {tuple(inputs[:rows].permute(0, 3, 1, 2).shape)}.")
+        return Finding(
+            code="input_layout",
+            cause="The inputs have their channels last, and the model takes them first.",
+            evidence=tuple(reversed(evidence)),
+            remedies=(_CHANNELS_FIRST,),
+        )
     else:
         cause, found = f"The model raises on {rows} inputs.", (_FIX,)
     layer = None if call is None else call.name

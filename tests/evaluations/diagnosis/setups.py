@@ -328,6 +328,32 @@ def _():
     )
 
 
+@sound("one output, the logit of the second of two classes")
+def _():
+    return _one_output()
+
+
+@sound("one output, a sigmoid")
+def _():
+    return _one_output(nn.Sigmoid())
+
+
+@sound("a tuple of features and logits")
+def _():
+    network = digits_network()
+    return setup(Apply(lambda x: (network[:7](x), network(x))).eval())
+
+
+def _one_output(*after):
+    """3 against 8 by the difference of two logits."""
+    x, y = digits("train")
+    kept = (y == 3) | (y == 8)
+    two = fitted(mlp(), x[kept], (y[kept] == 8).long(), classes=2)
+    some, labels = samples(of=(3, 8))
+    model = nn.Sequential(two, Apply(lambda z: z[:, 1:] - z[:, :1]), *after).eval()
+    return setup(model, x=some, y=(labels == 8).long())
+
+
 # Labels
 
 
@@ -420,6 +446,11 @@ def _():
     return setup(x=samples()[0].mT)
 
 
+@mistake("channels last", "input_layout")
+def _():
+    return setup(x=samples()[0].permute(0, 2, 3, 1))
+
+
 @mistake("dark on light where the model knows light on dark", "input_layout")
 def _():
     return setup(x=1 - samples()[0])
@@ -469,6 +500,42 @@ def _():
 @mistake("train mode", "train_mode")
 def _():
     return setup(nn.Sequential(*digits_network()[:-1], nn.Dropout(0.5), digits_network()[-1]).train())
+
+
+# Outputs
+
+
+@mistake("probabilities", "probabilities")
+def _():
+    return setup(nn.Sequential(digits_network(), nn.Softmax(1)).eval())
+
+
+@mistake("a regression of the digit", "Regression is not supported")
+def _():
+    value = Apply(lambda z: (z.softmax(1) * torch.arange(10.0)).sum(1, keepdim=True))
+    return setup(nn.Sequential(digits_network(), value).eval())
+
+
+@mistake("scores of each pixel", "Segmentation is not supported")
+def _():
+    return setup(nn.Conv2d(1, 10, 3, padding=1).eval())
+
+
+@mistake("several labels a sample", "Multi-label models are not supported")
+def _():
+    y = samples()[1]
+    return setup(y=nn.functional.one_hot(y, 10) + nn.functional.one_hot((y + 1) % 10, 10))
+
+
+@mistake("token ids", "token ids")
+def _():
+    model = nn.Sequential(nn.Embedding(100, 8), nn.Flatten(), nn.Linear(160, 10)).eval()
+    return setup(model, x=torch.arange(640).remainder(100).view(32, 20))
+
+
+@mistake("predicted classes", "predicted classes have no gradients")
+def _():
+    return setup(nn.Sequential(digits_network(), Apply(lambda z: z.argmax(1))).eval())
 
 
 # Threat model

@@ -176,6 +176,12 @@ def test_other_evaluations_warn_above_their_tables(words, code):
         assert shown.index(cause) < shown.index(f"{column} ", shown.index(cause))
 
 
+def test_every_evaluation_says_that_channels_are_last():
+    one = MISTAKES["channels last"]()
+    with pytest.raises(robust_ext.RobustExtError, match="channels last"):
+        robust_ext.robust_accuracy(one.model, ATTACK, one.inputs, one.labels, one.threat_model)
+
+
 def test_a_defense_of_which_no_sample_is_right_is_refused_with_the_setup():
     one = MISTAKES["labels counted from 1"]()
     with pytest.raises(robust_ext.RobustExtError, match="labels - 1"):
