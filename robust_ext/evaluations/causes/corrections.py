@@ -16,7 +16,7 @@ _GAIN, _P_VALUE, _REACHED = 0.12, 0.01, 0.5
 # Corrections whose accuracies differ by less are alike; the simplest counts.
 _ALIKE = 0.05
 # Rows on which corrections of inputs are tried first, and how many more have to be right to go on.
-_FIRST, _MORE = 16, 2
+_FIRST, _MORE = 16, 4
 # Constants by which images are standardised most often, of ImageNet, CIFAR-10 and MNIST: mean and deviation.
 _CONSTANTS = {
     3: (
@@ -141,13 +141,19 @@ def input_corrections(
         right: Which of them are classified right.
         bounds: Of inputs.
     """
+    # Those that are wrong first: a correction that mends few of them is dropped.
+    order = right.int().argsort(stable=True)
     for correction, change in _changes(inputs, bounds):
-        first = _judge(module, change(inputs[:_FIRST]), labels[:_FIRST])
-        if first is None or int(first.sum()) < int(right[:_FIRST].sum()) + _MORE:
-            continue
-        rest = _judge(module, change(inputs[_FIRST:]), labels[_FIRST:]) if len(inputs) > _FIRST else first[:0]
-        if rest is not None:
-            yield correction, torch.cat([first, rest])
+        first, rest = order[:_FIRST], order[_FIRST:]
+        now = torch.zeros_like(right)
+        for rows in (first, rest):
+            found = _judge(module, change(inputs[rows]), labels[rows]) if len(rows) else None
+            if found is not None:
+                now[rows] = found
+            if rows is first and int(now.sum()) < int(right[first].sum()) + _MORE:
+                break
+        else:
+            yield correction, now
     # Statistics of other data do better on data that is hard, too; those that a layer begins with are no data's.
     norms = [part for part in module.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
     if any(map(_initial, norms)) and len(inputs) >= _FIRST:
