@@ -49,15 +49,17 @@ class ProblemAttack:
     defense: Defense | None = None
     depth: float | None = None  # Where the boundary lies beyond the planted points; None where the settings place it.
 
-    def run(self, problems: Problems) -> Work[Attacked]:
+    def run(self, problems: Problems, *, together: bool = False) -> Work[Attacked]:
         """Run the attack on separable problems, together where its treatment of rows allows, and verify candidates.
 
         An ``outcome`` is one of :data:`robust_ext.engine.outcomes.OUTCOMES`, or ``"not_planted"`` where no planted
         point is adversarial through the whole model.
         """
         result, traits = Attacked(), self.attack.traits
-        together = traits.batching == "full" or (
-            not traits.one_by_one and identifiable(problems.inputs, self.settings.threat_model)
+        together = (
+            together
+            or traits.batching == "full"
+            or (not traits.one_by_one and identifiable(problems.inputs, self.settings.threat_model))
         )
         everything = list(range(len(problems.samples)))
         for rows in [everything] if together else [[row] for row in everything]:

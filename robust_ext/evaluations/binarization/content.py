@@ -18,6 +18,7 @@ from robust_ext.engine.identity import describe, versions
 from robust_ext.engine.run import Outcome, isolated
 from robust_ext.engine.store import Record
 from robust_ext.evaluations.binarization.advice import others_to_plant, settle_planting
+from robust_ext.evaluations.binarization.batches import find_batch_dependence
 from robust_ext.evaluations.binarization.depth_findings import find_behind
 from robust_ext.evaluations.binarization.depth_scores import witness_curve
 from robust_ext.evaluations.binarization.head import OF_HEAD, whole
@@ -75,7 +76,8 @@ def make_content(outcome: Outcome[BinarizationRun], *, begun: float | None) -> d
         attempted.append((name, [entry for entry in entries if entry["outcome"] != "not_planted"]))
         outside.append((name, attack, run.settings.threat_model, attempted[-1][1]))
         causes.append(_attacked(name, run, mine, failed=masked or attacks[-1]["verdict"] == "failed"))
-        behind.append(find_behind(attacks[-1], mine, run.attacks, run.settings))
+        batches = find_batch_dependence(name, mine, run.rules)
+        behind.append(batches or find_behind(attacks[-1], mine, run.attacks, run.settings))
     detecting = run.defense is not None
     # Where a detector decides too, an attack may miss what another finds without a fault of its own.
     findings = find_causes(causes, _probe(run), compared=not detecting)

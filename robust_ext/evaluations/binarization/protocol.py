@@ -25,6 +25,7 @@ from robust_ext.engine.store import Record, Store
 from robust_ext.engine.task import Work
 from robust_ext.engine.trace import mean_curve
 from robust_ext.evaluations.binarization.attacking import Attacked, ProblemAttack
+from robust_ext.evaluations.binarization.batches import compare_batches
 from robust_ext.evaluations.binarization.calibration import Calibration
 from robust_ext.evaluations.binarization.cost import sample_costs
 from robust_ext.evaluations.binarization.defense import Defense, Drawn, draw_accepted
@@ -211,7 +212,7 @@ class BinarizationRun(Run):
         problems, witnesses = posed.problems, self._witnesses(posed.problems, phases) if plan.deeper else []
         timing: dict[str, Any] = {"block": rows[0], "phases": phases.spent, "attacks": {}}
         # Where nothing can be planted in any sample of the group, there is nothing to attack.
-        results = {} if problems is None else (yield from self._attack(problems, plan, witnesses))
+        results = {} if problems is None else (yield from self._attack(problems, plan, witnesses, batches=not rows[0]))
         for name, done in results.items():
             timing["attacks"][name] = {"phases": done.spent, "curve": mean_curve(done.curves)}
         arrays = {}
@@ -241,10 +242,7 @@ class BinarizationRun(Run):
 
     @property
     def behind(self) -> Counted | None:
-        """The whole network as features of a second problem; None where its head is a sound linear one.
-
-        With a detector or draws the head is measured alone.
-        """
+        """The network as features of a second problem; None with a sound linear head, a detector or draws."""
         if self.defense is not None or self.given.draws > 1 or (self.head.linear and not self.head.fault):
             return None
         return Counted(whole(self.features.module, self.readout), self.features.counter)
@@ -275,12 +273,16 @@ class BinarizationRun(Run):
         phases.stop("witnesses")
         return found
 
-    def _attack(self, problems: Problems, plan: Plan, witnesses: Sequence[Witness]) -> Work[dict[str, Attacked]]:
-        """Run these attacks on the problems of a group, and then on deeper ones."""
+    def _attack(
+        self, problems: Problems, plan: Plan, witnesses: Sequence[Witness], *, batches: bool
+    ) -> Work[dict[str, Attacked]]:
+        """Run these attacks on the problems of a group, and then in other ``batches``, and on deeper ones."""
         attacks = {name: self._posed(name) for name in plan.attacks}
         results = {}
         for name, attack in attacks.items():
             results[name] = yield from attack.run(problems)
+            if batches and (compared := (yield from compare_batches(attack, problems, results[name]))) is not None:
+                results[name].records[problems.samples[0]]["batches"] = compared
         if plan.deeper:
             known = Deepest()
             for one in witnesses:

@@ -64,6 +64,7 @@ CODES: Mapping[str, str] = {
     "larger_budget_less": "medium",
     "unbounded_fails": "medium",
     "falls_behind": "medium",
+    "batch_size_matters": "medium",
     "no_gradient": "low",
 }
 
