@@ -13,6 +13,7 @@ from robust_ext.evaluations.binarization.attacking import Attacked, ProblemAttac
 from robust_ext.evaluations.binarization.problems import Problems
 from robust_ext.evaluations.binarization.rules import Rules
 from robust_ext.evaluations.causes.finding import Finding, Remedy
+from robust_ext.models.binarized import identifiable
 
 # Copies of one row that are attacked at once, and from how far apart, in epsilons, candidates are others.
 _COPIES, _APART = 8, 1e-3
@@ -30,6 +31,9 @@ def compare_batches(attack: ProblemAttack, problems: Problems, result: Attacked)
     """
     solved = [row for row, one in enumerate(problems.samples) if result.records[one]["outcome"] == "found"]
     if not isinstance(attack.attack, CallableAttack) or not solved or attack.settings.draws > 1:
+        return None
+    if attack.attack.traits.one_by_one or not identifiable(problems.inputs, attack.settings.threat_model):
+        # It is attacked row by row.
         return None
     candidates = []
     for copies in (1, _COPIES):

@@ -32,7 +32,7 @@ from robust_ext.evaluations.binarization.settings import BinarizationSettings
 # problems: those are drawn at random, these are what the best of all witnesses found.
 _BEHIND = 0.5
 # The share below which an attack that passes is said to fall behind; its verdict stays.
-_TRAILS = 0.9
+_TRAILS = 0.75
 # So many samples show how deep an attack goes, where the sequential rule needs no more of that.
 _GRADED = 16
 # Numbers of samples above it are not advised.
@@ -125,7 +125,7 @@ class Rules:
         return not solved or behind.random_score > _BEHIND or self.fails(behind.found, behind.samples)
 
     def trails(self, found: int, samples: int) -> bool:
-        """Whether the attack is shown to solve less than nine tenths of what others prove at a depth."""
+        """Whether the attack is shown to solve less than three quarters of what others prove at a depth."""
         error_rate = self.error_rate / len(self.settings.depths)
         if self.settings.sequential:
             return sequential_decision(found, samples, threshold=_TRAILS, error_rate=error_rate) == "below"

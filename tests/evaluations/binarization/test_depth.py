@@ -182,10 +182,10 @@ ALONE = left(deepest=2.5, depths=[(2.0, "found")])
     [
         ([SOLVED] * 12, (12, 12), 2.0, None),
         ([SOLVED] * 2 + [MISSED] * 12, (14, 2), 1.0, "It finds 0% of what apgd finds at depth 2."),
-        ([SOLVED] * 6 + [MISSED] * 6, (12, 6), 1.0, "It finds 0% of what apgd finds at depth 2."),
+        ([SOLVED] * 6 + [MISSED] * 6, (12, 6), 1.0, None),
         ([SOLVED] * 11 + [MISSED], (12, 11), 1.0, None),
         ([SOLVED] * 60 + [MISSED] * 4, (64, 60), 1.0, None),
-        ([SOLVED] * 48 + [MISSED] * 16, (64, 48), 1.0, "It finds 0% of what apgd finds at depth 2."),
+        ([SOLVED] * 32 + [MISSED] * 32, (64, 32), 1.0, "It finds 0% of what apgd finds at depth 2."),
         # What only the attack itself proves does not count for it.
         ([ALONE] * 30 + [MISSED] * 12, (12, 0), 1.0, "It finds 0% of what apgd finds at depth 2."),
         ([MISSED] * 4, (4, 0), 1.0, "It finds 0% of what apgd finds at depth 2."),
