@@ -3,7 +3,7 @@
 The rule: an attack whose score at depth 1 passes falls behind at a deeper one if the one-sided exact upper bound of its
 rate, on the problems that witnesses *other than itself* prove to have a solution, is below three quarters
 (:meth:`robust_ext.evaluations.binarization.rules.Rules.trails`). The bound's error rate is that of the run, divided by
-the numbers of depths and of attacks: that bounds the chance that this is said of any attack that finds three quarters of
+the numbers of depths and of attacks: that bounds the chance that this is said of any attack that finds so much of
 what is there.
 """
 
