@@ -14,6 +14,8 @@ _COUNTS = 1e-3
 # From here on, in epsilons, the ball may hold a value back; and the nearest that this is.
 _EDGE, _LEAST = 0.99, 0.5
 _FIRST, _EVERY = 4, 7
+# Times that a value has to have been free to move, over all rows and steps, for its staying to mean anything.
+_CHANCES = 4
 
 
 @dataclass(eq=False)
@@ -40,6 +42,10 @@ class Steps:
         self._clean, self._threat_model = clean, threat_model
         names = ("pairs", "turned", "way", "along", "beside", "held", "free", "moves", "returned")
         self._sums = {name: torch.zeros(len(clean), dtype=torch.float64, device=clean.device) for name in names}
+        values = clean.shape[1]
+        # Of each value, whether it moved in any row, and how often it might have.
+        self._stirred = torch.zeros(values, dtype=torch.bool, device=clean.device)
+        self._chances = torch.zeros(values, dtype=torch.float64, device=clean.device)
         self._before: Query | None = None
         self._count = 0
         self._moved: tuple[Tensor | None, Tensor] | None = None  # Rows and the step before
@@ -87,14 +93,22 @@ class Steps:
             free &= (points - clean).abs() < self._edge
         self._add("free", before.rows, free.sum(1))
         self._add("held", before.rows, (free & (moved == 0)).sum(1))
+        self._stirred |= (moved != 0).any(0)
+        self._chances += free.sum(0)
 
     def found(self) -> dict[str, Tensor]:
         """Shares over all steps, float64 ``(N,)``; NaN where there were none."""
         sums = {name: values.cpu() for name, values in self._sums.items()}
         parts = {"turns": ("turned", "pairs"), "follows": ("along", "way"), "uses": ("beside", "way")}
         parts |= {"held": ("held", "free"), "back": ("returned", "moves")}
+        known = self._chances >= _CHANCES
+        fixed = (known & ~self._stirred).sum() / known.sum()  # NaN of none
         return {
-            name: (sums[part] / sums[whole]).where(sums[whole] > 0, torch.nan) for name, (part, whole) in parts.items()
+            "fixed": fixed.double().cpu().expand(len(self._clean)),
+            **{
+                name: (sums[part] / sums[whole]).where(sums[whole] > 0, torch.nan)
+                for name, (part, whole) in parts.items()
+            },
         }
 
     def _add(self, name: str, rows: Tensor | None, values: Tensor) -> None:

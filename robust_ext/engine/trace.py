@@ -45,6 +45,7 @@ COLUMNS = (
     "uses",  # The same for either direction: 0 where steps have nothing to do with it
     "back",  # Share of steps with a negative inner product with the step before
     "held",  # Share of values that a step left as they were, though the gradient was not 0 and nothing held them
+    "fixed",  # The same of all rows together: share of values that no step of any row changed
     "grid",  # Whether the last query with a gradient was on the grid of 8 bits
     "elsewhere",  # Share of queries with gradients that are the input scaled or shifted, out of bounds or ball
     "slope",  # Its scale at the last of them
@@ -55,7 +56,7 @@ COLUMNS = (
 )
 _MARGINS = ("first", "best", "last", "late", "recent", "lowest", "scale")
 _PATH = ("turns", *_MARGINS, "reach", "end", "low", "high", "step", "longest")
-_PARTS = (*_PATH, "follows", "uses", "back", "held", "elsewhere", "slope", "shift")
+_PARTS = (*_PATH, "follows", "uses", "back", "held", "fixed", "elsewhere", "slope", "shift")
 _WHOLE = frozenset(COLUMNS) - frozenset(_PARTS)
 # Points of a curve; in a trace that comes from another process there are no more.
 LONGEST_CURVE = 64

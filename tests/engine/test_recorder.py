@@ -75,8 +75,8 @@ def test_every_number_of_a_sign_attack_on_a_linear_network_in_closed_form():
             "last": start + EPSILON * total,
             "adversarial_at": None, "late": 0.0,
             "recent": 0.0, "lowest": start, "scale": 9e4, "saturated": 0, "reach": 1.0, "end": 1.0, "step": 0.0,
-            "longest": 0.125, "follows": 1.0, "uses": 1.0, "back": 0.0, "held": 0.0, "grid": 1, "elsewhere": 0.0,
-            "outside": 0, "unmoved": 1, "batch_queries": 21,
+            "longest": 0.125, "follows": 1.0, "uses": 1.0, "back": 0.0, "held": 0.0, "fixed": 0.0, "grid": 1,
+            "elsewhere": 0.0, "outside": 0, "unmoved": 1, "batch_queries": 21,
         }  # fmt: skip
         measured = {
             name: value for name, value in row.items() if name not in ("best_at", "low", "high", "slope", "shift")

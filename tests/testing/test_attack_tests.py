@@ -76,7 +76,7 @@ def test_a_failure_is_the_table_and_the_diagnosis(given):
     text = str(caught.value)
     first, *_ = text.splitlines()
     assert first.startswith(f"failed: {attack}, test score 0.00 of 8, R-ASR ")
-    for part in ("verdict", "Verdict: FAILED.", "1. [high] ", "The path is too short", "Remedy: ", "--attack '"):
+    for part in ("verdict", "Verdict: FAILED.", "1. [high] ", "The path is too short", "Remedy: ", "attack = "):
         assert part in text
     assert len(text.splitlines()) < 50
     assert (caught.value.result.verdict, caught.value.result.score) == ("failed", 0)

@@ -41,6 +41,7 @@ CODES: Mapping[str, str] = {
     "toward_label": "high",
     "other_points": "high",
     "off_gradient": "high",
+    "restricted": "high",
     "vanishing_steps": "high",
     "wrong_bounds": "high",
     "epsilon_scale": "high",

@@ -27,7 +27,7 @@ _CANDIDATES: tuple[Rule, ...] = (
     ball.left_ball,
     candidates.crashed,
 )
-_UPDATES: tuple[Rule, ...] = (updates.off_gradient, updates.vanishing_steps)
+_UPDATES: tuple[Rule, ...] = (updates.off_gradient, updates.restricted, updates.vanishing_steps)
 # The first that applies explains those after it, and gradients that are not what they should be all of these.
 _WAYS: tuple[Rule, ...] = (
     ball.epsilon_scale,

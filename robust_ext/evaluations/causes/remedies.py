@@ -110,6 +110,12 @@ def for_rounding(attack: Attack, threat_model: ThreatModel) -> tuple[Remedy, ...
     return Remedy(words=words, code=code), _FOLLOWED
 
 
+def for_mask() -> tuple[Remedy, ...]:
+    """It moves some of the values only."""
+    words = "Test the attack without its mask; a threat model that allows some of the values only cannot be stated."
+    return (Remedy(words=words, code="x_adv = x_adv + step_size * gradient.sign()  # not times the mask"),)
+
+
 def for_epsilon(attack: Attack, threat_model: ThreatModel) -> tuple[Remedy, ...]:
     """It has an epsilon of its own."""
     call, epsilon = call_of(attack), threat_model.epsilon

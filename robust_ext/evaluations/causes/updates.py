@@ -19,7 +19,9 @@ EDGES, PATH = 0.1, 5
 # Gain of a path that goes elsewhere, of the largest logit; sound attacks reach .3 and more.
 LITTLE = 0.2
 # Share of values that stay where they were: a quarter on the grid of 8 bits, elsewhere nearly all.
-HELD_ON_GRID, HELD = 0.25, 0.9
+HELD_ON_GRID, HELD, HELD_FROM_START, EARLY = 0.25, 0.9, 0.75, 0.1
+# Share of values that never move in any row, for a mask, and of the others that may stay in some step.
+FIXED, STRAY = 0.1, 0.4
 # What distances may differ by, in epsilons, and all steps together from where they end.
 BESIDE, STRAIGHT = 1e-3, 1.2
 Shows = Callable[[Sample], bool]
@@ -48,6 +50,25 @@ def _off_gradient(case: Case, rows: list[Sample], words: str) -> Finding:
         f"attacks: over 80%, and under 50%. The margin changed by {number(gain)}, where the largest logit is "
         f"{number(scale)}.",
         remedies=remedies.for_update(case.attack),
+    )
+
+
+def restricted(case: Case) -> Finding | None:
+    """The same values stay as they are in every row, though their gradient is not 0, and all others move."""
+    if case.minimum_norm or case.black_box or case.threat_model.norm == "l1":
+        return None
+    rows = _most(case, _masked)
+    if not rows:
+        return None
+    fixed = typical(rows, lambda one: one.known("fixed")) or 0.0
+    return case.finding(
+        "restricted",
+        "It moves only some of the values, the same in every sample, as with a mask; the threat model allows all.",
+        rows,
+        f"{fixed:.0%} of the values never moved in any sample, though their gradient is not 0 and neither ball nor "
+        "bounds hold them; the others did. Planted examples differ from the input everywhere: the restriction is not "
+        "part of the test, which says nothing about the attack within it.",
+        remedies=remedies.for_mask(),
     )
 
 
@@ -111,8 +132,17 @@ _UPDATES: dict[Shows, str] = {
 }
 
 
+def _masked(one: Sample) -> bool:
+    fixed, held = one.count("fixed"), one.count("held")
+    return FIXED < fixed < 1 and held - fixed < STRAY * (1 - fixed) and one.count("longest") > 0
+
+
 def _stuck(one: Sample) -> bool:
     """Whether it moved once; gradients that are averaged over draws at one point move on to the next."""
     moved, far = one.count("longest"), one.distance or 0.0
     there = abs(far - one.count("end")) < BESIDE and 0 < far < STRAIGHT * moved
-    return there and one.count("held") > HELD and one.count("gradients") > 2
+    # From a random start, it is the margin that shows where it stopped.
+    early = one.count("best_at") <= max(2, EARLY * one.count("queries")) and one.count("fixed") < FIXED
+    stopped = moved > 0 and one.known("step") == 0 and one.known("best") == one.known("last") and early
+    held = HELD_FROM_START if stopped else HELD
+    return (there or stopped) and one.count("held") > held and one.count("gradients") > 2 and not one.count("zero")

@@ -11,7 +11,7 @@ from robust_ext.evaluations.causes.indicators import find_attack_faults, most_li
 from tests.evaluations.diagnosis.test_indicators import attacked
 
 EPSILON = 0.1
-NAMED = ("off_gradient", "other_points", "vanishing_steps")
+NAMED = ("off_gradient", "other_points", "restricted", "vanishing_steps")
 
 
 def gradient(model, x, y):
@@ -31,7 +31,19 @@ def start(x):
     return ball(x + EPSILON * (2 * torch.rand(x.shape, generator=torch.Generator().manual_seed(0)) - 1), x)
 
 
-def loop(change, *, steps=40, begin=torch.clone, look=lambda x: x, end=lambda x: x):
+def mask(like):
+    return (torch.arange(8) < 4).float()[:, None].expand_as(like)
+
+
+def patch(like):
+    return mask(like) * mask(like).mT
+
+
+def columns(like):
+    return (torch.arange(8) % 2 == 0).float().expand_as(like)
+
+
+def loop(change, *, steps=40, begin=torch.clone, look=lambda x: x, end=lambda x: x, project=False):
     """Steps that ``change(gradient, memory)`` makes, in epsilons; gradients are those at ``look(points)``."""
 
     def attack(model, x, y):
@@ -39,6 +51,7 @@ def loop(change, *, steps=40, begin=torch.clone, look=lambda x: x, end=lambda x:
         for _ in range(steps):
             slope = gradient(lambda x: model(look(x)), points, y)
             points = end(ball(points + EPSILON * change(slope, memory), x))
+            points = ball(points, x) if project else points
         return points
 
     return attack
@@ -123,6 +136,8 @@ def grey(levels, how=torch.round):
     return lambda x: how(x * levels) / levels
 
 
+MOMENTUM = momentum(1.0, lambda old, new: old + new, lambda old, new: old + new)
+DRAWS = torch.Generator().manual_seed(0)
 FAULTS = {
     "momentum subtracted": (
         loop(momentum(1.0, lambda old, new: old + new, lambda old, new: new - old)), "off_gradient"
@@ -151,11 +166,26 @@ FAULTS = {
     "8 bits, from a random start": (loop(signs(0.015), end=grey(255), begin=start), "vanishing_steps"),
     "8 bits, cut off": (loop(signs(0.03), end=grey(255, torch.floor)), "vanishing_steps"),
     "16 levels": (loop(signs(0.1), end=grey(15)), "vanishing_steps"),
+    "8 bits and the ball, from a random start": (
+        loop(signs(0.015), end=grey(255), begin=start, project=True), "vanishing_steps"
+    ),
+    "the upper half": (loop(lambda slope, memory: 0.1 * slope.sign() * mask(slope)), "restricted"),
+    "a patch, from a random start in it": (
+        loop(lambda slope, memory: 0.1 * slope.sign() * patch(slope), begin=lambda x: x + (start(x) - x) * patch(x)),
+        "restricted",
+    ),
+    "momentum times a mask": (
+        loop(lambda slope, memory: mask(slope) * MOMENTUM(slope, memory)), "restricted"
+    ),
+    "every second column": (loop(lambda slope, memory: 0.1 * slope.sign() * columns(slope)), "restricted"),
     "8 bits out of the ball": (loop(signs(0.1), end=grey(255)), "left_ball"),
     "several gradients at a point, short": (averaging(0.0, 8, step=0.002), "short_path"),
     "steps that get shorter": (loop(shrinking), "short_path"),
 }  # fmt: skip
 SOUND = {
+    "gradients that are dropped here and there": loop(
+        lambda slope, memory: 0.1 * slope.sign() * (torch.rand(slope.shape, generator=DRAWS) < 0.5)
+    ),
     "signs": loop(signs(0.1)),
     "a random start": loop(signs(0.1), begin=start),
     "momentum": loop(momentum(1.0, lambda old, new: old + new, lambda old, new: old + new)),
