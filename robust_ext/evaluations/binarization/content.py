@@ -26,7 +26,7 @@ from robust_ext.evaluations.binarization.planting import count_plantable
 from robust_ext.evaluations.binarization.protocol import BinarizationRun
 from robust_ext.evaluations.binarization.sequential import decided_after
 from robust_ext.evaluations.binarization.summary import summarise_attack
-from robust_ext.evaluations.binarization.verdict import overall, overall_reason, pair_verdict
+from robust_ext.evaluations.binarization.verdict import misses_most, overall, overall_reason, pair_verdict
 from robust_ext.evaluations.causes.attaching import (
     OF_LABELS,
     PROBED,
@@ -90,7 +90,8 @@ def make_content(outcome: Outcome[BinarizationRun], *, begun: float | None) -> d
     findings = ranked([*caller.addressed(findings), *(finding for finding in behind if finding is not None)])
     for entry, slower in zip(attacks, behind, strict=True):
         if entry["verdict"] == "failed":
-            blind = _blind(run.attacks[entry["name"]], run.settings.exposure) if detecting else ""
+            attack = run.attacks[entry["name"]]
+            blind = blind_words(attack, run.settings.exposure, entry) if detecting else ""
             entry["reason"] += f" {explain(findings, entry['name'], otherwise=blind)}"
         elif entry["verdict"] == "passed" and slower is not None:
             entry["reason"] += f" {sentence(slower.to_dict())} {remedy(slower.to_dict())}"
@@ -209,22 +210,35 @@ def _network(run: BinarizationRun) -> nn.Module:
     return whole(run.features.module, run.readout)
 
 
-def _blind(attack: Attack, exposure: str) -> str:
-    """Why an attack fails that does not take the detector into account, and what to do; empty for one that does."""
-    if attack.traits.detector or attack.traits.references or exposure == "margin":
+def blind_words(attack: Attack, exposure: str, test: Mapping[str, Any]) -> str:
+    """Why an attack fails that does not take the detector into account, and what to do.
+
+    Empty for one that does. By its summary in a test it is the cause only where the attack misses most of what is
+    planted; else it is told as a fact, where it bears on what was missed.
+    """
+    if attack.traits.detector or attack.traits.references or exposure == "margin" or test["score"] is None:
         return ""
-    cause, ways = "it does not know the detector", list[str]()
+    missed, rejected = test["samples"] - test["outcomes"]["found"], test["outcomes"]["rejected"]
+    mostly, bears = misses_most(test), missed if exposure == "reject" else rejected
+    if not (mostly or bears):
+        return ""
     if exposure == "reject":
         if flag_of(attack, "targeted") or flag_of(attack, "aimed"):
             return ""
-        cause = "it is untargeted, so being rejected, which is a class here, is a success for it"
+        fact = "it is untargeted, so being rejected, which is a class here, is a success for it"
+    elif mostly:
+        fact = "it does not know the detector"
+    else:
+        fact = f"of the {missed} it missed, {rejected} end on the wrong side of the detector, which it is not shown"
+    ways = list[str]()
     if attack.traits.gradients:
-        ways.append("take an attack that does, such as robust_ext:OrthogonalPGD")
+        ways.append("take an attack on classifier and detector, such as robust_ext:OrthogonalPGD")
     if exposure == "reject" or not attack.traits.gradients:
         option = "--exposure margin" if current_context().command else 'exposure="margin"'
         ways.append(f"show it the detector in the margin of its logits ({option})")
     words = ", or ".join(ways)
-    return f"Most likely cause: {cause}. Remedy: {words[0].upper()}{words[1:]}."
+    told = f"Most likely cause: {fact}" if mostly else f"{fact[0].upper()}{fact[1:]}"
+    return f"{told}. Remedy: {words[0].upper()}{words[1:]}."
 
 
 def _of_both(contents: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:

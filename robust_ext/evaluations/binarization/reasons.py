@@ -27,9 +27,11 @@ def explain(verdict: str, at: Solved, first: Solved, rules: Rules, *, without: i
         missed = "It misses more than half of the adversarial examples that are known to exist there"
         return f"{begin}. {missed}, so robustness measured with it cannot be trusted."
     if verdict == "failed":
+        low, _ = proportion_interval(at.found, at.samples, confidence=rules.settings.confidence) or (0.0, 1.0)
+        most = ", though it finds most of those planted" if low > 0.5 else ""
         return (
             f"{begin}. A score below {rules.settings.threshold:g}{_compared(at, rules)} means that the attack misses "
-            "adversarial examples that exist, so robustness measured with it cannot be trusted."
+            f"adversarial examples that exist{most}, so robustness measured with it cannot be trusted."
         )
     if at is first and rules.fails(at.found, at.samples):
         return (

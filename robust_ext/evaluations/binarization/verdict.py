@@ -142,12 +142,11 @@ def pair_verdict(tests: Mapping[str, Mapping[str, Any]]) -> tuple[str, str]:
         verdict = "passed" if set(verdicts.values()) == {"passed"} else "inconclusive"
         return verdict, reasons
     failed = [test for test, verdict in verdicts.items() if verdict == "failed"]
-    # What it misses by and by is no sign of a detector that it ignores.
-    mostly = [test for test in failed if _finds_most(tests[test])]
+    blind = all(misses_most(tests[test]) for test in failed)
     if len(failed) == 2:
         shown = " and ".join(f"{tests[test]['score'] or 0:.2f} in the {test} one" for test in failed)
         meaning = f"It fails both tests: {shown}."
-        if not mostly:
+        if blind:
             meaning = "It fails both tests: it finds neither what the detector lets pass nor what it detects."
     else:
         other = TESTS[1 - TESTS.index(failed[0])]
@@ -156,15 +155,18 @@ def pair_verdict(tests: Mapping[str, Mapping[str, Any]]) -> tuple[str, str]:
             for score in (tests[test]["score"] for test in (failed[0], other))
         )
         meaning = f"It fails the {failed[0]} test ({missed}) and not the {other} one ({found})"
-        if tests[other]["score"] is None or mostly:
-            meaning += "."
+        if blind and tests[other]["score"] is not None:
+            meaning += ", as one does that ignores the detector, and finds only what happens to be on its side."
         else:
-            meaning += ": it ignores the detector, and finds only what happens to be on its side."
+            meaning += "."
     return "failed", f"{meaning} {reasons}"
 
 
-def _finds_most(test: Mapping[str, Any]) -> bool:
-    """Whether an attack may find half or more of what is planted in a test, by its interval where there is one."""
+def misses_most(test: Mapping[str, Any]) -> bool:
+    """Whether an attack is shown to find less than half of what is planted, by its interval where there is one.
+
+    Otherwise what it misses is no sign that it ignores a detector.
+    """
     interval = test.get("score_interval")
     highest = interval[1] if interval else test["score"]
-    return highest is not None and highest >= 0.5
+    return highest is not None and highest < 0.5

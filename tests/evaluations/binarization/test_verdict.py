@@ -9,10 +9,12 @@ from scipy import stats
 
 from robust_ext.core.statistics import proportion_interval
 from robust_ext.core.threat import ThreatModel
+from robust_ext.evaluations.binarization.content import blind_words
 from robust_ext.evaluations.binarization.defense import TESTS
 from robust_ext.evaluations.binarization.rules import Solved
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 from robust_ext.evaluations.binarization.verdict import VERDICTS, judge, overall, overall_reason, pair_verdict
+from robust_ext.registry.attack import as_attack
 
 LINF = ThreatModel(norm="linf", epsilon=0.1)
 
@@ -291,7 +293,7 @@ def test_the_reason_is_that_of_the_deciding_attack():
     ("regular", "inverted", "verdict", "words"),
     [
         (("passed", 1.0), ("passed", 0.97), "passed", "In the regular test: Reason of one."),
-        (("passed", 1.0), ("failed", 0.1), "failed", "inverted test (0.10) and not the regular one (1.00): it"),
+        (("passed", 1.0), ("failed", 0.1), "failed", "inverted test (0.10) and not the regular one (1.00), as"),
         (("failed", 0.2), ("passed", 1.0), "failed", "ignores the detector"),
         (("failed", 0.2), ("inconclusive", None), "failed", "not the inverted one (nothing planted)"),
         (("failed", 0.2), ("failed", 0.3), "failed", "fails both tests"),
@@ -305,12 +307,39 @@ def test_the_verdict_on_both(regular, inverted, verdict, words):
 
 
 @pytest.mark.parametrize(
-    ("found", "samples", "ignores"), [(38, 42, False), (2, 30, True), (9, 40, True), (0, 3, False), (20, 40, False)]
+    ("found", "samples", "ignores"),
+    [
+        (38, 42, False),
+        (61, 64, False),
+        (64, 64, False),  # As one that fails by canaries or at the head.
+        (20, 40, False),
+        (0, 3, False),
+        (0, 0, False),  # By canaries, where nothing was planted.
+        (9, 40, True),
+        (2, 30, True),
+    ],
 )
 def test_only_an_attack_that_misses_more_than_half_ignores_the_detector(found, samples, ignores):
     interval = proportion_interval(found, samples, confidence=0.95)
-    missing = {**entry("one", "failed", found / samples), "score_interval": list(interval)}
+    missing = entry("one", "failed", found / samples if samples else None)
+    missing["score_interval"] = interval and list(interval)
     for tests in ({"regular": entry("other", "passed", 1.0), "inverted": missing}, dict.fromkeys(TESTS, missing)):
         verdict, reason = pair_verdict(tests)
         assert verdict == "failed"
         assert ("ignores the detector" in reason or "finds neither" in reason) == ignores
+    for exposure, rejected in (("classifier", 0), ("classifier", samples - found), ("reject", 0)):
+        test = {**missing, "samples": samples, "outcomes": {"found": found, "rejected": rejected}}
+        words = blind_words(as_attack("robust_ext:APGD()"), exposure, test)
+        assert ("cause" in words) == ignores
+        # What is no cause is told as a fact, where there is one.
+        assert ("Remedy" in words) == (ignores or bool(samples - found and (rejected or exposure == "reject")))
+        assert not blind_words(as_attack("robust_ext:OrthogonalPGD()"), exposure, test)
+
+
+@pytest.mark.parametrize(
+    ("found", "samples", "most"), [(38, 42, True), (60, 64, True), (30, 40, True), (20, 40, False), (3, 5, False)]
+)
+def test_a_failure_by_the_rule_says_that_the_attack_finds_most(found, samples, most):
+    result = judged(found, 0, samples)
+    assert result["verdict"] == "failed"
+    assert ("finds most" in result["reason"]) == most
