@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from robust_ext.core.statistics import paired_difference
-
-# The gain in accuracy of a correction that is believed, its p-value, and the accuracy that it has to reach.
-_GAIN, _P_VALUE, _REACHED = 0.12, 0.01, 0.5
-# Corrections whose accuracies differ by less are alike; the simplest counts.
-_ALIKE = 0.05
+# Pixels / 255 / 255 are below; other inputs up to _UNIT are meant to be in [0, 1].
+_TINY, _UNIT = 1 / 200, 1.5
+# Clean samples come this near to both ends of their range, as a part of it, and their second differences along an
+# axis are at most this part of those of white noise.
+_ROOM, _SMOOTH = 0.07, 2 / 3
 # Rows on which corrections of inputs are tried first, and how many more have to be right to go on.
 _FIRST, _MORE = 16, 4
 # Constants by which images are standardised most often, of ImageNet, CIFAR-10 and MNIST: mean and deviation.
@@ -25,7 +24,6 @@ _CONSTANTS = {
     ),
     1: (((0.1307,), (0.3081,)),),
 }
-
 
 _TORCH = "import torch"
 _AS_TENSOR = f"{_TORCH}\ninputs = torch.as_tensor(inputs)"
@@ -181,7 +179,11 @@ def _judge(module: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor | None:
 
 def _changes(inputs: Tensor, bounds: tuple[float, float]) -> Iterator[tuple[Correction, Callable[[Tensor], Tensor]]]:
     """Corrections of inputs that their range allows, each with what makes it."""
-    for words, slope, shift in _affine(inputs):
+    seen = set[str]()
+    for words, slope, shift in _affine(inputs, bounds):
+        if (numbers := _shown([*slope.flatten().tolist(), *shift.flatten().tolist()])) in seen:
+            continue
+        seen.add(numbers)
         corrected = slope * inputs + shift
         room = 1e-4 * (bounds[1] - bounds[0])
         # Inputs that fill the bounds are what bounds and epsilon are about: then the model's units are others.
@@ -202,7 +204,7 @@ def _changes(inputs: Tensor, bounds: tuple[float, float]) -> Iterator[tuple[Corr
         yield Correction(code="input_layout", words=words, paste=line), change
 
 
-def _affine(inputs: Tensor) -> Iterator[tuple[str, Tensor, Tensor]]:
+def _affine(inputs: Tensor, bounds: tuple[float, float]) -> Iterator[tuple[str, Tensor, Tensor]]:
     """Names, slopes and shifts, each of a shape that goes with the inputs' channels."""
     least, most = float(inputs.min()), float(inputs.max())
     shape = (1, -1, *(1,) * (inputs.dim() - 2))
@@ -211,9 +213,14 @@ def _affine(inputs: Tensor) -> Iterator[tuple[str, Tensor, Tensor]]:
         values = torch.as_tensor(value, dtype=inputs.dtype, device=inputs.device)
         return values.reshape(shape if values.dim() else [1] * inputs.dim())
 
+    # Other units are plain to see. Accuracy alone says nothing of the rest: contrast helps on noise, haze or glare.
+    if most <= _TINY:
+        yield "inputs * 255", numbers(255.0), numbers(0.0)
+    if most > 20:
+        yield "inputs / 255", numbers(1 / 255), numbers(0.0)
+    if not _clear(inputs, bounds):
+        return
     plain = [
-        ("inputs * 255", most <= 1.5, 255.0, 0.0),
-        ("inputs / 255", most > 20, 1 / 255, 0.0),
         ("2 * inputs - 1", least >= 0 and most <= 1, 2.0, -1.0),
         ("(inputs + 1) / 2", -1 <= least < 0 and most <= 1, 0.5, 0.5),
         ("inputs / 127.5 - 1", least >= 0 and most > 20, 1 / 127.5, -1.0),
@@ -230,8 +237,6 @@ def _affine(inputs: Tensor) -> Iterator[tuple[str, Tensor, Tensor]]:
             numbers(1 / (most - least)),
             numbers(-least / (most - least)),
         )
-    if most <= least:
-        return
     channels = inputs.shape[1] if inputs.dim() == 4 else 1
     axes = (0, 2, 3) if inputs.dim() == 4 else tuple(range(inputs.dim()))
     own = (inputs.mean(axes).reshape(-1).tolist(), inputs.std(axes).clamp_min(1e-12).reshape(-1).tolist())
@@ -243,6 +248,26 @@ def _affine(inputs: Tensor) -> Iterator[tuple[str, Tensor, Tensor]]:
             yield f"(inputs - {first}) / {second}", 1 / stds, -means / stds
         if whole or least < 0:
             yield f"inputs * {second} + {first}", stds, means
+    # Inputs in [0, 1] were divided by 255 on purpose: the last thing to suggest.
+    if _TINY < most <= _UNIT:
+        yield "inputs * 255", numbers(255.0), numbers(0.0)
+
+
+def _clear(inputs: Tensor, bounds: tuple[float, float]) -> bool:
+    """Whether samples fill their range and vary less from value to value than noise does: no sign of corruption."""
+    least, most = float(inputs.min()), float(inputs.max())
+    low, high = min(least, 0.0), 1.0 if least >= 0 and _TINY < most <= _UNIT else most
+    if least < 0 and abs(min(least - bounds[0], bounds[1] - most)) <= _ROOM * (bounds[1] - bounds[0]):
+        # Inputs inside the bounds that reach one of them are about the bounds.
+        low, high = bounds
+    flat, room = inputs.flatten(1), _ROOM * (high - low)
+    if most <= least or float(flat.amin(1).median()) > low + room or float(flat.amax(1).median()) < high - room:
+        return False
+    rough, limit = inputs.double(), float(inputs.double().std())
+    for axis in range(max(1, inputs.dim() - 2), inputs.dim()):
+        if inputs.shape[axis] > 2:
+            rough, limit = rough.diff(n=2, dim=axis) / 6**0.5, limit * _SMOOTH
+    return float(rough.std()) <= limit
 
 
 def _shown(values: Sequence[float], axes: int = 0) -> str:
@@ -271,20 +296,3 @@ def _layouts(inputs: Tensor, bounds: tuple[float, float]) -> Iterator[tuple[str,
         moved = f"inputs.reshape(-1, {height}, {width}, {channels}).permute(0, 3, 1, 2)"
         yield moved, lambda x: x.reshape(-1, height, width, channels).permute(0, 3, 1, 2)
         yield "inputs.permute(0, 2, 3, 1).reshape(inputs.shape)", lambda x: x.permute(0, 2, 3, 1).reshape(x.shape)
-
-
-def believed(right: Tensor, judged: Iterable[Judged]) -> Judged | None:
-    """The first correction that is about as good as the best, of those that gain more than chance does."""
-    gaining = []
-    for correction, now in judged:
-        before = right[: len(now)]
-        gained, lost = int((now & ~before).sum()), int((before & ~now).sum())
-        change, _, p_value = paired_difference(gained, lost, len(now))
-        if change >= _GAIN and p_value < _P_VALUE and _accuracy(now) >= _REACHED:
-            gaining.append((correction, now))
-    best = max((_accuracy(now) for _, now in gaining), default=0.0)
-    return next((one for one in gaining if _accuracy(one[1]) >= best - _ALIKE), None)
-
-
-def _accuracy(right: Tensor) -> float:
-    return float(right.double().mean())

@@ -7,7 +7,7 @@ other labels by the same predictions, other inputs by forward passes of a few ro
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 
 import torch
@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from robust_ext.core.intact.guard import guarded
 from robust_ext.core.random import seeded_globals
-from robust_ext.core.statistics import upper_bound
+from robust_ext.core.statistics import paired_difference, upper_bound
 from robust_ext.core.threat import ThreatModel
 from robust_ext.engine.inputs import EvaluationInputs
-from robust_ext.evaluations.causes.corrections import Correction, believed, input_corrections, label_corrections
+from robust_ext.evaluations.causes.corrections import Judged, input_corrections, label_corrections
 from robust_ext.evaluations.causes.finding import Finding, Remedy
 from robust_ext.evaluations.causes.threat_scale import find_scale
 from robust_ext.models.adaptive import AdaptiveDefense
@@ -31,6 +31,10 @@ ACCURACY = tuple(code for code in SETUP if code != "threat_scale")
 _ROWS = 64
 # Fewer samples say nothing about accuracy; above this accuracy nothing is tried.
 _FEWEST, _GOOD = 8, 0.8
+# The gain in accuracy of a correction that is believed, its p-value, and the accuracy that it has to reach.
+_GAIN, _P_VALUE, _REACHED = 0.12, 0.01, 0.5
+# Corrections whose accuracies differ by less are alike; the simplest counts, and some others are named.
+_ALIKE, _OTHERS = 0.05, 3
 # One-sided quantile of the normal distribution: how far above chance something is seen.
 _SEEN = 1.645
 # An honest weak classifier: its part of the way from chance to a perfect one, by ranks and by accuracy.
@@ -108,7 +112,7 @@ def _accuracy_finding(
     module: nn.Module, inputs: Tensor, labels: Tensor, logits: Tensor, *, bounds: tuple[float, float], seed: int
 ) -> Finding | None:
     right = logits.argmax(1) == labels
-    if len(labels) < _FEWEST or float(right.double().mean()) > _GOOD:
+    if len(labels) < _FEWEST or _accuracy(right) > _GOOD:
         return None
     # Another reason for the same predictions: what comes out is the same for all inputs.
     constant = _constant(logits, labels)
@@ -116,19 +120,33 @@ def _accuracy_finding(
     few = inputs[:_ROWS].clone(), labels[:_ROWS].clone()
     with guarded(module), seeded_globals(seed), torch.inference_mode(False), torch.no_grad():
         tried = [] if inside else list(input_corrections(module, *few, right[:_ROWS], bounds))
-    best = believed(right, chain(label_corrections(logits, labels), tried))
-    if constant is not None and best is not None and best[0].enlarges and _confidence(logits) > _SURE:
+    alike = _believed(right, chain(label_corrections(logits, labels), tried))
+    if constant is not None and alike and alike[0][0].enlarges and _confidence(logits) > _SURE:
         # Near the inputs' zero a model would not be sure: one class is added to, and larger inputs outdo that.
         return constant
-    if best is not None:
-        return _corrected(*best, right, inputs, constant)
+    if alike:
+        return _corrected(alike, right, inputs, constant)
     if constant is not None:
         return constant
     return _chance(right, labels, logits, inputs, tried=not inside)
 
 
-def _corrected(correction: Correction, now: Tensor, right: Tensor, inputs: Tensor, constant: Finding | None) -> Finding:
-    """The finding of a correction that was tried."""
+def _believed(right: Tensor, judged: Iterable[Judged]) -> list[Judged]:
+    """Corrections that are about as good as the best, of those that gain more than chance does, the simplest first."""
+    gaining = []
+    for correction, now in judged:
+        before = right[: len(now)]
+        gained, lost = int((now & ~before).sum()), int((before & ~now).sum())
+        change, _, p_value = paired_difference(gained, lost, len(now))
+        if change >= _GAIN and p_value < _P_VALUE and _accuracy(now) >= _REACHED:
+            gaining.append((correction, now))
+    best = max((_accuracy(now) for _, now in gaining), default=0.0)
+    return [one for one in gaining if _accuracy(one[1]) >= best - _ALIKE]
+
+
+def _corrected(alike: Sequence[Judged], right: Tensor, inputs: Tensor, constant: Finding | None) -> Finding:
+    """The finding of corrections that were tried and are alike, of which the first is suggested."""
+    correction, now = alike[0]
     before = right[: len(now)]
     cause = {
         "label_offset": "The labels are counted from another number than the model's classes.",
@@ -141,6 +159,11 @@ def _corrected(correction: Correction, now: Tensor, right: Tensor, inputs: Tenso
     verb = "With" if correction.code.startswith(("label", "input")) else "By"
     evidence = [f"{verb} {correction.words}, {_share(now)} are classified right instead of {_share(before)}."]
     if correction.code.startswith("input"):
+        others = [
+            f"{one.words} gives {100 * _accuracy(rows):.1f}%" for one, rows in alike[1:] if one.code == correction.code
+        ]
+        if others:
+            evidence.append(f"About as good: {'; '.join(others[:_OTHERS])}.")
         evidence.append(described(inputs))
     if constant is not None:
         evidence.append(constant.cause)
@@ -254,7 +277,11 @@ def _shares(labels: Tensor, classes: int) -> Tensor:
 
 
 def _share(right: Tensor) -> str:
-    return f"{int(right.sum())} of {len(right)} samples ({100 * float(right.double().mean()):.1f}%)"
+    return f"{int(right.sum())} of {len(right)} samples ({100 * _accuracy(right):.1f}%)"
+
+
+def _accuracy(right: Tensor) -> float:
+    return float(right.double().mean())
 
 
 def described(inputs: Tensor) -> str:

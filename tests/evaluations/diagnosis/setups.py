@@ -126,6 +126,12 @@ def mlp(values=64):
     return seeded(lambda: nn.Sequential(nn.Flatten(), nn.Linear(values, 300), nn.ReLU()))
 
 
+def convolutions():
+    """Two convolutions of random weights."""
+    layers = (nn.Conv2d(1, 40, 3, padding=1), nn.ReLU(), nn.Conv2d(40, 40, 3, stride=2, padding=1), nn.ReLU())
+    return nn.Sequential(*layers)
+
+
 class Attention(nn.Module):
     """Rows as tokens, with places, through one layer of a transformer."""
 
@@ -271,6 +277,49 @@ def _():
         return (x + 0.55 * noise).clamp(0, 1)
 
     return setup(fitted(mlp(), hard(x), y), x=hard(samples(64)[0]), y=samples(64)[1])
+
+
+def corrupted(change, model=None):
+    """A network of clean digits on 64 that are changed, on which more contrast would help."""
+    x, y = samples(64)
+    return setup(fitted(mlp()) if model is None else model, linf(0.05), change(x).clamp(0, 1), y)
+
+
+def haze(x, strength):
+    """Images behind haze that is thicker in some places than in others."""
+    coarse = torch.rand(len(x), 1, 2, 2, generator=torch.Generator().manual_seed(0))
+    smooth = nn.functional.interpolate(coarse, size=x.shape[2:], mode="bilinear", align_corners=True)
+    return (x + strength * smooth) / (1 + strength)
+
+
+def noise(x, strength):
+    """Uniform numbers up to a strength above and below 0."""
+    return strength * (2 * torch.rand(x.shape, generator=torch.Generator().manual_seed(0)) - 1)
+
+
+@sound("a network of clean digits on noise")
+def _():
+    return corrupted(lambda x: x + noise(x, 0.5), fitted(seeded(convolutions), ridge=1e-3))
+
+
+@sound("a network of clean digits on glare")
+def _():
+    return corrupted(lambda x: x + noise(x[:, :1, :1, :1], 0.1) + 0.4)
+
+
+@sound("a network of clean digits on haze")
+def _():
+    return corrupted(lambda x: haze(x, 1.0))
+
+
+@sound("a network of clean digits on little contrast")
+def _():
+    return corrupted(lambda x: 0.2 * x + 0.8 * x.mean((1, 2, 3), keepdim=True))
+
+
+@sound("a network of clean digits on dark images")
+def _():
+    return corrupted(lambda x: x - noise(x[:, :1, :1, :1], 0.1) - 0.4, digits_network())
 
 
 @sound("robust to all that is tried: linf .01")
@@ -429,6 +478,12 @@ def _():
 def _():
     x, y = digits("train")
     return setup(fitted(seeded(Attention), (x - 0.3) / 0.38, y), linf(0.05), *samples(64))
+
+
+@mistake("normalisation missing before a network to which scale hardly matters", "input_scale")
+def _():
+    model = nn.Sequential(Apply(lambda x: 0.3081 * x + 0.1307), fitted(seeded(convolutions))).eval()
+    return setup(model, linf(0.05), *samples(64))
 
 
 @mistake("normalisation applied twice", "input_scale")

@@ -4,23 +4,29 @@ import warnings
 
 import pytest
 import torch
+from torch import nn
 
 import robust_ext
 from robust_ext import RobustExtWarning, ThreatModel
 from robust_ext.demo.network import digits_network
+from robust_ext.evaluations.causes.setup import judge_setup
 from robust_ext.reports.findings import SETUP
 from tests.evaluations.diagnosis.setups import (
     ATTACK,
     MISTAKES,
     SOUND,
+    Apply,
     Setup,
     diagnosed,
     digits,
     first,
+    haze,
     linf,
+    noise,
     samples,
     setup,
 )
+from tests.evaluations.diagnosis.zoo import published
 
 QUICK = {"planted": 0, "references": False}
 LIBRARIES = {"Foolbox model with preprocessing": "foolbox", "ART classifier with preprocessing": "art"}
@@ -61,6 +67,77 @@ def test_the_remedy_as_printed_gives_the_accuracy_that_is_stated(words):
     stated = result.likely.evidence[0]
     # Of channels that are last, none is known: the model raised.
     assert words == "channels last" or f"({100 * mended.content['clean_accuracy']:.1f}%)" in stated
+
+
+def test_standardisation_is_preferred_to_255_where_both_are_alike_and_both_are_named():
+    one = MISTAKES["normalisation missing before a network to which scale hardly matters"]()
+    finding = diagnosed(one, **QUICK).likely
+    assert "inputs * 255" not in finding.remedies[0].words
+    for words, inputs in (
+        ("(inputs - 0.1307) / 0.3081", (one.inputs - 0.1307) / 0.3081),
+        ("inputs * 255", one.inputs * 255),
+    ):
+        accuracy = 100 * float((one.model(inputs).argmax(1) == one.labels).double().mean())
+        assert any(words in line and f"{accuracy:.1f}%" in line for line in finding.evidence)
+
+
+def _gaussian(x, strength):
+    return strength * torch.randn(x.shape, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("flat", [False, True])
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        (lambda x: (x + _gaussian(x, 0.3)).clamp(0, 1), None),
+        (lambda x: (x + _gaussian(x, 0.5)).clamp(0, 1), None),
+        (lambda x: (x + noise(x, 0.5)).clamp(0, 1), None),
+        (lambda x: (x + 0.3).clamp(0, 1), None),
+        (lambda x: (x + 0.5).clamp(0, 1), None),
+        (lambda x: haze(x, 1.0), None),
+        (lambda x: 0.2 * x + 0.8 * x.mean((1, 2, 3), keepdim=True), None),
+        (lambda x: x / 255, "input_scale"),
+        (lambda x: x * 255, "input_scale"),
+        (lambda x: (_gaussian(x, 0.2) + x).clamp(0, 1) / 255, "input_scale"),
+    ],
+)
+def test_a_network_of_clean_mnist_is_not_given_another_scale_for_corrupted_images(change, code, flat):
+    network, x, y = published.mnist()
+    inputs, model = change(x), network
+    if flat:
+        inputs, model = inputs.flatten(1), Apply(lambda x: network(x.view(-1, 1, 28, 28)))
+    assert _doubted(model, inputs, y) == ([] if code is None else [code])
+
+
+@pytest.mark.skipif(not published.available(), reason="needs the published network and CIFAR-10")
+@pytest.mark.parametrize(
+    ("raw", "change", "code"),
+    [
+        (False, lambda x: (x + _gaussian(x, 0.1)).clamp(0, 1), None),
+        (False, lambda x: 0.2 * x + 0.8 * x.mean((1, 2, 3), keepdim=True), None),
+        (False, lambda x: (x + 0.6).clamp(0, 1), None),
+        (False, lambda x: haze(x, 2.0), None),
+        (True, lambda x: x, "input_scale"),
+        (True, lambda x: 255 * x, "input_scale"),
+        (False, lambda x: x / 255, "input_scale"),
+        (False, lambda x: (x - 0.45) / 0.225, "input_scale"),
+    ],
+)
+def test_a_network_of_clean_cifar_is_given_another_scale_for_clean_images_only(raw, change, code):
+    network, (x, y) = published.resnet(), published.cifar(40)
+    if raw:
+        network = nn.Sequential(Apply(lambda x: x * network[0].std + network[0].mean), network)
+    inputs = change(x)
+    assert _doubted(network, inputs, y) == ([] if code is None else [code])
+
+
+def _doubted(model, inputs, labels):
+    """Codes of a setup's findings about accuracy that have to do with inputs."""
+    with torch.no_grad():
+        logits = model(inputs)
+    bounds = (min(0.0, float(inputs.min())), max(1.0, float(inputs.max())))
+    found = judge_setup(model, inputs, labels, logits, bounds=bounds, budgets=[], seed=0)
+    return [one.code for one in found if one.code.startswith("input")]
 
 
 def test_a_shuffle_is_told_from_a_weak_model_by_more_than_accuracy():
