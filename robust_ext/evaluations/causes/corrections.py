@@ -260,7 +260,7 @@ def _clear(inputs: Tensor, bounds: tuple[float, float]) -> bool:
     if least < 0 and abs(min(least - bounds[0], bounds[1] - most)) <= _ROOM * (bounds[1] - bounds[0]):
         # Inputs inside the bounds that reach one of them are about the bounds.
         low, high = bounds
-    flat, room = inputs.flatten(1), _ROOM * (high - low)
+    flat, room = inputs.reshape(len(inputs), -1), _ROOM * (high - low)
     if most <= least or float(flat.amin(1).median()) > low + room or float(flat.amax(1).median()) < high - room:
         return False
     rough, limit = inputs.double(), float(inputs.double().std())

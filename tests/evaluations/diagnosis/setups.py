@@ -280,7 +280,7 @@ def _():
 
 
 def corrupted(change, model=None):
-    """A network of clean digits on 64 that are changed, on which more contrast would help."""
+    """A network of clean digits, given 64 changed ones that it gets right more often with more contrast."""
     x, y = samples(64)
     return setup(fitted(mlp()) if model is None else model, linf(0.05), change(x).clamp(0, 1), y)
 

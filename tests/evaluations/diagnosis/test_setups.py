@@ -126,7 +126,8 @@ def test_a_network_of_clean_mnist_is_not_given_another_scale_for_corrupted_image
 def test_a_network_of_clean_cifar_is_given_another_scale_for_clean_images_only(raw, change, code):
     network, (x, y) = published.resnet(), published.cifar(40)
     if raw:
-        network = nn.Sequential(Apply(lambda x: x * network[0].std + network[0].mean), network)
+        mean, std = network[0].mean, network[0].std
+        network = nn.Sequential(Apply(lambda x: x * std + mean), network)
     inputs = change(x)
     assert _doubted(network, inputs, y) == ([] if code is None else [code])
 
