@@ -60,7 +60,10 @@ def context(result: Mapping[str, Any]) -> dict[str, Any]:
 
 def _meaning(result: Mapping[str, Any]) -> list[str]:
     """What it means for the numbers that attacks are weakened; nothing where none is, or nothing is left."""
-    weak = findings.weighty(result.get("findings", ()))
+    setup, faults = findings.divided(result.get("findings", ()))
+    if findings.weighty(setup):
+        return ["These numbers are of another problem than yours: fix the setup first."]
+    weak = findings.weighty(faults)
     if not weak or not result["worst_case"][-1]["robust_accuracy"]:
         return []
     names = [attack["name"] for attack in result["attacks"] if attack["name"] in {one["attack"] for one in weak}]
