@@ -94,7 +94,7 @@ def make_content(outcome: Outcome[BinarizationRun], *, begun: float | None) -> d
             blind = blind_words(attack, run.settings.exposure, entry) if detecting else ""
             entry["reason"] += f" {explain(findings, entry['name'], otherwise=blind)}"
         elif entry["verdict"] == "passed" and slower is not None:
-            entry["reason"] += f" {sentence(slower.to_dict())} {remedy(slower.to_dict())}"
+            entry["reason"] += f" But: {sentence(slower.to_dict())} {remedy(slower.to_dict())}"
         elif entry["verdict"] == "inconclusive" and outcome.cut:
             done = len(outcome.records)
             ended = f"The time was over after {done} of {len(run.ids)} samples."

@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from robust_ext.core.statistics import lower_bound, sequential_decision, upper_bound
+from robust_ext.core.statistics import lower_bound, more_often, sequential_decision, upper_bound
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 
 # The share of deeper problems, proved by others, below which an attack falls behind. It is not the threshold of planted
@@ -130,6 +130,13 @@ class Rules:
         if self.settings.sequential:
             return sequential_decision(found, samples, threshold=_TRAILS, error_rate=error_rate) == "below"
         return upper_bound(found, samples, error_rate=error_rate) < _TRAILS
+
+    def outdone(self, deeper: int, shallower: int) -> bool:
+        """Whether another goes deeper than the attack in more samples than the other way round: a paired sign test."""
+        if self.settings.sequential:
+            pairs = deeper + shallower
+            return sequential_decision(deeper, pairs, threshold=0.5, error_rate=self.error_rate) == "above"
+        return more_often(deeper, shallower, error_rate=self.error_rate)
 
     def proves_rate(self, found: int, samples: int) -> bool:
         """Whether the score is at least the threshold and shows a rate above ``proven_rate`` (no rate where that is 0).

@@ -127,7 +127,8 @@ def overall_reason(attacks: Sequence[Mapping[str, Any]]) -> str:
     deciding = [attack for attack in attacks if attack["verdict"] == verdict]
     if not deciding:
         return "No attack was run."
-    best = max(deciding, key=lambda attack: attack["score"] or 0.0)
+    # Of equal scores the deepest.
+    best = max(deciding, key=lambda attack: (attack["score"] or 0.0, attack.get("depth") or 0.0))
     return best["reason"] if len(attacks) == 1 else f"Best of {len(attacks)} attacks, {best['name']}: {best['reason']}"
 
 
