@@ -94,7 +94,7 @@ def witness_curve(records: Sequence[Record], settings: BinarizationSettings) -> 
 
 def outcome_at(name: str, record: Record, depth: float) -> str | None:
     """What became of a record's problem at a depth; None where none was posed to the attack."""
-    entry = record["attacks"][name]
+    entry = record["attacks"].get(name, {"outcome": "not_planted"})
     outcomes = {one["depth"]: one["outcome"] for one in entry.get("depths", ())}
     outcome = entry["outcome"] if depth == 1 else outcomes.get(depth)
     return None if outcome in (None, "not_planted") else str(outcome)

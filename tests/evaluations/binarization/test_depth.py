@@ -210,6 +210,8 @@ def test_who_falls_behind(records, by_others, depth, behind):
         assert f"{share} of what {witness} finds at depth 2" in finding.cause
 
 
+UNPLANTED = {"outcome": "not_planted"}
+INSEPARABLE = {"attacks": {}, "random_reach": None, "separable": False}
 BOTH = left(deepest=5.0, depths=[(2.0, "found"), (4.0, "found")], **{APGD: 5.0})
 LESS = left(deepest=3.0, depths=[(2.0, "found"), (4.0, "not_adversarial")], **{APGD: 5.0})
 MORE = left(deepest=5.0, depths=[(2.0, "found"), (4.0, "found")], other=5.0, **{APGD: 3.0})
@@ -230,15 +232,17 @@ SMOOTH = left(deepest=3.0, depths=[(2.0, "found"), (4.0, "not_adversarial")], **
         ([BOTH] * 40 + [SMOOTH] * 9, False),  # What no plain APGD finds takes more than a fifth.
         ([BOTH] * 10 + [SMOOTH] * 30, True),
         ([left("not_planted")] * 20 + [BOTH] * 40 + [LESS] * 2, False),
+        ([INSEPARABLE] * 3 + [left("not_planted")] + [BOTH] * 42 + [LESS] * 14, True),
+        ([INSEPARABLE] * 3 + [BOTH] * 10 + [SMOOTH] * 30, True),
     ],
 )
 @pytest.mark.parametrize("sequential", [False, True])
 def test_it_keeps_up_with_plain_apgd_or_that_is_said(records, behind, sequential):
     settings = BinarizationSettings(threat_model=LINF, depths=(1, 2, 4), sequential=sequential)
-    planted = [record for record in records if record["attacks"]["mine"]["outcome"] != "not_planted"]
+    planted = [record for record in records if record["attacks"].get("mine", UNPLANTED)["outcome"] == "found"]
     rows = score_depths("mine", planted, settings)
     entry = {"name": "mine", "depth": solved_depth(rows, settings), "depths": rows}
-    finding = find_behind(entry, planted, {"mine": robust_ext.as_attack("robust_ext:APGD(steps=5)")}, settings)
+    finding = find_behind(entry, records, {"mine": robust_ext.as_attack("robust_ext:APGD(steps=5)")}, settings)
     assert (finding is not None) == behind
     if finding is not None:
         assert "only to depth 2" in finding.cause
