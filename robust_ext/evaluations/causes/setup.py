@@ -141,7 +141,9 @@ def _believed(right: Tensor, judged: Iterable[Judged]) -> list[Judged]:
         if change >= _GAIN and p_value < _P_VALUE and _accuracy(now) >= _REACHED:
             gaining.append((correction, now))
     best = max((_accuracy(now) for _, now in gaining), default=0.0)
-    return [one for one in gaining if _accuracy(one[1]) >= best - _ALIKE]
+    alike = [one for one in gaining if _accuracy(one[1]) >= best - _ALIKE]
+    # Statistics that a layer begins with are a sign of their own.
+    return sorted(alike, key=lambda one: one[0].code != "batch_statistics")
 
 
 def _corrected(alike: Sequence[Judged], right: Tensor, inputs: Tensor, constant: Finding | None) -> Finding:
