@@ -57,7 +57,7 @@ class UnitSpaceAttack(Attack):
     Example:
         >>> from robust_ext.attacks.apgd import APGD
         >>> UnitSpaceAttack(APGD()).description
-        "APGD(loss='ce', steps=100, restarts=1, start='random', stop_early=True), settings for inputs in [0, 1]"
+        "APGD(steps=100, ...), settings for inputs in [0, 1]"
     """
 
     def __init__(self, attack: Attack) -> None:
