@@ -159,8 +159,11 @@ def _is_one_hot(labels: Tensor) -> bool:
 
 
 def _as_floats(inputs: Tensor) -> str:
-    """What to do with inputs of integers."""
+    """What to do with inputs of another type."""
+    if inputs.is_complex():
+        return "give real and imaginary parts as values of their own, torch.view_as_real(inputs)"
     if inputs.dtype == torch.uint8 or inputs.dim() > 2:
         return "divide pixels of 0..255 by 255"
-    pixels = inputs.numel() > 0 and not inputs.is_meta and int(inputs.min()) >= 0 and int(inputs.max()) <= 255
+    known = inputs.numel() > 0 and not inputs.is_meta and inputs.layout == torch.strided
+    pixels = known and int(inputs.min()) >= 0 and int(inputs.max()) <= 255
     return TOKENS + ("; pixels of 0..255 are divided by 255" if pixels else "")

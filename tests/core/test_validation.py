@@ -96,6 +96,7 @@ def test_inputs_become_contiguous_float32(dtype):
         (torch.zeros(2, 3, dtype=torch.uint8), r"x: got dtype torch.uint8, expected a floating point tensor"),
         (torch.zeros(2, 3, dtype=torch.int64), r"x: got dtype torch.int64, expected a floating point tensor"),
         (torch.zeros(2, 3, dtype=torch.complex64), r"x: got dtype torch.complex64, expected a floating point tensor"),
+        (torch.zeros(2, 3, dtype=torch.int64).to_sparse(), r"x: got dtype torch.int64, expected a floating point"),
         (torch.zeros(3), r"x: got shape \(3,\), expected a batch of shape \(N, ...\)"),
         (torch.zeros(()), r"x: got shape \(\), expected a batch"),
         (torch.zeros(2, 0), r"x: got shape \(2, 0\), expected samples with at least one value"),

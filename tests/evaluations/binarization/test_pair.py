@@ -211,7 +211,7 @@ class Broken(Detector):
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (lambda seen: seen.logits, r"detector Broken: returned shape \(12, 10\) for 12 inputs"),
+        (lambda seen: seen.logits, r"detector Broken: returned shape \(4, 10\) for 4 inputs"),
         (lambda seen: seen.logits[:, 0] * torch.nan, "detector Broken: scored NaN"),
         (lambda seen: seen.logits[:, 0] * 0 + 1, "rejects all of 12 clean inputs, so that no attack is needed"),
     ],
