@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -13,7 +14,7 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 import _robust_ext_pytestplugin as plugin
-from robust_ext.core.errors import OutOfTimeError, RobustExtError
+from robust_ext.core.errors import OutOfTimeError, RobustExtError, RobustExtWarning
 from robust_ext.core.settings import make_settings
 from robust_ext.core.target import module_device
 from robust_ext.core.threat import ThreatModel
@@ -132,7 +133,10 @@ def _causes(
             module = bounded_module(model, threat_model, device=device)
             with torch.no_grad():
                 labels = module(some.to(module_device(module))).argmax(1)
-        found = diagnose(model, attack, some, labels[:_COMPARED], threat_model, device=device, planted=0)
+        with warnings.catch_warnings():
+            # A failure shows causes, and nothing of what a diagnosis warns of.
+            warnings.simplefilter("ignore", RobustExtWarning)
+            found = diagnose(model, attack, some, labels[:_COMPARED], threat_model, device=device, planted=0)
     except OutOfTimeError:
         return [*numbered(causes), "", "The time was over before the attack was compared with others."]
     except RobustExtError:

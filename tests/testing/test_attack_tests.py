@@ -91,7 +91,7 @@ def test_what_is_compared_with_has_the_samples_labels(given):
         with pytest.raises(AssertionError) as caught:
             assert_attack_passes(model, lambda model, x, y: x, inputs, ball, labels=labels, **SHORT)
         texts.append(str(caught.value))
-    assert "Random search solves what the attack does not" in texts[0]
+    assert "solves what the attack does not" in texts[0]
     assert "solves what the attack does not" not in texts[1]
 
 

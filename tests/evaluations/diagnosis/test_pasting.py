@@ -40,6 +40,11 @@ NOTHING = {
     "noise": ("command",),
     # Of the samples that it has there, it solves none at once.
     "stops for the batch": ("command",),
+    "raises before it starts": ("module", "foolbox", "art", "command"),
+    "ten classes for granted": ("module", "foolbox", "art", "command"),
+    "step divided by the batch": ("module", "foolbox", "art"),
+    "ends by itself, with small steps": ("module", "foolbox", "art"),
+    "steps that fade": ("module", "foolbox", "art"),
 }
 QUICK = (
     ("rounding", "module"),
