@@ -11,7 +11,7 @@ from tests.evaluations.small import INPUTS, LABELS, LINF, NETWORK, Calls, evalua
 
 # The call of an attack at which each is stopped, and what there is of it then.
 STOPPED = {
-    "binarization": (8, ["step", "still", "8  10", "found 0 of 8"], "binarization (2)"),
+    "binarization": (10, ["step", "still", "8  10", "found 0 of 8"], "binarization (2)"),
     "mead": (3, ["step linf 0.1", "found", "not begun"], "step linf 0.1 (2)"),
     "robust_accuracy": (3, ["step linf 0.1", "found", "not begun"], "step linf 0.1 (2)"),
     "test_time": (3, ["clean", "left of these 10: static 100.0, defense 100.0", "left of these 8"], "step (2)"),
