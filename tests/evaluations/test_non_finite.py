@@ -76,7 +76,7 @@ def test_robust_accuracy_is_that_of_the_network_without_nan(subject, name):
     assert (row["non_finite"], row["without_non_finite"]) == (round(40 * (1 - row["robust_accuracy"])), 1.0)
     assert plain.content["worst_case"][0]["non_finite"] == 0
     assert plain.content["warnings"] == []
-    (warning,) = broken.content["warnings"]
+    (warning,) = [one for one in broken.content["warnings"] if "NaN" in one]
     counts = broken.attacks[name]["outcomes"]
     met = f"{name}: {counts['non_finite_logits']} of 40"
     assert warning.startswith(
