@@ -77,7 +77,7 @@ class MatchingAttack(DetectorAwareAttack):
         """Choose what each row matches among its references of another class (where it aims, of that class).
 
         The class is the classifier's. A row without such a reference takes what it has; an AttackError where no row
-        that is to be moved has any. One pass of the inputs and of each reference.
+        that is to be moved away from its class has any. One pass of the inputs and of each reference.
 
         Args:
             problem: With references ``(N, R, ...)``.
@@ -86,7 +86,9 @@ class MatchingAttack(DetectorAwareAttack):
         """
         assert problem.references is not None
         with torch.no_grad():
-            classes = [problem.defended.classifier(points.clone()).argmax(1) for points in problem.references.unbind(1)]
+            logits = [problem.defended.classifier(points.clone()) for points in problem.references.unbind(1)]
+            # Logits that are no numbers are of no class.
+            classes = [one.argmax(1).where(one.isfinite().all(1), -1) for one in logits]
             now = problem.defended.classifier(problem.inputs.clone()).argmax(1)
         solved = (now == problem.labels) == problem.targeted
         usable = (torch.stack(classes, 1) == problem.labels[:, None]) == problem.targeted
@@ -94,7 +96,8 @@ class MatchingAttack(DetectorAwareAttack):
         if bool(lacking.any()):
             kind = "of the class aimed at" if problem.targeted else "of another class"
             advice = f"give references {kind}"
-            if bool((lacking | solved).all()):
+            # Those of the class aimed at are few, and hosts attack in batches of a few rows.
+            if not problem.targeted and bool((lacking | solved).all()):
                 raise AttackError(f"{self.name}: the classifier puts none of the references {kind}; {advice}")
             warn(f"{self.name}: for some inputs the classifier puts none of the references {kind}; {advice}")
         usable |= ~usable.any(1, keepdim=True)
