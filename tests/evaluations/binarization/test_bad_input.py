@@ -61,7 +61,7 @@ class Broken(nn.Module):
     ("change", "error", "message"),
     [
         (lambda z: z.softmax(1), ModelError, "returns probabilities .* leave out the softmax"),
-        (lambda z: z[:, :1], ModelError, "returned one output for each input"),
+        (lambda z: z[:, :1] - 50, ModelError, "returned one output for each input"),
         (lambda z: z[:1], ModelError, r"returned shape \(1, 3\)"),
         (lambda z: z.argmax(1), ModelError, "returned dtype torch.int64"),
         (lambda z: [z, -z], ModelError, "returned a list with "),
