@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -62,6 +63,15 @@ def run_context(context: RunContext) -> Iterator[None]:
         yield
     finally:
         _CURRENT.reset(token)
+
+
+@contextmanager
+def limited(minutes: float | None) -> Iterator[None]:
+    """Runs that begin inside the block end after so many minutes, or at an earlier deadline of what surrounds them."""
+    context = current_context()
+    ends = [context.deadline, None if minutes is None else time.monotonic() + 60 * minutes]
+    with run_context(replace(context, deadline=min((end for end in ends if end is not None), default=None))):
+        yield
 
 
 @contextmanager

@@ -101,8 +101,9 @@ def rows(result: Mapping[str, Any]) -> list[Line]:
 
 def notes(result: Mapping[str, Any]) -> list[str]:
     """What the numbers mean and rest on, in sentences."""
+    warnings = [f"Warning: {plain(warning)}" for warning in result["warnings"]]
     if not result["attacks"]:
-        return []
+        return warnings
     found = [
         f"Robust accuracy in per cent at epsilon {typed(result['epsilon'])} in {result['norm']}; test score and R-ASR "
         "of a short binarization test: the shares of planted examples that the attack and random search find."
@@ -110,7 +111,10 @@ def notes(result: Mapping[str, Any]) -> list[str]:
     for attack in result["attacks"]:
         if attack["not_planted"] is not None:
             found.append(f"{plain(attack['name'])}: no binarization test: {plain(attack['not_planted'])}")
-        if not (attack["larger"] or attack["error"] or attack["kind"] == "minimum norm" or not result["references"]):
+        # Results of earlier versions say nothing of what was left out.
+        left_out = f"{attack['name']} with larger budgets" in result.get("left_out", ())
+        others = attack["error"] or attack["kind"] == "minimum norm" or not result["references"]
+        if not (attack["larger"] or left_out or others):
             words = "was not run with larger budgets: it takes more passes a sample than are affordable."
             found.append(f"{plain(attack['name'])} {words}")
         found.append(rests_on(attack, result["samples"], plain(attack["name"])))
@@ -118,8 +122,7 @@ def notes(result: Mapping[str, Any]) -> list[str]:
     for finding in result["model"]["probe"]["findings"]:
         if finding["code"] not in named:
             found.append(f"The attacks got past what a probe of the model shows: {plain(findings.sentence(finding))}")
-    found += [f"Warning: {plain(warning)}" for warning in result["warnings"]]
-    return [note for note in found if note]
+    return [note for note in [*found, *warnings] if note]
 
 
 def tried_rows(result: Mapping[str, Any]) -> list[Line]:

@@ -101,3 +101,114 @@ def test_a_slow_defense_ends_with_its_minutes():
         minutes=9,
     )
     assert quick.content["not_run"] == []
+
+
+class Clock:
+    """A clock that jumps a day ahead."""
+
+    def __init__(self, monkeypatch):
+        self.ahead, real = 0.0, time.monotonic
+        monkeypatch.setattr(time, "monotonic", lambda: real() + self.ahead)
+
+    def jump(self):
+        self.ahead += 86_400
+
+
+class Rounding(nn.Module):
+    """Levels, of which no gradient comes back."""
+
+    def forward(self, x):
+        return (x * 15).round() / 15
+
+
+FEW = {"planted": 4, "inner_points": 30, "queries": 10, "random_points": 10, "minutes": 600}
+REFERENCES = ["random points", "one gradient step", "APGD on the margin", "APGD on the smoothed model", "Square"]
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    return Clock(monkeypatch)
+
+
+def step(model, x, y, threat_model, end=lambda gradient, x: None):
+    """One step, before which ``end`` may end the time."""
+    x = x.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(nn.functional.cross_entropy(model(x), y, reduction="sum"), x)
+    end(gradient, x)
+    model(x.detach())
+    return (x + threat_model.epsilon * gradient.sign()).detach().clamp(0, 1)
+
+
+def step_until(end):
+    def attack(model, x, y, threat_model):
+        return step(model, x, y, threat_model, end)
+
+    return attack
+
+
+def test_a_diagnosis_ends_with_its_minutes(clock):
+    attacks = {"first": step, "last": step_until(lambda *_: clock.jump())}
+    with pytest.warns(RobustExtWarning, match="The time was over before this was run: last; random points"):
+        result = robust_ext.diagnose(NETWORK, attacks, X, Y, LINF, **FEW)
+    whole = robust_ext.diagnose(NETWORK, {"first": step}, X, Y, LINF, **{**FEW, "minutes": None})
+    assert result.content["left_out"] == ["last", *REFERENCES]
+    assert whole.content["left_out"] == []
+    assert [one["name"] for one in whole.content["references"]] == REFERENCES
+    keys = ("name", "robust_accuracy", "score", "planted")
+    ((cut,), (uncut,)) = (
+        [{key: one[key] for key in keys} for one in each.content["attacks"]] for each in (result, whole)
+    )
+    assert cut == uncut
+    assert result.content["not_run"] is None
+    assert "The time was over before this was run: last;" in " ".join(str(result).split())
+
+
+def test_no_attack_may_be_done_in_the_minutes(clock, tmp_path):
+    with pytest.warns(RobustExtWarning, match="The time was over"):
+        result = robust_ext.diagnose(
+            NETWORK, {"only": step_until(lambda *_: clock.jump())}, X, Y, LINF, out=tmp_path, **FEW
+        )
+    assert result.content["attacks"] == result.content["references"] == []
+    shown = " ".join(str(result).split())
+    assert "None of the known causes applies to what was run before the time was over." in shown
+    assert "No attack was run: the time that was given was over" in shown
+    assert "The time was over before this was run: only;" in shown
+    assert "run this again without a limit" in shown
+    assert "The time was over before this was run: only;" in (tmp_path / "report.html").read_text()
+    # Where not even the model's outputs are known, nothing can be stated.
+    slow = Sleeps(0.0)
+    slow.register_forward_hook(lambda *_: clock.jump())
+    with pytest.raises(OutOfTimeError, match="first passes of the model: the time is over"):
+        robust_ext.diagnose(nn.Sequential(slow, NETWORK).eval(), {"only": step}, X, Y, LINF, **FEW)
+
+
+def test_parts_that_the_minutes_end_are_stated(clock):
+    def on_planted(gradient, x):
+        if len(x) < len(X):
+            clock.jump()
+
+    with pytest.warns(RobustExtWarning, match="The time was over"):
+        result = robust_ext.diagnose(NETWORK, {"only": step_until(on_planted)}, X, Y, LINF, **FEW)
+    assert result.content["left_out"] == ["only on planted problems", "only with larger budgets", *REFERENCES]
+    (attack,) = result.content["attacks"]
+    assert (attack["robust_accuracy"] is not None, attack["score"], attack["larger"]) == (True, None, {})
+    assert "only: no binarization test: the time that was given was over" in " ".join(str(result).split())
+    assert "affordable" not in str(result)
+
+
+def test_remedies_end_with_the_minutes(clock):
+    rounded = nn.Sequential(Rounding(), NETWORK).eval()
+    labels = rounded(X).argmax(1)
+
+    def with_gradient(gradient, x):
+        if gradient.any():
+            clock.jump()
+
+    keywords = {**FEW, "try_remedies": True, "references": False}
+    result = robust_ext.diagnose(rounded, {"only": step}, X, labels, LINF, **keywords)
+    assert result.content["tried"]
+    assert result.content["left_out"] == []
+    with pytest.warns(RobustExtWarning, match="The time was over before this was run: remedies"):
+        cut = robust_ext.diagnose(rounded, {"only": step_until(with_gradient)}, X, labels, LINF, **keywords)
+    assert (cut.content["tried"], cut.content["left_out"]) == ([], ["remedies"])
+    assert cut.likely == replace(result.likely, remedies=cut.likely.remedies)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +16,7 @@ from robust_ext.core.settings import make_settings
 from robust_ext.core.threat import ThreatModel
 from robust_ext.core.validation import Array
 from robust_ext.engine.classifiers import as_classifier
-from robust_ext.engine.context import current_context, run_context
+from robust_ext.engine.context import limited
 from robust_ext.engine.inputs import PROBES, EvaluationInputs, check_model, prepare_inputs
 from robust_ext.engine.judge import with_judge_seed
 from robust_ext.engine.pool.given import ExecutorLike
@@ -147,7 +146,7 @@ def _evaluate(
         raise InvalidArgumentError("skip", chosen, "at least one category of which there are attacks")
     for run in runs:
         run.check()
-    with run_context(replace(current_context(), deadline=_deadline(settings.minutes))):
+    with limited(settings.minutes):
         with showing("test time", shown=progress), paced(defense, "probes of the defense"):
             check_model(defense, given.inputs[:PROBES], bounds=given.bounds, argument="defense", draws=True)
             some, their_labels = given.rows(affordable(defense, given, runs[0].blocks[0]))
@@ -166,19 +165,13 @@ def _evaluate(
     stated = cascade.stated(attacked)
     # The causes are looked for when all attacks are done, in a tenth of the time more.
     with (
-        run_context(replace(current_context(), deadline=_deadline(settings.minutes and settings.minutes / 10))),
+        limited(settings.minutes and settings.minutes / 10),
         showing("test time", shown=progress),
     ):
         content = make_content(
             list(outcomes.values()), cost=cost, warnings=warnings, not_run=stated, planned=runs, begun=begun
         )
     return AdaptiveResult(content).saved(out)
-
-
-def _deadline(minutes: float | None) -> float | None:
-    """When the time is over, of :func:`time.monotonic`: that of these settings, or of what surrounds the run."""
-    ends = [current_context().deadline, None if minutes is None else time.monotonic() + 60 * minutes]
-    return min((end for end in ends if end is not None), default=None)
 
 
 def _networks(surrogates: object, inputs: Tensor, labels: Tensor) -> dict[str, nn.Module]:

@@ -17,18 +17,19 @@ from typing_extensions import Unpack
 from robust_ext.attacks.base import Attack
 from robust_ext.core.cost import Cost, Costs
 from robust_ext.core.devices import run_device
-from robust_ext.core.errors import InvalidArgumentError, ModelError
+from robust_ext.core.errors import InvalidArgumentError, ModelError, OutOfTimeError
 from robust_ext.core.settings import make_settings
 from robust_ext.core.threat import ThreatModel
 from robust_ext.core.validation import Array, check_inputs, check_labels
+from robust_ext.core.warning import warn
 from robust_ext.engine.classifiers import as_classifier
-from robust_ext.engine.context import current_context
+from robust_ext.engine.context import current_context, limited
 from robust_ext.engine.estimate import Estimate, EstimatedError
 from robust_ext.engine.identity import check_ids
 from robust_ext.engine.inputs import as_attacks, bounded_module, prepare_inputs
 from robust_ext.engine.judge import with_judge_seed
 from robust_ext.engine.pool.given import ExecutorLike
-from robust_ext.engine.progress import Progress, phase, showing
+from robust_ext.engine.progress import Progress, paced, showing
 from robust_ext.engine.task import Worker
 from robust_ext.engine.workers import attack_worker
 from robust_ext.evaluations.callbacks import Callback, listening
@@ -43,6 +44,8 @@ from robust_ext.evaluations.diagnosis.options import DiagnosisOptions
 from robust_ext.evaluations.diagnosis.result import DiagnosisResult
 from robust_ext.evaluations.diagnosis.settings import DiagnosisSettings
 from robust_ext.evaluations.diagnosis.trying import Trials, evaluated, rank, reordered
+
+_FIRST = "first passes of the model"
 
 
 def diagnose(
@@ -110,9 +113,10 @@ def diagnose(
         begun, checked = time.perf_counter(), make_settings(DiagnosisSettings, options, base=settings)
         module = bounded_module(model, threat_model, device=device)
         inputs, labels = _check_samples(inputs, labels, threat_model, device=run_device(module, device))
-        module = as_classifier(module, inputs, labels)
         workers = attack_worker(isolate=isolate, attack_timeout=attack_timeout, executor=executor, devices=devices)
-        with workers as worker:
+        with limited(checked.minutes), showing("diagnosis", shown=progress) as bar, workers as worker:
+            with paced(module, _FIRST):
+                module = as_classifier(module, inputs, labels)
             named = as_attacks(attacks)
             for attack in named.values():
                 attack.check(threat_model=threat_model)
@@ -126,7 +130,7 @@ def diagnose(
                 out=None if out is None else Path(out),
                 worker=worker,
             )
-            return tell(diagnosis.run(module, begun=begun, progress=progress, trying=try_remedies).saved(out))
+            return tell(diagnosis.run(module, begun=begun, bar=bar, trying=try_remedies).saved(out))
 
 
 def _check_samples(
@@ -154,38 +158,46 @@ class _Diagnosis:
     worker: Worker
     work: Work = field(default_factory=Work)
 
-    def run(self, module: nn.Module, *, begun: float, progress: bool, trying: bool) -> DiagnosisResult:
+    def run(self, module: nn.Module, *, begun: float, bar: Progress | None, trying: bool) -> DiagnosisResult:
         """Probe, examine, find, and try."""
-        with showing("diagnosis", shown=progress) as bar:
-            watch = partial(_step, bar)
-            phase("probes of the model")
+        watch = partial(_step, bar)
+        with paced(module, _FIRST):
             examiner, refusal = self._examiner(module)
+        with limited(_third()):
             probe = probe_model(
                 module, self.inputs, self.labels, threat_model=self.threat_model, seed=self.settings.seed
             )
-            if current_context().dry_run:
-                raise EstimatedError(self._estimated(examiner, refusal))
-            if examiner is None and not any(one.weight != "low" for one in probe.findings):
-                raise ModelError(str(refusal))
-            setup = [] if examiner is None else find_setup(examiner.given, seed=self.settings.seed)
-            if any(one.code in ACCURACY for one in setup):
-                # An attack would be judged by what no attack can change.
-                examination, refusal = Examination(examiner=examiner), setup[0].cause
-            else:
-                examination = Examination.of(examiner, self.attacks, watch=watch)
-            caller = Caller(module=module, attacks=self.attacks, images=self.inputs.dim() == 4)
-            # What a wrong setup does to an attack is no fault of the attack.
-            found = setup or find(examination, probe, threat_model=self.threat_model)
-            findings = caller.addressed(ranked(found))
-            probe = replace(probe, findings=tuple(caller.addressed(probe.findings)))
-            tried = self._try(module, examination, findings, watch) if trying else None
-            findings = reordered(findings, tried or (), self.attacks)
+        if current_context().dry_run:
+            raise EstimatedError(self._estimated(examiner, refusal))
+        if examiner is None and not any(one.weight != "low" for one in probe.findings):
+            raise ModelError(str(refusal))
+        setup = [] if examiner is None else self._setup(examiner)
+        if any(one.code in ACCURACY for one in setup):
+            # An attack would be judged by what no attack can change.
+            examination, refusal = Examination(examiner=examiner), setup[0].cause
+        else:
+            examination = Examination.of(examiner, self.attacks, watch=watch)
+            if examiner is not None and not examination.attacks:
+                refusal = "the time that was given was over"
+        caller = Caller(module=module, attacks=self.attacks, images=self.inputs.dim() == 4)
+        # What a wrong setup does to an attack is no fault of the attack.
+        found = setup or find(examination, probe, threat_model=self.threat_model)
+        findings = caller.addressed(ranked(found))
+        probe = replace(probe, findings=tuple(caller.addressed(probe.findings)))
+        tried, left_out = None, list(examination.left_out)
+        if trying:
+            tried, cut = self._try(module, examination, findings, watch)
+            left_out += ["remedies"] if cut else []
+        if left_out:
+            warn(f"The time was over before this was run: {'; '.join(left_out)}. Give more minutes for it.")
+        findings = reordered(findings, tried or (), self.attacks)
         content = make_content(
             module=module,
             probe=probe,
             examination=examination,
             findings=findings,
             tried=tried,
+            left_out=left_out,
             refusal=refusal,
             inputs=self.inputs,
             threat_model=self.threat_model,
@@ -194,6 +206,14 @@ class _Diagnosis:
             begun=begun,
         )
         return DiagnosisResult(content)
+
+    def _setup(self, examiner: Examiner) -> list[Finding]:
+        """What is wrong with the samples; nothing where the time is over before that is known."""
+        try:
+            with paced(examiner.given.module, "checks of the samples"):
+                return find_setup(examiner.given, seed=self.settings.seed)
+        except OutOfTimeError:
+            return []
 
     def _estimated(self, examiner: Examiner | None, refusal: str | None) -> Estimate:
         """What the attacks would cost, with those they are compared with; probes and remedies are not known before."""
@@ -222,8 +242,8 @@ class _Diagnosis:
 
     def _try(
         self, module: nn.Module, examination: Examination, findings: Sequence[Finding], watch: Callable[[str], object]
-    ) -> list[dict[str, Any]]:
-        """Run the remedies of findings; those that did not help come last."""
+    ) -> tuple[list[dict[str, Any]], bool]:
+        """Run the remedies of findings; those that did not help come last. Returns whether the time cut them off."""
 
         def in_eval_mode() -> Examiner | None:
             return self._examiner(evaluated(module), "in-eval-mode")[0]
@@ -235,11 +255,20 @@ class _Diagnosis:
             examiner=examination.examiner,
             in_eval_mode=in_eval_mode,
         )
-        tried = []
-        for entry in trials.run(findings):
-            watch(f"remedy: {entry['remedy']['words']}")
-            tried.append(entry)
-        return sorted(tried, key=lambda entry: rank(entry["outcome"]))
+        tried, cut = [], False
+        try:
+            for entry in trials.run(findings):
+                watch(f"remedy: {entry['remedy']['words']}")
+                tried.append(entry)
+        except OutOfTimeError:
+            cut = True
+        return sorted(tried, key=lambda entry: rank(entry["outcome"])), cut
+
+
+def _third() -> float | None:
+    """A third of the minutes that are left; None where the time has no end."""
+    deadline = current_context().deadline
+    return None if deadline is None else max(0.0, deadline - time.monotonic()) / 180
 
 
 def _step(bar: Progress | None, words: str) -> None:

@@ -7,11 +7,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from robust_ext.core.errors import OutOfTimeError
 from robust_ext.core.statistics import proportion_interval
 from robust_ext.core.threat import ThreatModel
 from robust_ext.engine.context import ISOLATED, current_context
 from robust_ext.engine.identity import describe, versions
 from robust_ext.engine.inputs import EvaluationInputs
+from robust_ext.engine.progress import paced
 from robust_ext.evaluations.causes.finding import COMPARISONS, Finding
 from robust_ext.evaluations.causes.indicators import most_likely
 from robust_ext.evaluations.causes.ioaf import ioaf, unstable_predictions
@@ -34,6 +36,7 @@ def make_content(
     examination: Examination,
     findings: Sequence[Finding],
     tried: Sequence[Mapping[str, Any]] | None,
+    left_out: Sequence[str],
     refusal: str | None,
     inputs: Tensor,
     threat_model: ThreatModel,
@@ -53,7 +56,7 @@ def make_content(
     return {
         "kind": "diagnosis",
         "likely": None if likely is None else likely.to_dict(),
-        "reason": _reason(likely, attacks, references, tried or ()),
+        "reason": _reason(likely, attacks, references, tried or (), whole=not left_out),
         "samples": len(inputs),
         "clean_accuracy": probe.clean_accuracy if given is None else float(given.correct.mean()),
         "norm": threat_model.norm,
@@ -74,8 +77,10 @@ def make_content(
             tried,
             refused=given is None,
             plantable=not attacks or any(one["not_planted"] is None for one in attacks),
+            whole=not left_out,
         ),
         "not_run": refusal,
+        "left_out": list(left_out),
         "warnings": attack_warnings(ran, consequence=", and count as not found") + outside_warnings(outside),
         "settings": {
             **settings.to_dict(),
@@ -90,12 +95,16 @@ def make_content(
     }
 
 
-def _unstable(given: EvaluationInputs, seed: int) -> float:
-    """As the paper has it, in the neighbourhood of the paper."""
+def _unstable(given: EvaluationInputs, seed: int) -> float | None:
+    """As the paper has it, in the neighbourhood of the paper; None where the time is over."""
     radius, model = _NEAR * given.threat_model.width, given.threat_model
-    return unstable_predictions(
-        given.module, given.inputs[:_FEW], given.labels[:_FEW], threat_model=model, radius=radius, seed=seed
-    )
+    try:
+        with paced(given.module, "stability of predictions"):
+            return unstable_predictions(
+                given.module, given.inputs[:_FEW], given.labels[:_FEW], threat_model=model, radius=radius, seed=seed
+            )
+    except OutOfTimeError:
+        return None
 
 
 def _attack(
@@ -145,6 +154,8 @@ def _reason(
     attacks: Sequence[Mapping[str, Any]],
     references: Sequence[Mapping[str, Any]],
     tried: Sequence[Mapping[str, Any]],
+    *,
+    whole: bool,
 ) -> str:
     """The diagnosis in a sentence, and where another attack leaves less of the accuracy: which number to use.
 
@@ -153,7 +164,8 @@ def _reason(
     if likely is None:
         missed = any(attack["verdict"] == "failed" for attack in attacks)
         more = ", and the attack misses planted examples all the same" if missed else ""
-        return f"None of the known causes applies{more}.{_lower(attacks, references)}"
+        to = "" if whole else " to what was run before the time was over"
+        return f"None of the known causes applies{to}{more}.{_lower(attacks, references)}"
     of = "" if likely.attack is None or len(attacks) == 1 else f" of {likely.attack}"
     if likely.code in COMPARISONS:
         return f"What is seen{of}: {likely.cause}{_lower(attacks, references)}"

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from robust_ext.attacks.base import Attack
+from robust_ext.core.errors import OutOfTimeError
 from robust_ext.core.threat import ThreatModel
 from robust_ext.evaluations.causes.comparisons import compare_attacks
 from robust_ext.evaluations.causes.finding import Finding
@@ -24,6 +25,7 @@ class Examination:
     attacks: Mapping[str, Examined] = field(default_factory=dict)
     larger: Mapping[str, Mapping[str, Ran]] = field(default_factory=dict)
     references: Mapping[str, Ran] = field(default_factory=dict)
+    left_out: tuple[str, ...] = ()  # What the time was over before
 
     @classmethod
     def of(
@@ -33,20 +35,35 @@ class Examination:
         if examiner is None:
             return cls(examiner=None)
         examined, larger, references = dict[str, Examined](), dict[str, dict[str, Ran]](), dict[str, Ran]()
+        left_out = list[str]()
         for name, attack in attacks.items():
             watch(name)
-            examined[name] = examiner.examine(attack)
+            try:
+                examined[name] = examiner.examine(attack)
+            except OutOfTimeError:
+                left_out.append(name)
+                continue
+            left_out += [f"{name} on planted problems"] if examined[name].cut else []
             larger[name] = {}
             if examiner.settings.references and examined[name].ran.error is None:
-                for role, ran in examiner.larger(examined[name].ran):
-                    watch(f"{name}, {role} budget")
-                    larger[name][role] = ran
-        for ran in examiner.references(attacks.values()) if examiner.settings.references else ():
-            watch(ran.name)
+                try:
+                    for role, ran in examiner.larger(examined[name].ran):
+                        watch(f"{name}, {role} budget")
+                        larger[name][role] = ran
+                except OutOfTimeError:
+                    left_out.append(f"{name} with larger budgets")
+        compared = examiner.references(attacks.values()) if examiner.settings.references else {}
+        for name, attack in compared.items():
+            watch(name)
+            try:
+                ran = examiner.reference(name, attack)
+            except OutOfTimeError:
+                left_out.append(name)
+                continue
             # One that raises (no gradient comes back) has nothing to compare with.
             if ran.error is None:
-                references[ran.name] = ran
-        return cls(examiner=examiner, attacks=examined, larger=larger, references=references)
+                references[name] = ran
+        return cls(examiner=examiner, attacks=examined, larger=larger, references=references, left_out=tuple(left_out))
 
 
 def find(examination: Examination, probe: ModelProbe, *, threat_model: ThreatModel) -> list[Finding]:
@@ -100,7 +117,7 @@ def find(examination: Examination, probe: ModelProbe, *, threat_model: ThreatMod
         **budgets,
     )
     codes = {finding.code for finding in found}
-    past = () if codes & {"crashed", *MISLEADING} else MISLEADING
+    past = () if codes & {"crashed", *MISLEADING} or not examination.attacks else MISLEADING
     return [*(finding for finding in probe.findings if finding.code not in past), *found]
 
 

@@ -17,7 +17,7 @@ from robust_ext.attacks.apgd import APGD
 from robust_ext.attacks.base import Attack
 from robust_ext.attacks.random_search import RandomSearch
 from robust_ext.attacks.square import Square
-from robust_ext.core.errors import AttackError, AttackRefusedError, InvalidArgumentError, ModelError
+from robust_ext.core.errors import AttackError, AttackRefusedError, InvalidArgumentError, ModelError, OutOfTimeError
 from robust_ext.core.settings import default_of
 from robust_ext.core.warning import collecting
 from robust_ext.engine.estimate import Estimate, estimate
@@ -25,7 +25,7 @@ from robust_ext.engine.identity import describe
 from robust_ext.engine.inputs import EvaluationInputs
 from robust_ext.engine.outcomes import BROKEN, LOST
 from robust_ext.engine.run import Outcome
-from robust_ext.engine.running import run_all
+from robust_ext.engine.running import is_over, run_all
 from robust_ext.engine.store import Record
 from robust_ext.engine.task import Worker, drive
 from robust_ext.evaluations.arm_runs import ArmRun, plan_clean, plan_runs
@@ -42,6 +42,7 @@ SMOOTHED = "APGD on the smoothed model"
 _VIEW = ("bpda", "gradient_mode", "steps", "eot", "noise", "temperature")
 # The budgets beside epsilon: twice it, and the whole range of inputs.
 ROLES = ("larger", "unbounded")
+_OVER = "the time that was given was over"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +88,7 @@ class Examined:
     error: str | None = None  # What it raised on planted problems, or why there are none
     raised: bool = False  # Whether it raised on planted problems, and not on the samples
     padded: Mapping[str, Any] | None = None  # Numbers of the same test with as many classes as the model has
+    cut: bool = False  # Whether the time was over before planted problems were done
 
     @property
     def planted_entries(self) -> list[Entry]:
@@ -130,21 +132,33 @@ class Examiner:
             result = self._plant(attack)
         except AttackRefusedError:
             raise
+        except OutOfTimeError:
+            return Examined(ran=ran, error=_OVER, cut=True)
         except AttackError as error:
             return Examined(ran=ran, error=str(error), raised=True, padded=self._padded(attack))
         except (InvalidArgumentError, ModelError) as error:
             # The attack accepts the model: what it refuses is the planted problem, as surrogates of more classes do.
             return Examined(ran=ran, error=str(error))
         self.work.planted += parts_of(result.content)
+        cut = is_over() and len(result.records) < min(self.settings.planted, len(self.given.ids))
+        if cut and not result.records:
+            return Examined(ran=ran, error=_OVER, cut=True)
         return Examined(
             ran=ran,
+            cut=cut,
             planted=result.attacks[attack.name],
             planted_records=result.records,
             threshold=result.content["settings"]["kappa"],
         )
 
     def run(self, name: str, attack: Attack, *, epsilon: float | None = None) -> Ran:
-        """Run an attack on the samples; the threat model's epsilon where none is given."""
+        """Run an attack on the samples; the threat model's epsilon where none is given.
+
+        Raises:
+            OutOfTimeError: The time was over before all samples were attacked.
+        """
+        if is_over():
+            raise OutOfTimeError(f"{name}: {_OVER}")
         given, model = self.given, self.given.threat_model
         epsilon = model.epsilon if epsilon is None else epsilon
         arm = Arm(attack=attack, norm=model.norm, epsilon=epsilon, label=name)
@@ -167,20 +181,15 @@ class Examiner:
             passes=left.spent("attack").passes,
         )
 
-    def references(self, attacks: Iterable[Attack]) -> Iterator[Ran]:
-        """Other attacks on the same samples; the strongest through the views of these attacks as well."""
-        for name, attack in self._references(attacks).items():
-            yield self._reference(name, attack)
-
     def strongest(self, attack: Attack, known: Mapping[str, Ran]) -> Iterator[Ran]:
         """The strongest to compare with, through the view of an attack; those known are not run again."""
         base = self._base()
         attacks = _adapted(attack, base) or {ASCENT: base[ASCENT]}
         attacks |= {SQUARE: base[SQUARE]} if SQUARE in base else {}
         for name, reference in attacks.items():
-            yield known[name] if name in known else self._reference(name, reference)
+            yield known[name] if name in known else self.reference(name, reference)
 
-    def _reference(self, name: str, attack: Attack) -> Ran:
+    def reference(self, name: str, attack: Attack) -> Ran:
         """An attack to compare with; what it would tell its user is left out."""
         with collecting():
             return self.run(name, attack)
@@ -192,9 +201,10 @@ class Examiner:
 
     def estimated_references(self, attacks: Iterable[Attack]) -> list[Estimate]:
         """What those that these are compared with would cost."""
-        return [estimate(partial(self.run, name, attack)) for name, attack in self._references(attacks).items()]
+        return [estimate(partial(self.run, name, attack)) for name, attack in self.references(attacks).items()]
 
-    def _references(self, attacks: Iterable[Attack]) -> dict[str, Attack]:
+    def references(self, attacks: Iterable[Attack]) -> dict[str, Attack]:
+        """Other attacks to compare with; the strongest through the views of these attacks as well."""
         base = self._base()
         adapted = [_adapted(attack, base) for attack in attacks]
         return {**base, **{name: one for each in adapted for name, one in each.items()}}

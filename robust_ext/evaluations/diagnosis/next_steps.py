@@ -18,7 +18,12 @@ Step = dict[str, str]
 
 
 def next_steps(
-    likely: Finding | None, tried: Sequence[Mapping[str, Any]] | None, *, refused: bool, plantable: bool
+    likely: Finding | None,
+    tried: Sequence[Mapping[str, Any]] | None,
+    *,
+    refused: bool,
+    plantable: bool,
+    whole: bool = True,
 ) -> list[Step]:
     """Words and a command (or code) each: fix what was found and see again, or go on to the full tests.
 
@@ -27,7 +32,12 @@ def next_steps(
         tried: Remedies that were tried, as in ``result.json``; None where none were to be.
         refused: Whether the model could not be evaluated as it is.
         plantable: Whether a binarization test takes one of the attacks.
+        whole: Whether all was run before the time was over.
     """
+    if likely is None and not whole:
+        return [
+            _step("Not all was run before the time was over: run this again without a limit.", "diagnose", whole=False)
+        ]
     if likely is None:
         words = "State robust accuracy on as many samples as the claim is about."
         stated = _step(words if not plantable else f"Then {words[0].lower()}{words[1:]}", "robust-accuracy")
@@ -57,20 +67,31 @@ def _with(helped: Mapping[str, Any]) -> Step:
     return _step(f"{what} on these samples: run the full binarization test with it.", "binarization", helped)
 
 
-def _step(words: str, name: str, confirmed: Mapping[str, Any] | None = None, *, trying: bool = False) -> Step:
-    """A step with the attack as a confirmed remedy has it; ``trying``: with all remedies run."""
+def _step(
+    words: str,
+    name: str,
+    confirmed: Mapping[str, Any] | None = None,
+    *,
+    trying: bool = False,
+    whole: bool = True,
+) -> Step:
+    """A step with the attack as a confirmed remedy has it, with all remedies run, or without a limit of time."""
     given, text = list(current_context().command), None if confirmed is None else confirmed["text"]
     if given[:1] != ["diagnose"]:
         return {"words": words, "command": _code(name, confirmed, trying=trying)}
     options = ["--try-remedies"] if trying else []
-    return {"words": words, "command": shell_words(["robust-ext", *_command(given, name, text, options)])}
+    dropped = () if name == "diagnose" and whole else ("--minutes",)
+    command = _command(given, name, text, options, dropped=dropped)
+    return {"words": words, "command": shell_words(["robust-ext", *command])}
 
 
-def _command(given: Sequence[str], name: str, attack: str | None, options: Sequence[str]) -> list[str]:
+def _command(
+    given: Sequence[str], name: str, attack: str | None, options: Sequence[str], *, dropped: Sequence[str]
+) -> list[str]:
     """The arguments of this command as those of another, with another attack and further options."""
     again = name == "diagnose"
     # The text of an attack says how it is adapted.
-    without = {*(() if again else _VALUED), *(() if attack is None else ("--attack", "--bpda", "--eot"))}
+    without = {*dropped, *(() if again else _VALUED), *(() if attack is None else ("--attack", "--bpda", "--eot"))}
     kept, skipped = [name], False
     for argument in given[1:]:
         option = argument.partition("=")[0]

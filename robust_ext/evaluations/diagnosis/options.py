@@ -20,4 +20,5 @@ class DiagnosisOptions(TypedDict, total=False):
     queries: int
     random_points: int
     affordable: int
+    minutes: float | None
     batch_size: int

@@ -52,6 +52,13 @@ class DiagnosisSettings(JudgedSettings):
         minimum=0,
         panel="cost",
     )
+    minutes: float | None = setting(
+        default=None,
+        help="Begin nothing further after so long, and end what runs at its next forward pass; what was not run is "
+        "stated. Probes of the model get a third at most.",
+        above=0,
+        panel="run",
+    )
     batch_size: int = setting(
         default=100,
         help="Samples attacked at once. Results of attacks that draw random numbers depend on it.",

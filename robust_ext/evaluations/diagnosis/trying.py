@@ -15,7 +15,7 @@ from typing import Any
 
 from robust_ext.attacks.adapted import AdaptedAttack
 from robust_ext.attacks.base import Attack
-from robust_ext.core.errors import IsolationError, RobustExtError
+from robust_ext.core.errors import IsolationError, OutOfTimeError, RobustExtError
 from robust_ext.core.statistics import more_often
 from robust_ext.engine.identity import describe
 from robust_ext.evaluations.causes.finding import Finding, Remedy
@@ -43,7 +43,11 @@ class Trials:
     in_eval_mode: Callable[[], Examiner | None]  # One of the model in eval mode, where that can be evaluated
 
     def run(self, findings: Sequence[Finding]) -> Iterator[dict[str, Any]]:
-        """Try the remedies that can be run, in order, until one makes an attack find what is planted; plain values."""
+        """Try the remedies that can be run, in order, until one makes an attack find what is planted; plain values.
+
+        Raises:
+            OutOfTimeError: The time was over before all of them were tried.
+        """
         seen, solved, counts = set[tuple[str, str]](), set[str](), Counter[str]()
         for finding in findings:
             names = list(self.attacks) if finding.attack is None else [finding.attack]
@@ -76,10 +80,12 @@ class Trials:
             call = call_of(attack)
             entry["text"] = None if call is None else call.changed()
             after = examiner.examine(attack.named(name))
-        except IsolationError:
+        except (IsolationError, OutOfTimeError):
             raise
         except RobustExtError as error:
             return {**entry, "error": str(error)}
+        if after.cut:
+            raise OutOfTimeError("the time that was given is over")
         if after.ran.error is not None:
             return {**entry, "error": after.ran.error}
         outcome = outcome_of(before, after)
