@@ -3,10 +3,12 @@
 import pytest
 import torch
 from torch import nn
+from torch.ao.quantization import quantize_fx
 
 from robust_ext import ThreatModel, binarization_test, diagnose, robust_accuracy
 from robust_ext.core.errors import AttackError, RobustExtError
 from robust_ext.engine import classifiers
+from robust_ext.engine.isolation.messages import Pickled, Unpickler
 
 LINF = ThreatModel(norm="linf", epsilon=0.1)
 X = torch.rand(8, 1, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -32,6 +34,27 @@ def quantised():
     prepared = ao.prepare(network)
     prepared(X)
     return ao.convert(prepared)
+
+
+def convolutions():
+    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3)).eval()
+
+
+def quantised_layers():
+    ao = torch.ao.quantization
+    network = nn.Sequential(ao.QuantStub(), *convolutions(), ao.DeQuantStub()).eval()
+    network.qconfig = ao.get_default_qconfig(torch.backends.quantized.engine)
+    prepared = ao.prepare(network)
+    prepared(X)
+    return ao.convert(prepared)
+
+
+def quantised_graph():
+    ao = torch.ao.quantization
+    mapping = ao.get_default_qconfig_mapping(torch.backends.quantized.engine)
+    prepared = quantize_fx.prepare_fx(convolutions(), mapping, (X,))
+    prepared(X)
+    return quantize_fx.convert_fx(prepared)
 
 
 MODELS = {
@@ -99,3 +122,15 @@ def test_cudnn_is_off_inside_them_alone(monkeypatch):
     assert torch.backends.cudnn.enabled
     plain = nn.Sequential(nn.Flatten(), nn.Linear(64, 3)).eval()
     assert classifiers.as_classifier(plain, X) is plain
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+@pytest.mark.parametrize("make", [quantised_layers, quantised_graph])
+def test_quantised_convolutions_go_to_an_attacks_process(make):
+    model = make()
+    arrived = Unpickler(Pickled().dumps(model), {}).load()
+    assert torch.equal(arrived(X), model(X))
+    assert [name for name, _ in arrived.named_modules()] == [name for name, _ in model.named_modules()]
+    labels = model(X).argmax(1)
+    there, here = (robust_accuracy(model, SQUARE, X, labels, LINF, isolate=isolate) for isolate in (True, False))
+    assert there.robust_accuracy(0.1) == here.robust_accuracy(0.1)

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 import cloudpickle
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from robust_ext.core import errors
 from robust_ext.core.errors import AttackError, InvalidArgumentError, ModelError, RobustExtError
@@ -83,17 +83,31 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return self._names.get(id(obj))
 
     def reducer_override(self, obj: Any) -> Any:
-        """Networks of ``torch.jit`` in their own format, as they cannot be pickled."""
+        """Networks of ``torch.jit`` in their own format, which cannot be pickled; quantised layers as whole modules."""
         if isinstance(obj, torch.jit.ScriptModule):
             content = io.BytesIO()
             torch.jit.save(obj, content)
             return _scripted, (content.getvalue(),)
+        if isinstance(obj, nn.Module) and _omits_init(type(obj)):
+            return _blank, (type(obj),), obj.__getstate__()  # type: ignore[no-untyped-call]
         return super().reducer_override(obj)
 
 
 def _scripted(content: bytes) -> torch.jit.ScriptModule:
     found: torch.jit.ScriptModule = torch.jit.load(io.BytesIO(content))  # type: ignore[no-untyped-call]
     return found
+
+
+def _omits_init(kind: type[nn.Module]) -> bool:
+    """Whether unpickled modules of a class lack what every module has, as quantised convolutions of torch do."""
+    return kind.__module__.startswith("torch.ao.nn.") and kind.__setstate__ is not nn.Module.__setstate__
+
+
+def _blank(kind: type[nn.Module]) -> nn.Module:
+    """A module of a class without any state of its own."""
+    made = kind.__new__(kind)
+    nn.Module.__init__(made)
+    return made
 
 
 class Unpickler(pickle.Unpickler):
