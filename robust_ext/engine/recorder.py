@@ -237,9 +237,11 @@ class Recorder:
         """Whether logits came without a graph where gradients were wanted, and none arrived."""
         return bool(self._sums["cut"].any()) and not bool(self._sums["gradients"].any())
 
-    def trace(self) -> Trace:
-        """What was recorded."""
+    def trace(self, returned: object = None) -> Trace:
+        """What was recorded; of an attack that takes a single step, what it ``returned`` shows that step."""
         count = len(self._clean)
+        if _readable(returned) and returned.shape == self._inputs.shape:
+            self._steps.end(returned.detach().flatten(1).to(self._clean))
         found = {name: values.double().cpu() for name, values in (*self._sums.items(), *self._latest.items())}
         for name, values in self._highest.items():
             found[name] = values.double().cpu()

@@ -96,6 +96,17 @@ class Steps:
         self._stirred |= (moved != 0).any(0)
         self._chances += free.sum(0)
 
+    def end(self, returned: Tensor) -> None:
+        """Count the values that the step to the returned points ``(N, D)`` held, where no step came before it."""
+        before = self._before
+        if before is None or before.points is None or before.direction is None or bool(self._stirred.any()):
+            return
+        if before.rows is None:
+            # Passes at one point, whose gradients are averaged, are no steps.
+            for sums in (self._sums["held"], self._sums["free"], self._chances):
+                sums.zero_()
+            self._hold(before, returned - before.points)
+
     def found(self) -> dict[str, Tensor]:
         """Shares over all steps, float64 ``(N,)``; NaN where there were none."""
         sums = {name: values.cpu() for name, values in self._sums.items()}

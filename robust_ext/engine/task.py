@@ -138,7 +138,7 @@ def run_task(task: Task) -> TaskResult:
         passes=passes,
         witnesses=witness.points,
         # Of queries of an earlier process nothing is known.
-        trace=None if earlier else recorder.trace(),
+        trace=None if earlier else recorder.trace(candidates),
     )
 
 

@@ -134,7 +134,7 @@ _UPDATES: dict[Shows, str] = {
 
 def _masked(one: Sample) -> bool:
     fixed, held = one.count("fixed"), one.count("held")
-    return FIXED < fixed < 1 and held - fixed < STRAY * (1 - fixed) and one.count("longest") > 0
+    return FIXED < fixed < 1 and held - fixed < STRAY * (1 - fixed) and max(one.count("longest"), one.far) > 0
 
 
 def _stuck(one: Sample) -> bool:

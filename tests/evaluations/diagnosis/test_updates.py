@@ -57,6 +57,11 @@ def loop(change, *, steps=40, begin=torch.clone, look=lambda x: x, end=lambda x:
     return attack
 
 
+def single(change, *, begin=torch.clone):
+    """One step, as :func:`loop` makes it."""
+    return loop(lambda slope, memory: change(slope), steps=1, begin=begin)
+
+
 def momentum(decay, kept, step):
     """``kept`` makes the momentum of the old one and a gradient; ``step`` what is stepped along, of the same."""
 
@@ -178,6 +183,18 @@ FAULTS = {
         loop(lambda slope, memory: mask(slope) * MOMENTUM(slope, memory)), "restricted"
     ),
     "every second column": (loop(lambda slope, memory: 0.1 * slope.sign() * columns(slope)), "restricted"),
+    "one step, times a mask": (single(lambda slope: slope.sign() * mask(slope)), "restricted"),
+    "one step in a patch, of the gradient's own length": (
+        single(lambda slope: slope / slope.abs().amax((1, 2, 3), keepdim=True) * patch(slope)), "restricted"
+    ),
+    "one step in every second column, from a random start in them": (
+        single(lambda slope: slope.sign() * columns(slope), begin=lambda x: x + (start(x) - x) * columns(x)),
+        "restricted",
+    ),
+    "one step with the mean of passes, times a mask": (
+        lambda model, x, y: ball(x + EPSILON * sum(gradient(model, x, y) for _ in range(8)).sign() * mask(x), x),
+        "restricted",
+    ),
     "8 bits out of the ball": (loop(signs(0.1), end=grey(255)), "left_ball"),
     "several gradients at a point, short": (averaging(0.0, 8, step=0.002), "short_path"),
     "steps that get shorter": (loop(shrinking), "short_path"),
@@ -205,7 +222,16 @@ SOUND = {
     "8 bits at the end, towards the input": lambda model, x, y: (
         torch.where((found := loop(signs(0.1))(model, x, y)) > x, (found * 255).floor(), (found * 255).ceil()) / 255
     ),
-    "a step all along the diagonal": lambda model, x, y: ball(x + EPSILON * gradient(model, x, y).sign(), x),
+    "a step all along the diagonal": single(torch.sign),
+    "half a step from a random start": single(lambda slope: 0.5 * slope.sign(), begin=start),
+    "one step along the gradient": single(lambda slope: slope / slope.abs().amax((1, 2, 3), keepdim=True)),
+    "one sparse step": single(lambda slope: few(slope, {})),
+    "one step, dropped here and there": single(
+        lambda slope: slope.sign() * (torch.rand(slope.shape, generator=DRAWS) < 0.5)
+    ),
+    "one step, returned where it succeeds": lambda model, x, y: torch.where(
+        (model(there := single(torch.sign)(model, x, y)).argmax(1) != y).view(-1, 1, 1, 1), there, x
+    ),
     "mean of passes, a single step": lambda model, x, y: ball(
         x + EPSILON * sum(gradient(model, x, y) for _ in range(8)).sign(), x
     ),
