@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -37,19 +37,6 @@ class Step:
 Watch = Callable[[Step], None]
 
 
-class SavedSearch(Protocol):
-    """Where a search keeps how far it has come, so that another process can go on with it.
-
-    That is a dict by names of tensors, plain values, and such dicts.
-    """
-
-    def load(self) -> dict[str, Any] | None:
-        """What an earlier process kept of the same search; None where there is nothing."""
-
-    def offer(self, state: Callable[[], dict[str, Any]]) -> None:
-        """Keep what ``state`` returns, where it is time to; it is not called otherwise."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Batch:
     """The rows to attack and how; the fields are the arguments of :meth:`NativeAttack.search`."""
@@ -74,13 +61,11 @@ class NativeAttack(Settings, Attack):
         aims: Whether it can aim at a class.
         stops_at_epsilon: Of attacks for the smallest perturbation: whether a row is finished within epsilon.
         takes_starting_points: Whether it also begins at the target's starting points, where there are some.
-        resumable: Whether :meth:`search` takes ``saved``, a :class:`SavedSearch`, and goes on with what that keeps.
     """
 
     aims: ClassVar[bool] = True
     stops_at_epsilon: ClassVar[bool] = False
     takes_starting_points: ClassVar[bool] = False
-    resumable: ClassVar[bool] = False
 
     def search(
         self,

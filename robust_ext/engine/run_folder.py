@@ -69,6 +69,7 @@ class RunFolder(Store):
             self.close()
             raise
         self.earlier = sum(timing.get("seconds", 0.0) for timing in self._timings.values())
+        self.resumed = len(self._timings)
 
     def _read(self) -> None:
         found = {part: file.read() for part, file in self._files.items()}

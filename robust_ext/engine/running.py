@@ -7,7 +7,6 @@ import os
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -25,7 +24,6 @@ from robust_ext.engine.pool.pool import current_pool
 from robust_ext.engine.progress import Progress, is_shown, phase, showing
 from robust_ext.engine.run import Outcome, Run, end, finish, keep, tell, timed
 from robust_ext.engine.run_folder import RunFolder
-from robust_ext.engine.saved import saving
 from robust_ext.engine.store import Store
 from robust_ext.engine.task import Task, TaskResult, verified
 
@@ -136,10 +134,7 @@ def _run(run: R, store: Store, speed: Speedometer, bar: Progress | None) -> Gene
                     if run.partial and is_over():
                         raise OutOfTimeError("the time that was given is over")
                     forecast.begin(run.key, len(rows))
-                    with saving(getattr(store, "path", None), rows) as place:
-                        block = yield from timed(run.work(rows, run.needs(rows, store)), speed)
-                        more = {"resumed": True} if place and place.used else {}
-                        keep(replace(block, timing={**block.timing, **more}), store)
+                    keep((yield from timed(run.work(rows, run.needs(rows, store)), speed)), store)
                 tell(run, rows, store)
                 forecast.end(run.key, len(rows))
                 if bar is not None:

@@ -38,7 +38,8 @@ class Store:
         self._timings: dict[int, Record] = {}
         self._arrays: dict[str, dict[str, NDArray[Any]]] = {}
         self._saved: list[str] = []  # Arrays of the block that is being worked on
-        self.earlier = 0.0  # Seconds that went into what was there when it was opened
+        # Seconds and number of the blocks that were there when it was opened
+        self.earlier, self.resumed = 0.0, 0
 
     def records(self) -> list[Record]:
         """All records, one an ``index``, sorted by it."""

@@ -6,7 +6,6 @@ own. What its candidates are checked by stays behind, see :class:`Check`.
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -25,14 +24,12 @@ from robust_ext.core.random import RowGenerator, derive_seed, seeded_globals, st
 from robust_ext.core.target import PassCounter, Target, count_all_calls, count_calls
 from robust_ext.core.threat import ThreatModel
 from robust_ext.engine.context import current_context
-from robust_ext.engine.identity import describe, tensor_bytes, versions
 from robust_ext.engine.phases import Phases
 from robust_ext.engine.progress import phase, watching
 from robust_ext.engine.recorder import record_queries
-from robust_ext.engine.saved import TaskSearch, current_place
 from robust_ext.engine.trace import Trace
 from robust_ext.engine.verify import Verification, take_witnesses, unverified, verify
-from robust_ext.engine.witness import Witness, witness_queries
+from robust_ext.engine.witness import witness_queries
 from robust_ext.models.precision import ambient_autocast
 
 Key = int | str
@@ -120,25 +117,21 @@ def run_task(task: Task) -> TaskResult:
         witness = stack.enter_context(witness_queries(task.target, task.inputs, task.threat_model))
         recorder = stack.enter_context(record_queries(task.target, task.inputs, task.labels, task.threat_model))
         target = stack.enter_context(undisturbed(task.attack, task.target, generator))
-        search = _search_of(task, witness)
         candidates = task.attack.search(
             target,
             task.inputs.clone(),
             task.labels.clone(),
             threat_model=replace(task.threat_model),
             generator=generator,
-            **({} if search is None else {"saved": search}),
         )
     seconds, spent = time.perf_counter() - begun, counter.since(before)
     passes = {"forward": spent.forward, "backward": spent.backward}
-    earlier = 0.0 if search is None else search.seconds
     return TaskResult(
         candidates=candidates,
-        seconds=seconds + earlier,
+        seconds=seconds,
         passes=passes,
         witnesses=witness.points,
-        # Of queries of an earlier process nothing is known.
-        trace=None if earlier else recorder.trace(candidates),
+        trace=recorder.trace(candidates),
     )
 
 
@@ -149,15 +142,6 @@ def _counting(task: Task, counter: PassCounter) -> AbstractContextManager[None]:
     if isinstance(task.counted, nn.Module):
         return count_calls(task.counted, counter)
     return count_all_calls(task.counted, counter)
-
-
-def _search_of(task: Task, witness: Witness) -> TaskSearch | None:
-    place = current_place(task.attack)
-    if place is None:
-        return None
-    content = hashlib.blake2b(tensor_bytes(task.inputs) + tensor_bytes(task.labels), digest_size=16).hexdigest()
-    key = (describe(task.attack), task.stream, task.rows, task.threat_model, content, sorted(versions().items()))
-    return TaskSearch(place, repr(key), task.target.counter, witness)
 
 
 # A protocol's work: it yields tasks, is sent what they came to, and returns what it makes of them.

@@ -5,7 +5,7 @@ Comparisons with NaN are false, so attacks step over the points at which a model
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from math import isfinite
 
@@ -31,14 +31,6 @@ class Witness:
     def points(self) -> Tensor | None:
         """The points ``(N, ...)``, NaN in rows without one; None where no row has one."""
         return self._points
-
-    def state(self) -> dict[str, Tensor | None]:
-        """What was found so far."""
-        return {"points": self._points, "distances": self._distances}
-
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Have found that before."""
-        self._points, self._distances = state["points"], state["distances"]
 
     def note(self, points: object, logits: object) -> None:
         """Look at the logits ``(M, K)`` of queried points ``(M, ...)``, which costs next to nothing while finite."""

@@ -27,8 +27,7 @@ def time_table(outcomes: Iterable[Outcome[Any]], *, begun: float | None, others:
 
     ``others`` are parts that no block states. Seconds are those of all processes that worked on blocks, and the last
     phase, ``"rest"``, is what no other one took. ``wall`` is how long this call took; None with ``begun``, where that
-    is more than these outcomes; ``resumed`` is in how many blocks a search of an earlier call was gone on with. Plain
-    values.
+    is more than these outcomes; ``resumed`` is how many blocks an earlier call finished. Plain values.
     """
     left, wall = list(outcomes), None if begun is None else time.perf_counter() - begun
     found: defaultdict[tuple[str, str | None], list[Part]] = defaultdict(list)
@@ -44,7 +43,7 @@ def time_table(outcomes: Iterable[Outcome[Any]], *, begun: float | None, others:
     floor = sum(row["floor"] or 0.0 for row in rows)
     rest = _row(Part("rest", None, Spent(seconds=seconds - stated)))
     total = Spent(sum(row["forward"] for row in rows), sum(row["backward"] for row in rows), seconds)
-    resumed = sum(timing.get("resumed", False) for one in left for timing in one.timings)
+    resumed = sum(one.store.resumed for one in left)
     return {"phases": [*rows, rest], "total": _numbers(total, floor or None), "wall": wall, "resumed": resumed}
 
 

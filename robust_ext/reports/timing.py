@@ -46,7 +46,7 @@ def sentence(result: Mapping[str, Any]) -> str:
     longest = sorted(_phases(result), key=lambda row: -row["seconds"])[:_NAMED]
     shares = [f"{_label(row)} {100 * row['seconds'] / max(total['seconds'], 1e-9):.0f}%" for row in longest]
     resumed = result["time"].get("resumed")
-    begun = f" Searches of an earlier call were gone on with within {count(resumed, 'block')}." if resumed else ""
+    begun = f" An earlier call finished {count(resumed, 'block')}." if resumed else ""
     return f"{words}; {', '.join(shares)}.{begun}"
 
 

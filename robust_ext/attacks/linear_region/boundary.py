@@ -19,7 +19,7 @@ from robust_ext.attacks.linear_region.oracle import BoundaryOracle
 from robust_ext.attacks.linear_region.results import LinearRegionResult, SearchRecord
 from robust_ext.attacks.linear_region.starts import Portfolio
 from robust_ext.attacks.linear_region.state import KINDS, SearchState
-from robust_ext.attacks.native import NativeAttack, SavedSearch, Watch
+from robust_ext.attacks.native import NativeAttack, Watch
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.settings import setting, settings_class
 from robust_ext.core.target import Target
@@ -65,7 +65,6 @@ class BoundarySearch(NativeAttack):
 
     name = "BoundarySearch"
     takes_starting_points: ClassVar[bool] = True
-    resumable: ClassVar[bool] = True
     traits = AttackTraits(
         minimum_norm=True,
         batching="any",
@@ -138,14 +137,12 @@ class BoundarySearch(NativeAttack):
         generator: torch.Generator,
         targeted: bool = False,
         watch: Watch | None = None,
-        saved: SavedSearch | None = None,
     ) -> LinearRegionResult:
         """Search, and return the distances and the history too; for the arguments see :meth:`NativeAttack.search`.
 
         Inputs of any floating point dtype are taken as float32. ``watch`` is called before each step and round with
         the nearest points found so far (the input where there is none) and minus their distances; how many steps there
-        will be is reckoned from the share of the budget that is spent. What ``saved`` keeps after each kind of start
-        and each hop is gone on with, to the same result.
+        will be is reckoned from the share of the budget that is spent.
 
         Returns:
             Candidates, distances and history. An input that is adversarial as it is comes back with distance 0.
@@ -160,7 +157,7 @@ class BoundarySearch(NativeAttack):
         given, pool = self._checked(target, inputs)
         seeds = [draw_seed(generator) for _ in range(len(inputs))]
         oracle = BoundaryOracle(target, inputs, labels, threat_model=threat_model, targeted=targeted)
-        found = SearchRecord(oracle, budget=self.budget, unit=self.budget_unit, watch=watch, saved=saved)
+        found = SearchRecord(oracle, budget=self.budget, unit=self.budget_unit, watch=watch)
         if len(inputs) > 0:
             every = torch.arange(len(inputs), device=inputs.device)
             oracle.adversarial(inputs, every, beyond_rounding=False)
@@ -184,13 +181,12 @@ class BoundarySearch(NativeAttack):
             given=given,
             pool=pool,
         )
-        state, done = portfolio.starts()
-        hops = Hops(oracle, found.hops, batch=self.batch)
+        state = portfolio.starts()
+        hops = Hops(oracle, batch=self.batch)
         hopped = partial(hops, going=found.limited(_UNTIL))
-        for _ in range(done, self.hops):
+        for _ in range(self.hops):
             if not self._improve(state, found, hopped, alive=self.survivors, until=_UNTIL):
                 break
-            found.keep([state])
         if self.hops:
             self._improve(state, found, partial(hops.made, LAST, going=found.going), alive=self.survivors)
         if refine is not None:

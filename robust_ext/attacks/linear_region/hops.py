@@ -50,22 +50,15 @@ HOPS = {
 LAST = Hop(trust_region_steps, 0.0, 40)
 
 
-def blank_account(oracle: BoundaryOracle) -> Tensor:
-    """What each kind of hop gained for a pass of each input, and its passes, float64 ``(2, N, kinds)``: nothing yet."""
-    shape = (2, len(oracle.inputs), len(HOPS[oracle.threat_model.norm]))
-    return torch.zeros(shape, dtype=torch.float64, device=oracle.inputs.device)
-
-
 class Hops:
-    """Hops from the starts of inputs: each kind gets passes of an input by what it gained there, and a least share.
+    """Hops from the starts of inputs: each kind gets passes of an input by what it gained there, and a least share."""
 
-    The account, of :func:`blank_account`, is written as hops are made.
-    """
-
-    def __init__(self, oracle: BoundaryOracle, account: Tensor, *, batch: int) -> None:
+    def __init__(self, oracle: BoundaryOracle, *, batch: int) -> None:
         self._oracle, self._batch = oracle, batch
         self._kinds = HOPS[oracle.threat_model.norm]
-        self._gains, self._spent = account
+        # Of each kind of hop and input, what it gained for a pass, and its passes.
+        shape = (2, len(oracle.inputs), len(self._kinds))
+        self._gains, self._spent = torch.zeros(shape, dtype=torch.float64, device=oracle.inputs.device)
 
     def __call__(self, state: SearchState, *, going: Going) -> SearchState:
         """The starts after a hop, each of one kind for all starts of its input that it is for, or where they were."""

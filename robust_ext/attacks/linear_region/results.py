@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from robust_ext.attacks.linear_region.hops import blank_account
 from robust_ext.attacks.linear_region.oracle import BoundaryOracle, nearest_rows
 from robust_ext.attacks.linear_region.state import KINDS, SearchState
-from robust_ext.attacks.native import SavedSearch, Step, Watch
+from robust_ext.attacks.native import Step, Watch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +42,7 @@ class LinearRegionResult:
         kinds: The kind of start that led to each candidate, one of :data:`KINDS`; None where nothing was found, and
             where the input is adversarial as it is.
         regions: Regions solved for each input, int64 ``(N,)``.
-        history: An entry after each kind of start, each hop, each round of regions, and at the end; those of this
-            process alone, where it went on with what another one had begun.
+        history: An entry after each kind of start, each hop, each round of regions, and at the end.
     """
 
     candidates: Tensor
@@ -59,20 +56,16 @@ class LinearRegionResult:
 class SearchRecord:
     """The one budget of a search, in passes or CPU seconds for each input, and its history.
 
-    The nearest points themselves are kept by the oracle, which sees them first. ``hops`` is the account of
-    :class:`~robust_ext.attacks.linear_region.hops.Hops`.
+    The nearest points themselves are kept by the oracle, which sees them first.
     """
 
-    def __init__(
-        self, oracle: BoundaryOracle, *, budget: float, unit: str, watch: Watch | None, saved: SavedSearch | None
-    ) -> None:
-        self._oracle, self._budget, self._unit, self._watch, self._saved = oracle, budget, unit, watch, saved
-        self._began, self._shown, self._stages = time.process_time(), 0, 0
+    def __init__(self, oracle: BoundaryOracle, *, budget: float, unit: str, watch: Watch | None) -> None:
+        self._oracle, self._budget, self._unit, self._watch = oracle, budget, unit, watch
+        self._began, self._shown = time.process_time(), 0
         self._history: list[HistoryEntry] = []
         self._before = oracle.nearest.clone()
         self._kinds = torch.full_like(oracle.passes, -1)
         self.regions = torch.zeros_like(oracle.passes)
-        self.hops = blank_account(oracle)
 
     def spent(self) -> Tensor:
         """The share of the budget that is spent for each input, float64 ``(N,)``; may end above 1."""
@@ -112,33 +105,7 @@ class SearchRecord:
         self._before = nearest.clone()
         seconds, passes = time.process_time() - self._began, self._oracle.passes.clone()
         regions = self.regions.clone()
-        self._stages += 1
         self._history.append(HistoryEntry(regions=regions, passes=passes, seconds=seconds, distances=nearest.clone()))
-
-    def keep(self, starts: Sequence[SearchState]) -> None:
-        """Have all starts, after a stage, and what was found outlive this process where they are to."""
-        if self._saved is not None:
-            self._saved.offer(lambda: self._plain(SearchState.join(starts)))
-
-    def resumed(self) -> tuple[SearchState | None, int]:
-        """The starts that an earlier process came to, after so many stages; what it found and spent is that of this.
-
-        None and 0 where there was none.
-        """
-        plain = None if self._saved is None else self._saved.load()
-        if plain is None:
-            return None, 0
-        oracle = self._oracle
-        oracle.points, oracle.nearest, oracle.passes = plain["points"], plain["nearest"], plain["passes"]
-        self._kinds, self.hops = plain["kinds"], plain["hops"]
-        self._before, self._stages = oracle.nearest.clone(), plain["stages"]
-        self._began -= plain["seconds"]
-        return SearchState.of_plain(plain["starts"]), self._stages
-
-    def _plain(self, state: SearchState) -> dict[str, Any]:
-        oracle, seconds = self._oracle, time.process_time() - self._began
-        found = {"points": oracle.points, "nearest": oracle.nearest, "passes": oracle.passes, "kinds": self._kinds}
-        return {**found, "hops": self.hops, "seconds": seconds, "stages": self._stages, "starts": state.plain()}
 
     def result(self) -> LinearRegionResult:
         """What was found."""

@@ -53,8 +53,8 @@ class Portfolio:
     given: Tensor | None
     pool: Tensor | None
 
-    def starts(self) -> tuple[SearchState, int]:
-        """The starts, those of which nothing is adversarial infinitely far, and how often they were hopped from."""
+    def starts(self) -> SearchState:
+        """The starts, those of which nothing is adversarial infinitely far."""
         oracle, makers = self.oracle, list[Callable[[], SearchState]]()
         classes = self._likeliest() if self.target_classes and not oracle.targeted else None
         if self.given is not None:
@@ -66,14 +66,11 @@ class Portfolio:
             aimed = [one for one in from_inputs if one[1] is not proximal_steps]
             makers += [partial(self._from_inputs, *one, classes) for one in aimed]
         makers += [make for kind, make in (("noise", self._noise), ("nearest", self._nearest)) if kind in self.kinds]
-        # What is spent until here is part of what an earlier process kept.
-        earlier, done = self.found.resumed()
-        parts = [] if earlier is None else [earlier]
-        for make in makers[done:]:
+        parts = []
+        for make in makers:
             parts.append(make())
             self.found.add(parts[-1])
-            self.found.keep(parts)
-        return SearchState.join(parts), max(0, done - len(makers))
+        return SearchState.join(parts)
 
     def _likeliest(self) -> Tensor:
         """The likeliest classes beside the label, int64 ``(N, target_classes)`` or fewer; none where there is one."""

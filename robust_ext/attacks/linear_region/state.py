@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,8 +17,6 @@ KINDS = ("given", "descent", "boundary", "noise", "nearest")
 # By how much a start that was not searched from yet may become nearer, and how much of it is left after each search
 # that did not make it nearer by more.
 _HOPE, _FADING = 0.2, 0.5
-# What there is of each start, beside its generator.
-_COLUMNS = ("sample_index", "points", "distances", "kinds", "hopes")
 
 # Products for the factors of the rows, which need not be exact.
 PROBES, POWER = 4, 4
@@ -109,21 +107,6 @@ class SearchState:
         streams = [one for part in parts for one in part.streams]
         columns = [(part.sample_index, part.points, part.distances, part.kinds, part.hopes) for part in parts]
         samples, points, distances, kinds, hopes = map(torch.cat, zip(*columns, strict=True))
-        return cls(samples, points, distances, streams, kinds, hopes)
-
-    def plain(self) -> dict[str, Tensor]:
-        """All starts as tensors on their device and, of the generators, on the CPU; they must have no region solved."""
-        generators = torch.stack([one.get_state() for one in self.streams])
-        return {name: getattr(self, name) for name in _COLUMNS} | {"generators": generators}
-
-    @classmethod
-    def of_plain(cls, plain: Mapping[str, Tensor]) -> SearchState:
-        """What :meth:`plain` returned."""
-        streams = [torch.Generator() for _ in plain["generators"]]
-        for one, state in zip(streams, plain["generators"], strict=True):
-            # Of a view, torch would read the bytes before it.
-            one.set_state(state.clone())
-        samples, points, distances, kinds, hopes = (plain[name] for name in _COLUMNS)
         return cls(samples, points, distances, streams, kinds, hopes)
 
     def select(self, rows: Tensor) -> SearchState:

@@ -24,8 +24,6 @@ from robust_ext.core.objects import loaded_files
 
 # Of a JSON message, so that an attack's process cannot fill the judge's memory.
 HEADER_BYTES = 2**20
-# Of how far a search has come; what is larger is not kept.
-SEARCH_BYTES = 2**31 - 1
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64, torch.int32, torch.bool)

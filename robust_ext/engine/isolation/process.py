@@ -14,8 +14,7 @@ from typing import Any
 
 from robust_ext.core.validation import check_integer
 from robust_ext.engine.isolation.forking import ZygoteError, zygote
-from robust_ext.engine.isolation.messages import SEARCH_BYTES, Pickled, receive_header, send_header
-from robust_ext.engine.saved import Place
+from robust_ext.engine.isolation.messages import Pickled, receive_header, send_header
 
 # Seconds a process may take to end once its connection is closed.
 _PATIENCE = 1.0
@@ -58,21 +57,17 @@ class AttackProcess:
         obj: object,
         *,
         progress: Callable[[int, int], None] | None = None,
-        place: Place | None = None,
         **header: Any,
     ) -> dict[str, Any]:
         """Send an object, and return the header that comes back; raises :class:`LostError` where none does.
 
-        Meanwhile ``progress`` is called with rows sent forward and backward, and the search is kept at ``place``.
+        Meanwhile ``progress`` is called with rows sent forward and backward.
         """
         deadline = None if self._timeout is None else time.monotonic() + self._timeout
         self._send(self._pickled.dumps(obj), **header)
         while True:
             with self.receiving(deadline) as connection:
                 found = receive_header(connection)
-                if "search" in found and place is not None:
-                    place.save(connection.recv_bytes(SEARCH_BYTES))
-                    continue
                 if "progress" not in found:
                     return found
                 forward, backward = (check_integer("progress", rows, minimum=0) for rows in found["progress"])

@@ -6,7 +6,6 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -18,14 +17,12 @@ from robust_ext.core.target import PassCounter
 from robust_ext.core.warning import collecting
 from robust_ext.engine.identity import tensor_bytes
 from robust_ext.engine.isolation.messages import (
-    SEARCH_BYTES,
     Unpickler,
     describe_error,
     describe_tensor,
     receive_header,
     send_header,
 )
-from robust_ext.engine.saved import kept_at
 from robust_ext.engine.task import Task, run_task
 
 # Seconds between two reports of how many rows were sent through the network.
@@ -54,8 +51,7 @@ def serve(connection: Connection) -> None:
         if "share" in request:
             shared[request["share"]] = received
         elif "task" in request:
-            task, saved = received
-            _run(task, saved, connection)
+            _run(received, connection)
         else:
             _call(received, connection)
 
@@ -69,11 +65,11 @@ def _unreadable(error: Exception) -> RobustExtError:
     )
 
 
-def _run(task: Task, saved: bytes | None, connection: Connection) -> None:
+def _run(task: Task, connection: Connection) -> None:
     counter = task.target.counter
-    counter.watch = progress = _Progress(connection, counter.snapshot())
+    counter.watch = _Progress(connection, counter.snapshot())
     try:
-        with collecting() as warned, kept_at(None if saved is None else _JudgesPlace(saved, progress)):
+        with collecting() as warned:
             result = run_task(task)
         counter.watch = None
     except DisturbedError as error:
@@ -140,26 +136,3 @@ class _Progress:
             send_header(self._connection, progress=[spent.forward, spent.backward])
         finally:
             self._lock.release()
-
-    def send_search(self, content: bytes) -> None:
-        """Send how far a search has come, between two reports."""
-        if os.getpid() == self._process and len(content) <= SEARCH_BYTES:
-            with self._lock:
-                send_header(self._connection, search=len(content))
-                self._connection.send_bytes(content)
-
-
-@dataclass(frozen=True)
-class _JudgesPlace:
-    """The judge keeps a search, and has sent what it had of it."""
-
-    sent: bytes
-    progress: _Progress
-
-    def load(self) -> bytes:
-        """What came with the task."""
-        return self.sent
-
-    def save(self, content: bytes) -> None:
-        """Send it."""
-        self.progress.send_search(content)

@@ -22,7 +22,6 @@ from robust_ext.engine.isolation.forking import zygote
 from robust_ext.engine.isolation.messages import as_error, describe_tensor, receive_tensor
 from robust_ext.engine.isolation.process import AttackProcess, LostError, unreadable
 from robust_ext.engine.isolation.remote import RemoteAttack
-from robust_ext.engine.saved import current_place
 from robust_ext.engine.task import Task, TaskResult
 from robust_ext.engine.trace import Trace, no_values, plain_curve
 from robust_ext.registry.attack import attacks_from_text
@@ -83,9 +82,7 @@ class IsolatedWorker:
         process = self._process(task.attack)
         for shared in (*task.shared, task.attack):
             process.share(shared)
-        place = current_place(task.attack)
-        request = task, None if place is None else place.load()
-        found = process.request(request, task=True, progress=count, place=place)
+        found = process.request(task, task=True, progress=count)
         with process.receiving(waiting=False) as connection:
             result = _received(found, connection, task)
         if isinstance(result, RobustExtError):

@@ -12,7 +12,7 @@ from robust_ext.attacks.linear_region.attack import LinearRegion
 from robust_ext.attacks.linear_region.boundary import BoundarySearch
 from robust_ext.attacks.linear_region.descent import descent_steps
 from robust_ext.attacks.linear_region.fab import fab_steps
-from robust_ext.attacks.linear_region.hops import HOPS, Hop, Hops, blank_account
+from robust_ext.attacks.linear_region.hops import HOPS, Hop, Hops
 from robust_ext.attacks.linear_region.oracle import BoundaryOracle
 from robust_ext.attacks.linear_region.proximal import proximal_steps
 from robust_ext.attacks.linear_region.state import KINDS, SearchState
@@ -137,7 +137,7 @@ def test_costly_hops_are_made_from_the_most_promising_starts_alone(monkeypatch, 
     state = SearchState.begin(samples, inputs[samples] + 0.1, distances, streams, "noise")
     # The first are farther, but hoped to become nearer.
     state.hopes = torch.tensor([0.5, 0.0, 0.0] * len(inputs), dtype=torch.float64)
-    latest = Hops(oracle, blank_account(oracle), batch=8)(state, going=lambda rows: rows >= 0)
+    latest = Hops(oracle, batch=8)(state, going=lambda rows: rows >= 0)
     nearer = (latest.distances < distances).view(len(inputs), 3)
     assert nearer.tolist() == [[place in moved for place in range(3)]] * len(inputs)
     # Each takes 30 steps, of a pass forward and one back, one pass more, and at most eight halvings.
@@ -150,17 +150,16 @@ def test_hops_that_gained_get_passes_in_proportion_and_others_a_least_share():
     target, inputs, labels = problem()
     model = ThreatModel(norm="l2", epsilon=0.1)
     oracle = BoundaryOracle(target, inputs, labels, threat_model=model, targeted=False)
-    account = blank_account(oracle)
-    hops = Hops(oracle, account, batch=8)
+    hops = Hops(oracle, batch=8)
     distances = torch.full((len(inputs),), 10.0, dtype=torch.float64)
     streams = [stream(0, row) for row in range(len(inputs))]
     state = SearchState.begin(torch.arange(len(inputs)), inputs + 0.1, distances, streams, "noise")
     oracle.nearest = torch.zeros_like(distances)
     oracle.passes.zero_()
     for _ in range(60):
-        account[0] = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0], [3.0, 1.0]])
+        hops._gains[:] = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0], [3.0, 1.0]])
         hops(state, going=lambda rows: rows >= 0)
-    torch.testing.assert_close(account[1].sum(1), oracle.passes.double())
-    shares = account[1, :, 0] / account[1].sum(1)
+    torch.testing.assert_close(hops._spent.sum(1), oracle.passes.double())
+    shares = hops._spent[:, 0] / hops._spent.sum(1)
     expected = torch.tensor([1.1 / 1.2, 0.1 / 1.2, 0.5, 0.85 / 1.2], dtype=torch.float64)
     torch.testing.assert_close(shares, expected, rtol=0, atol=0.1)
