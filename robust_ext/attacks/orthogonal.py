@@ -144,7 +144,7 @@ def without_component(gradient: Tensor, other: Tensor) -> Tensor:
     for _ in range(2):
         left = left - scaled * ((left * scaled).sum(1, keepdim=True) / square.where(square > 0, 1))
     parallel = left.norm(dim=1, keepdim=True) <= _PARALLEL * whole.norm(dim=1, keepdim=True)
-    return left.masked_fill(parallel, 0).to(gradient.dtype)
+    return (left.masked_fill(parallel, 0) * size).to(gradient.dtype)
 
 
 def _along_surface(gradient: Tensor, other: Tensor, normal: Tensor) -> Tensor:

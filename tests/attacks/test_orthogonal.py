@@ -98,8 +98,22 @@ def test_what_is_left_of_a_gradient_is_orthogonal(count, values, seed, power, ne
     kept = c.norm(dim=1) > 0
     cosine = torch.nn.functional.cosine_similarity(c, expected, dim=1)
     assert bool((cosine[kept] > 1 - 1e-6).all())
+    length = expected.norm(dim=1)[kept]
+    torch.testing.assert_close(c.norm(dim=1)[kept], length, rtol=1e-3, atol=0)
     # Up to near = 5 what is left is ten times longer than what counts as parallel, short of chance.
     assert bool((kept | (expected.norm(dim=1) < 1e-5 * a.norm(dim=1))).all())
+
+
+@pytest.mark.parametrize("unit", [2.0**-10, 2.0**10])
+def test_steps_do_not_depend_on_the_units_of_the_gradients(unit):
+    """Only where little is left of a gradient is the step the selective one, not where gradients are large."""
+    own, other = torch.randn(2, 6, 12, generator=torch.Generator().manual_seed(0)).unbind()
+    nothing = torch.zeros_like(own)
+    limits = {"above": nothing.bool(), "below": nothing.bool(), "normal": nothing}
+    way = OrthogonalPGD().direction(own, other, **limits)
+    scaled = OrthogonalPGD().direction(own * unit, other * unit, **limits)
+    assert torch.equal(scaled, way * unit)
+    assert bool(((way * other).sum(1).abs() < 1e-5).all())
 
 
 def test_parallel_and_zero_gradients():
@@ -107,7 +121,7 @@ def test_parallel_and_zero_gradients():
     other = torch.tensor([[2.0, 4.0], [0.0, 0.0], [1.0, 1.0], [-3.0, -6.0]])
     left = without_component(own, other)
     assert torch.equal(left == 0, torch.tensor([[True, True], [False, False], [True, True], [True, True]]))
-    torch.testing.assert_close(left[1] / left[1, 0], own[1])
+    torch.testing.assert_close(left[1], own[1])
 
 
 def test_parallel_gradients_leave_the_selective_step():
