@@ -22,7 +22,6 @@ import robust_ext
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
 from robust_ext.engine.executors import make_executor
-from robust_ext.engine.executors.slurm import SlurmExecutor
 from robust_ext.engine.inputs import blocks_of
 from robust_ext.engine.run import Block, Run
 from robust_ext.engine.running import run_all
@@ -80,21 +79,18 @@ def tests(samples: int, workers: int) -> None:
 
 def calls(name: str, workers: int) -> None:
     """What an executor takes to start, for a call, and for ten megabytes."""
-    with tempfile.TemporaryDirectory() as folder:
-        # Slurm is played by submitit, on this machine.
-        jobs = partial(SlurmExecutor, Path(folder) / "jobs", workers=workers, cluster="local")
-        begun = time.perf_counter()
-        executor = jobs() if name == "slurm" else make_executor(name, workers=workers)()
-        executor.submit(exec, "import robust_ext.engine.workers").result()
-        start = time.perf_counter() - begun
-        wait([executor.submit(time.sleep, 0.5) for _ in range(2 * workers)])
-        begun = time.perf_counter()
-        wait([executor.submit(abs, -1) for _ in range(200)])
-        call = (time.perf_counter() - begun) / 200
-        begun, network = time.perf_counter(), os.urandom(10_000_000)
-        executor.submit(len, network).result()
-        large = time.perf_counter() - begun
-        executor.shutdown(wait=False, cancel_futures=True)
+    begun = time.perf_counter()
+    executor = make_executor(name, workers=workers)()
+    executor.submit(exec, "import robust_ext.engine.workers").result()
+    start = time.perf_counter() - begun
+    wait([executor.submit(time.sleep, 0.5) for _ in range(2 * workers)])
+    begun = time.perf_counter()
+    wait([executor.submit(abs, -1) for _ in range(200)])
+    call = (time.perf_counter() - begun) / 200
+    begun, network = time.perf_counter(), os.urandom(10_000_000)
+    executor.submit(len, network).result()
+    large = time.perf_counter() - begun
+    executor.shutdown(wait=False, cancel_futures=True)
     print(f"{name}: starts in {start:.1f} s, a call {1000 * call:.2f} ms, of 10 MB {1000 * large:.0f} ms", flush=True)
 
 
@@ -103,7 +99,7 @@ if __name__ == "__main__":
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--blocks", type=int, default=1000)
     parser.add_argument("--samples", type=int, default=256)
-    parser.add_argument("--executor", action="append", help="local, dask, ray, slurm: only what these take for a call")
+    parser.add_argument("--executor", action="append", help="local or dask: only what these take for a call")
     chosen = parser.parse_args()
     for executor in chosen.executor or ():
         calls(executor, chosen.workers)

@@ -36,12 +36,13 @@ PARTS = {
     "testing": ("Testing attacks", ("robust_ext.testing",)),
     "evaluations": ("Evaluations and results", ("robust_ext",)),
 }
-# Modules that are public as a whole, because host libraries' classes are imported from them.
+# Modules that are public as a whole: host libraries' classes and executors are imported from them.
 WHOLE = {
     "robust_ext.adapters.foolbox.models": "foolbox",
     "robust_ext.adapters.foolbox.attacks": "foolbox",
     "robust_ext.adapters.art.estimators": "art",
     "robust_ext.adapters.art.attacks": "art",
+    "robust_ext.engine.executors": "executors",
 }
 
 

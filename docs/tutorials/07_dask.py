@@ -117,8 +117,8 @@ cluster.close()
 # %% [markdown]
 # ## What to take along
 #
-# - `executor="local:4"` for processes of one machine, `"dask:ADDRESS"`, `"ray:..."` or `"slurm:..."` for clusters;
-#   results are the same.
+# - `executor="local:4"` for processes of one machine, `"dask:ADDRESS"` or any `concurrent.futures.Executor` for
+#   clusters; results are the same.
 # - A block takes seconds, a call milliseconds: clusters pay off where attacks take minutes.
 # - Keep a run folder. Then a machine that is lost costs a block.
 #

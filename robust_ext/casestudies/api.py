@@ -26,8 +26,8 @@ from robust_ext.core.random import derive_seed, seeded_globals
 from robust_ext.core.threat import ThreatModel
 from robust_ext.core.validation import check_choice, check_integer
 from robust_ext.detectors.base import Detector
+from robust_ext.engine.executors import ExecutorLike
 from robust_ext.engine.inputs import EvaluationInputs
-from robust_ext.engine.pool.given import ExecutorLike
 from robust_ext.engine.progress import Progress, showing
 from robust_ext.engine.run import Outcome
 from robust_ext.engine.running import run_all

@@ -11,7 +11,7 @@ from robust_ext.core.errors import RobustExtError
 from robust_ext.core.settings import SettingInfo
 from robust_ext.datasets.load import NAMES
 from robust_ext.defenses.catalogue import NAMED as DEFENSES
-from robust_ext.engine.executors.make import NAMES as EXECUTORS
+from robust_ext.engine.executors import NAMES as EXECUTORS
 from robust_ext.evaluations.mead.fitting import NAMED as DETECTORS
 from robust_ext.evaluations.mead.suites import suite_names
 from robust_ext.registry.base import Adapter, adapters

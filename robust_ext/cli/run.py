@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from robust_ext.cli.study import read_study, study_arguments
+from robust_ext.cli.study import check_reach, read_study, study_arguments
 from robust_ext.core.errors import InvalidArgumentError, RobustExtError
 from robust_ext.core.objects import refusing_code
 
@@ -25,7 +25,10 @@ def run_study(
     ] = False,
     allow_code: Annotated[
         bool,
-        typer.Option("--allow-code", help="Run code that the study names, file.py:object or package.module:object."),
+        typer.Option(
+            "--allow-code",
+            help="Let the study name code (file.py:object, package.module:object) or a cluster, and write anywhere.",
+        ),
     ] = False,
     progress: Annotated[bool, typer.Option(help="Show a progress bar.")] = True,
 ) -> None:
@@ -39,7 +42,10 @@ def run_study(
     for key, value in over.items():
         if value is not None and key.replace("-", "_") not in known:
             raise InvalidArgumentError(f"--{key}", str(value), f"no such option for {study.command}, which has none")
-    options = {**study.options, **{key: value for key, value in over.items() if value is not None}}
+    own = {key: value for key, value in study.options.items() if over.get(key) is None}
+    if not allow_code:
+        check_reach(replace(study, options=own), file)
+    options = {**own, **{key: value for key, value in over.items() if value is not None}}
     arguments = study_arguments(replace(study, options=options), command.params)
     with nullcontext() if allow_code else refusing_code():
         try:

@@ -2,7 +2,8 @@
 
 Keys are the options' names without dashes in front, values what stands on the command line: texts, numbers, truth
 values for options without a value, and lists for those that may be repeated. Paths begin where those of the command
-line do, in the folder that the command is run in. A study is data: code that it names runs only where that is allowed.
+line do, in the folder that the command is run in. A study is data: only where that is allowed it names code or a
+cluster, or writes outside of this folder.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from robust_ext.engine.context import current_context, run_context
 FILE = "study.toml"
 """What the study in a run folder is called."""
 
+_WRITTEN = ("out", "json", "markdown")
+_TRUST = "if you trust the study, robust-ext run --allow-code runs it"
 _FORM = "write one table, as in [robust-accuracy] with keys such as model, data, attack and eps"
 
 
@@ -69,6 +72,24 @@ def read_study(path: Path, commands: Mapping[str, Any]) -> Study:
             raise InvalidArgumentError(where, "an unknown key", listed)
         options[key] = _checked(value, known[key], where)
     return Study(command=name, options=options)
+
+
+def check_reach(study: Study, path: Path) -> None:
+    """Raise InvalidArgumentError where a study names a cluster, or a place to write to outside of the current folder.
+
+    The folder that the study lies in is allowed, so that the study of a run folder repeats the run.
+    """
+    where = f"{path}: [{study.command}]"
+    executor = str(study.options.get("executor", "local"))
+    if executor.partition(":")[0] != "local":
+        expected = f"local or local:N, as workers elsewhere run code here; {_TRUST}"
+        raise InvalidArgumentError(f"{where} executor", executor, expected)
+    for key in _WRITTEN:
+        place = Path(str(study.options.get(key, "")))
+        outside = place.is_absolute() or ".." in place.parts
+        if outside and place.resolve() != path.parent.resolve():
+            expected = f"a path inside the current folder; {_TRUST}, and --out replaces its run folder"
+            raise InvalidArgumentError(f"{where} {key}", str(place), expected)
 
 
 def study_arguments(study: Study, params: Sequence[Any]) -> list[str]:

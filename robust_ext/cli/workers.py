@@ -11,9 +11,6 @@ from robust_ext.core.settings import Settings, setting, settings_class
 from robust_ext.engine.executors import make_executor
 from robust_ext.engine.isolation import CAN_ISOLATE
 
-_FILES = "slurm"
-"""Where jobs of Slurm leave their files, in the run folder."""
-
 
 @settings_class
 class ExecutorOptions(Settings):
@@ -21,8 +18,8 @@ class ExecutorOptions(Settings):
 
     executor: str | None = setting(
         default=None,
-        help="What computes blocks of samples: local (processes), dask:ADDRESS, ray, ray:ADDRESS, slurm or "
-        "slurm:PARTITION. See docs/clusters.md.",
+        help="What computes blocks of samples: local (processes of this machine), dask:ADDRESS, or file.py:name of a "
+        "function that makes an executor. See docs/clusters.md.",
         panel="workers",
     )
     jobs: int | None = setting(
@@ -33,14 +30,12 @@ class ExecutorOptions(Settings):
         panel="workers",
     )
 
-    def make_executor(
-        self, *, devices: Sequence[str] = (), folder: Path | None = None
-    ) -> Callable[[], Executor] | None:
+    def make_executor(self, *, devices: Sequence[str] = ()) -> Callable[[], Executor] | None:
         """What makes the executor; None for this process."""
         if self.executor is None and not devices and self.jobs in (None, 1):
             return None
         text = "local" if self.executor is None else self.executor
-        return make_executor(text, workers=self.jobs, devices=devices, folder=folder)
+        return make_executor(text, workers=self.jobs, devices=devices)
 
 
 @settings_class
@@ -75,5 +70,4 @@ class WorkerOptions(ExecutorOptions):
     def workers(self) -> dict[str, Any]:
         """What makes the executor, and its devices; None for this process."""
         devices = None if self.devices is None else [one.strip() for one in self.devices.split(",")]
-        folder = None if self.out is None else self.out / _FILES
-        return {"executor": self.make_executor(devices=devices or (), folder=folder), "devices": devices}
+        return {"executor": self.make_executor(devices=devices or ()), "devices": devices}

@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
@@ -127,6 +128,11 @@ class Run(ABC):
     def probe(self) -> Probe | None:
         """The network whose rows are counted, to measure its speed with."""
         return None
+
+    @cached_property
+    def speedometer(self) -> Speedometer:
+        """What times bare passes of that network between blocks."""
+        return Speedometer(self.probe())
 
     def prepare(self, store: Store) -> Work[None]:
         """Tasks that come before the blocks."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -19,8 +18,7 @@ from robust_ext.engine.forecast import Forecast, make_forecast
 from robust_ext.engine.identity import versions
 from robust_ext.engine.phases import Speedometer
 from robust_ext.engine.plan_file import write_plan
-from robust_ext.engine.pool.lanes import run_on
-from robust_ext.engine.pool.pool import current_pool
+from robust_ext.engine.pool import current_pool, is_over, run_on
 from robust_ext.engine.progress import Progress, is_shown, phase, showing
 from robust_ext.engine.run import Outcome, Run, end, finish, keep, tell, timed
 from robust_ext.engine.run_folder import RunFolder
@@ -48,7 +46,7 @@ def run_all(
 ) -> Generator[Task, TaskResult, dict[str, Outcome[R]]]:
     """The tasks of all runs that are not there yet, for :func:`robust_ext.engine.task.drive`.
 
-    Inside :func:`robust_ext.engine.pool.pool.pooling`, workers of the pool have those of blocks, and only what comes
+    Inside :func:`robust_ext.engine.pool.pooling`, workers of the pool have those of blocks, and only what comes
     before these is left. ``unit`` is what progress counts. With ``choose`` runs follow one another, each chosen when
     the one before it is done; else workers share all of them. Returns outcomes by key, in the order of the runs, or
     that in which they were chosen.
@@ -100,12 +98,6 @@ def _next_group(left: Sequence[R], outcomes: Mapping[str, Outcome[R]], choose: C
         return sorted(left, key=lambda run: not run.long)
     chosen = choose(left, outcomes) if left else None
     return [] if chosen is None else [chosen]
-
-
-def is_over() -> bool:
-    """Whether the time that was given is over."""
-    deadline = current_context().deadline
-    return deadline is not None and time.monotonic() >= deadline
 
 
 def _announce(forecast: Forecast, title: str, bar: Progress | None) -> None:

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.engine.executors import ExecutorLike
 from robust_ext.engine.isolation.worker import CAN_ISOLATE, IsolatedWorker, isolating
-from robust_ext.engine.pool.given import ExecutorLike
-from robust_ext.engine.pool.pool import Pool, pooling
+from robust_ext.engine.pool import Pool, pooling
 from robust_ext.engine.task import Worker, run_task
 
 _CURRENT: ContextVar[IsolatedWorker | None] = ContextVar("robust_ext_worker", default=None)

@@ -20,8 +20,7 @@ from robust_ext.core.settings import declared, setting_types
 from robust_ext.core.threat import ThreatModel
 from robust_ext.demo.network import digits_network
 from robust_ext.engine.context import current_context
-from robust_ext.engine.executors import workers_of
-from robust_ext.engine.executors.local import cores
+from robust_ext.engine.executors import cores, workers_of
 from robust_ext.engine.isolation import CAN_ISOLATE
 from robust_ext.evaluations.adaptive import AdaptiveSettings
 from robust_ext.evaluations.binarization import BinarizationSettings

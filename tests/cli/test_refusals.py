@@ -102,7 +102,7 @@ LONG = "w" * 5000
         ((*ACCURACY, *MODEL, "--device", "meta"), "--device: got 'meta', expected a device this torch computes on"),
         ((*ACCURACY, *MODEL, "--executor", "local:0"), "executor: got local:0, expected local:N with a number"),
         ((*ACCURACY, *MODEL, "--executor", "dask:"), "executor: got dask:, expected local, local:N, dask"),
-        ((*ACCURACY, *MODEL, "--executor", "local:2", "--jobs", "3"), "as 3 workers (--jobs) are stated besides"),
+        ((*ACCURACY, *MODEL, "--executor", "local:2", "--jobs", "3"), "because --jobs states 3 workers"),
         ((*ACCURACY, *MODEL, "--devices", "tpu9"), "devices: got 'tpu9'"),
         ((*ACCURACY, *MODEL, "--devices", ""), "--devices: got an empty text"),
         ((*ACCURACY, *MODEL, "--weights", "a\0b"), "no such file"),

@@ -171,6 +171,37 @@ def test_a_study_runs_no_code_that_it_names(name, tmp_path, monkeypatch):
     assert not (tmp_path / "harm").exists()
 
 
+@pytest.mark.parametrize(
+    ("command", "key", "value"),
+    [
+        ("robust-accuracy", "executor", "dask:tcp://198.51.100.1:8786"),
+        ("robust-accuracy", "executor", "theirs.py:make"),
+        ("robust-accuracy", "out", "/tmp/theirs"),
+        ("robust-accuracy", "out", "../theirs"),
+        ("demo", "out", "/tmp/theirs"),
+        ("attacks", "json", "/tmp/theirs"),
+        ("attacks", "markdown", "runs/../../theirs"),
+    ],
+)
+def test_a_study_names_no_cluster_and_writes_nowhere_else(command, key, value, tmp_path):
+    values = {**SMALL, "attack": APGD} if command == "robust-accuracy" else {}
+    error = invoke("run", write(tmp_path, command, **{**values, key: value})).exception
+    assert isinstance(error, InvalidArgumentError)
+    assert f"mine.toml: [{command}] {key}: got {value}, expected" in str(error)
+    assert "if you trust the study, robust-ext run --allow-code" in str(error)
+
+
+def test_a_study_that_is_trusted_names_a_cluster_and_writes_elsewhere(tmp_path):
+    values = {**SMALL, "attack": APGD, "out": str(tmp_path / "elsewhere")}
+    (tmp_path / "study").mkdir()
+    done = invoke("run", write(tmp_path / "study", "robust-accuracy", **values), "--allow-code")
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "elsewhere" / "result.json").exists()
+    file = write(tmp_path, "robust-accuracy", **{**SMALL, "attack": APGD, "executor": "none.py:make"})
+    error = invoke("run", file, "--allow-code").exception
+    assert "executor: got none.py, expected an existing Python file" in str(error)
+
+
 def test_a_study_runs_code_where_that_is_allowed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "theirs.py").write_text(HARM)

@@ -7,10 +7,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -18,11 +17,12 @@ import pytest
 import torch
 
 from robust_ext import ThreatModel, binarization_test, evaluate_defense, mead, robust_accuracy
-from robust_ext.core.errors import InvalidArgumentError, OutOfTimeError, RobustExtError
+from robust_ext.core.errors import InvalidArgumentError, OutOfTimeError, RobustExtError, RobustExtWarning
+from robust_ext.core.warning import warn
 from robust_ext.demo.network import digits_network
 from robust_ext.engine.context import RunContext, run_context
-from robust_ext.engine.pool.packing import Packing, unpack
-from robust_ext.engine.pool.pool import Job, Pool
+from robust_ext.engine.pool import Pool, call_all, pooling
+from robust_ext.engine.remote import Packer, run_call
 
 THREAT_MODEL = ThreatModel(norm="linf", epsilon=0.1)
 X = torch.rand(12, 1, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -223,23 +223,29 @@ def test_devices(pool):
             small(noise, executor=pool, devices=wrong)
 
 
-def test_a_run_is_made_on_the_device_of_its_worker():
+def parts_of(network, held, inputs):
+    """What a worker has of its arguments; what is shared is one object."""
+    return {"same": held["network"] is network, **held, "weight": network.weight, "inputs": inputs[0]}
+
+
+def test_a_call_is_made_on_the_device_of_its_worker():
     """The device meta stands for another one: there is no second one to be had everywhere."""
-    packing = Packing()
-    network = torch.nn.Linear(4, 3)
-    held = {"network": network, "device": torch.device("cpu"), "elsewhere": torch.device("cuda", 1), "inputs": X}
-    digests = packing.shorten(X), packing.add(network), packing.add(held)
-    made = {}
-    for digest in digests:
-        made[digest] = unpack(packing.parts[digest], made, origin="cpu", device="meta")
-    found = made[digests[-1]]
-    assert found["network"] is made[digests[1]]
-    assert found["network"].weight.is_meta
+    packer, network = Packer(), torch.nn.Linear(4, 3)
+    held = {"network": network, "device": torch.device("cpu"), "elsewhere": torch.device("cuda", 1)}
+    parts = packer.share(X, rows=4), packer.share(network)
+    call = packer.pack(parts_of, origin="cpu", parts=parts, network=network, held=held, inputs=[X])
+    call = replace(call, caller=("another", 0))
+    assert run_call(call) == {"missing": list(parts)}
+    reply = run_call(replace(call, device="meta", content=packer.parts))
+    found = reply["value"]
+    assert found["same"]
+    assert found["weight"].is_meta
     assert (found["device"], found["elsewhere"]) == (torch.device("meta"), torch.device("cuda", 1))
     assert found["inputs"].shape == (4, 1, 8, 8)
-    same = unpack(packing.parts[digests[0]], {}, origin="cpu", device=None)
-    assert torch.equal(same, X[:4])
-    assert len(packing.parts[digests[0]]) < X.numel() * 4, "of a view only what it shows is sent"
+    assert run_call(call) == {"missing": list(parts)}, "parts are those of a device"
+    assert torch.equal(run_call(replace(call, content=packer.parts))["value"]["inputs"], X[:4])
+    assert torch.equal(run_call(call)["value"]["weight"], network.weight), "parts are kept"
+    assert len(packer.parts[parts[0]]) < X.numel() * 4, "of a view only what it shows is sent"
 
 
 def test_the_time_that_is_given_ends_also_what_workers_do():
@@ -276,15 +282,6 @@ def test_code_of_an_attack_is_loaded_in_its_own_process_only(tmp_path):
     assert not loaded & judges
 
 
-@dataclass(frozen=True)
-class Number:
-    """A call by number; the thirteenth ends its worker."""
-
-    value: int
-    device: str | None = None
-    content: tuple = ()
-
-
 class Breaking(Executor):
     """Two workers that take a call at a time, in turns; what is in flight fails with one that ends its worker."""
 
@@ -298,7 +295,7 @@ class Breaking(Executor):
     def submit(self, fn, /, *args, **kwargs):
         done = Future()
         self._flying.append((done, args[0]))
-        if args[0].value == self._deadly and self._times:
+        if args[0].parts == (self._deadly,) and self._times:
             self._times.pop()
             for other, _ in self._flying:
                 other.set_exception(BrokenExecutor("a worker ended"))
@@ -312,24 +309,58 @@ class Breaking(Executor):
     def finish(self):
         flying, self._flying = self._flying, []
         for done, call in flying:
-            done.set_result({"value": call.value})
+            done.set_result({"value": call.parts[0]})
 
     def shutdown(self, wait=True, *, cancel_futures=False):
         pass
 
 
-@pytest.mark.parametrize(("times", "lost"), [(1, []), (2, []), (50, [13])])
-def test_suspects_run_alone_until_it_is_known_who_it_was(times, lost):
+@pytest.mark.parametrize(("times", "lost"), [(1, []), (50, [13])])
+def test_what_fails_runs_again_alone(times, lost):
     Breaking.made, deaths = 0, [None] * times
-    pool, left, done = Pool(partial(Breaking, 13, deaths)), deque(range(40)), []
-    while left or pool.busy:
-        while left and pool.room > 0:
-            call = Number(left.popleft())
-            pool.submit(Job(function=None, call=call, parts={}, place=call.value))
-        done += pool.wait(None) if pool.busy else []
-    assert sorted(job.place for job in done) == list(range(40))
-    assert [job.place for job in done if job.reply is None] == lost
-    assert Breaking.made == 1 + times if times < 50 else Breaking.made < 10, "halves, not one by one"
+    calls = ((number, Packer().pack(abs, origin="cpu", parts=(number,))) for number in range(40))
+    replies = dict(Pool(partial(Breaking, 13, deaths)).run(calls, {}))
+    assert sorted(replies) == list(range(40))
+    assert [number for number, reply in replies.items() if "lost" in reply] == lost
+    assert all(reply == {"value": number} for number, reply in replies.items() if number not in lost)
+    assert Breaking.made == (2 if times == 1 else 3)
+
+
+def test_where_no_worker_returns_anything_the_first_calls_say_so():
+    begun = []
+
+    class Useless(Breaking):
+        def submit(self, fn, /, *args, **kwargs):
+            begun.append(args)
+            done = Future()
+            done.set_exception(ModuleNotFoundError("No module named 'robust_ext'"))
+            return done
+
+    calls = ((number, Packer().pack(abs, origin="cpu")) for number in range(4000))
+    with pytest.raises(RobustExtError, match=r"no worker returned anything \(ModuleNotFoundError: No module named"):
+        list(Pool(partial(Useless, None, [])).run(calls, {}))
+    assert len(begun) < 40
+
+
+def warns(number):
+    warn(f"number {number}")
+    if number == 3:
+        raise ValueError("three")
+    return number * torch.ones(2)
+
+
+def test_calls_of_functions_and_their_warnings(pool):
+    calls = [(warns, {"number": number}) for number in range(3)]
+    with pooling(Pool(pool)), pytest.warns(RobustExtWarning) as warned:
+        found = dict(call_all(calls, place=torch.device("cpu")))
+    assert {number: value.tolist() for number, value in found.items()} == {0: [0, 0], 1: [1, 1], 2: [2, 2]}
+    assert sorted(str(one.message) for one in warned) == ["number 0", "number 1", "number 2"]
+    with (
+        pooling(Pool(pool)),
+        pytest.warns(RobustExtWarning, match="number 3"),
+        pytest.raises(RobustExtError, match=r"(?s)a worker raised\n.*ValueError: three"),
+    ):
+        list(call_all([(warns, {"number": 3})] * 2, place=torch.device("cpu")))
 
 
 SCRIPT = """

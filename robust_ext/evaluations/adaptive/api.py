@@ -17,9 +17,9 @@ from robust_ext.core.threat import ThreatModel
 from robust_ext.core.validation import Array
 from robust_ext.engine.classifiers import as_classifier
 from robust_ext.engine.context import limited
+from robust_ext.engine.executors import ExecutorLike
 from robust_ext.engine.inputs import PROBES, EvaluationInputs, check_model, prepare_inputs
 from robust_ext.engine.judge import with_judge_seed
-from robust_ext.engine.pool.given import ExecutorLike
 from robust_ext.engine.progress import paced, showing
 from robust_ext.engine.run import check_some_ran
 from robust_ext.engine.running import run_all

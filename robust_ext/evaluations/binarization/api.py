@@ -20,10 +20,10 @@ from robust_ext.core.validation import Array, check_inputs, check_labels
 from robust_ext.engine.behaviour import behaviour
 from robust_ext.engine.code_digest import attack_code, module_code, object_code
 from robust_ext.engine.context import current_context
+from robust_ext.engine.executors import ExecutorLike
 from robust_ext.engine.identity import check_ids, describe, inputs_digest, model_digest
 from robust_ext.engine.inputs import PROBES, as_attacks, blocks_of
 from robust_ext.engine.judge import with_judge_seed
-from robust_ext.engine.pool.given import ExecutorLike
 from robust_ext.engine.run import Outcome
 from robust_ext.engine.running import run_all
 from robust_ext.engine.task import drive

@@ -25,10 +25,10 @@ from robust_ext.core.warning import warn
 from robust_ext.engine.classifiers import as_classifier
 from robust_ext.engine.context import current_context, limited
 from robust_ext.engine.estimate import Estimate, EstimatedError
+from robust_ext.engine.executors import ExecutorLike
 from robust_ext.engine.identity import check_ids
 from robust_ext.engine.inputs import as_attacks, bounded_module, prepare_inputs
 from robust_ext.engine.judge import with_judge_seed
-from robust_ext.engine.pool.given import ExecutorLike
 from robust_ext.engine.progress import Progress, paced, showing
 from robust_ext.engine.task import Worker
 from robust_ext.engine.workers import attack_worker

@@ -14,9 +14,9 @@ from typing_extensions import Unpack
 from robust_ext.core.settings import make_settings
 from robust_ext.core.threat import ThreatModel
 from robust_ext.core.validation import Array, check_inputs
+from robust_ext.engine.executors import ExecutorLike
 from robust_ext.engine.inputs import EvaluationInputs, prepare_inputs
 from robust_ext.engine.judge import with_judge_seed
-from robust_ext.engine.pool.given import ExecutorLike
 from robust_ext.engine.run import Outcome, check_some_ran
 from robust_ext.engine.running import run_all
 from robust_ext.engine.task import Worker, drive

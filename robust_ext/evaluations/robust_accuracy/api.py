@@ -13,8 +13,8 @@ from robust_ext.attacks.base import Attack
 from robust_ext.core.settings import make_settings
 from robust_ext.core.threat import ThreatModel
 from robust_ext.core.validation import Array
+from robust_ext.engine.executors import ExecutorLike
 from robust_ext.engine.inputs import EvaluationInputs, as_attacks, prepare_inputs
-from robust_ext.engine.pool.given import ExecutorLike
 from robust_ext.engine.running import run_all
 from robust_ext.engine.task import Worker, drive
 from robust_ext.engine.workers import attack_worker

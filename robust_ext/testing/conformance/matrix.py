@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -19,8 +18,9 @@ from robust_ext.core.random import stream
 from robust_ext.core.target import Counted, PassCounter, Target
 from robust_ext.core.threat import NORMS
 from robust_ext.core.validation import check_choice
-from robust_ext.engine.pool.given import ExecutorLike
-from robust_ext.engine.pool.pool import Job, Pool
+from robust_ext.engine.executors import ExecutorLike
+from robust_ext.engine.pool import Pool, value_of
+from robust_ext.engine.remote import Packer
 from robust_ext.engine.verify import verify
 from robust_ext.registry.base import AttackListing, adapters
 from robust_ext.testing.conformance.monitor import BatchMonitor
@@ -123,23 +123,18 @@ class _Call:
         return conformance_row(self.library, self.listing, self.target, seed=self.seed)
 
 
-def _on_worker(call: _Call) -> dict[str, Any]:
-    return call.row().to_dict()
-
-
 def _pooled(calls: Sequence[_Call], executor: ExecutorLike) -> Iterator[tuple[int, Row]]:
     """Rows as workers find them, with their places."""
-    waiting = deque(Job(function=_on_worker, call=call, parts={}, place=place) for place, call in enumerate(calls))
-    pool = Pool(executor)
+    pool, packer = Pool(executor), Packer()
     try:
-        while waiting or pool.busy:
-            while waiting and pool.room > 0:
-                pool.submit(waiting.popleft())
-            for job in pool.wait(None):
-                call: _Call = job.call
-                common: dict[str, Any] = {"library": call.library, "attack": call.listing.name, "target": call.target}
-                lost = f"it ended its process ({job.lost})"
-                yield job.place, Row(**job.reply) if job.reply else Row(**common, outcome="failed", reason=lost)
+        packed = (packer.pack(call.row, origin="cpu") for call in calls)
+        for place, reply in pool.run(enumerate(packed), packer.parts):
+            call = calls[place]
+            common: dict[str, Any] = {"library": call.library, "attack": call.listing.name, "target": call.target}
+            if "lost" in reply:
+                yield place, Row(**common, outcome="failed", reason=f"it ended its process ({reply['lost']})")
+            else:
+                yield place, value_of(reply, call.listing.name)
     finally:
         pool.close()
 

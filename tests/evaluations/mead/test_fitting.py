@@ -18,7 +18,7 @@ from robust_ext.demo.network import digits_network
 from robust_ext.detectors import KDBUDetector, LIDDetector, MagNetDetector, NSSDetector, observe
 from robust_ext.detectors._features.layers import activation_layers, hidden_layer
 from robust_ext.detectors.catalogue import DETECTORS
-from robust_ext.engine.executors.local import LocalExecutor
+from robust_ext.engine.executors import LocalExecutor
 from robust_ext.engine.workers import attack_worker
 from robust_ext.evaluations.mead.fitting import NAMED, fit_detector, load_detector
 from robust_ext.evaluations.mead.named import find_detectors

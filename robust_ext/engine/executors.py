@@ -1,0 +1,257 @@
+"""Executors by name: processes of this machine, Dask, and what a file makes; see docs/clusters.md."""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import types
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+
+from robust_ext.core.devices import check_device
+from robust_ext.core.errors import InvalidArgumentError, MissingDependencyError
+from robust_ext.core.objects import check_code, resolve_object
+from robust_ext.core.specification import did_you_mean
+from robust_ext.core.validation import check_integer
+
+NAMES = ("local", "dask")
+"""What the text of an executor begins with."""
+
+ExecutorLike = Executor | Callable[[], Executor] | str | None
+"""What ``executor=`` may be; None is this process."""
+
+T = TypeVar("T")
+
+_FORMS = "local, local:N, dask, dask:ADDRESS, or file.py:name of a function that makes an executor"
+# Names of earlier versions.
+_REPLACED = {
+    "ray": "file.py:name of a function that makes an executor; docs/clusters.md has one for Ray",
+    "slurm": "dask:ADDRESS; docs/clusters.md has a script for Slurm whose jobs are Dask workers",
+}
+_MOST = 100_000  # Workers
+# Seconds in which a scheduler has to reply and a first worker has to join.
+_PATIENCE = 30
+
+
+def make_executor(text: str, *, workers: int | None = None, devices: Sequence[str] = ()) -> Callable[[], Executor]:
+    """Return what makes an executor, and makes it again where it broke.
+
+    Args:
+        text: ``local`` (processes of this machine) or ``local:2``; ``dask:ADDRESS`` (a cluster that runs) or ``dask``
+            (one that is started on this machine); ``file.py:name`` or ``package.module:name`` (a function that makes
+            an executor).
+        workers: Calls that run at a time, at least 1; None for one a device or core here, and for all that a cluster
+            has.
+        devices: Where workers compute. Those of a cluster have one GPU each where it is ``("cuda",)``.
+
+    Raises:
+        InvalidArgumentError: The text has another form, ``workers`` is stated twice, or devices are numbered where a
+            cluster assigns them.
+        MissingDependencyError: Dask is not installed.
+
+    Example:
+        >>> with make_executor("local", workers=2)() as executor:
+        ...     workers_of(executor)
+        2
+    """
+    kind, colon, place = text.partition(":") if isinstance(text, str) else (text, "", "")
+    if kind in _REPLACED:
+        raise InvalidArgumentError("executor", text, _REPLACED[kind])
+    if (colon and not place) or (kind not in NAMES and not place):
+        raise InvalidArgumentError("executor", text, f"{_FORMS}{did_you_mean(str(kind), NAMES)}")
+    if workers is not None:
+        workers = check_integer("workers", workers, minimum=1, maximum=_MOST)
+    if kind == "local":
+        return partial(LocalExecutor, _local_workers(text, place, workers, devices))
+    if kind == "dask":
+        _imported_dask()
+        return partial(DaskExecutor, place or None, workers=workers, gpus=_wants_gpus(text, devices))
+    if workers is not None:
+        raise InvalidArgumentError("workers", workers, f"None (no --jobs): {text} decides")
+    check_code(text, "executor")
+    return partial(resolve_object, text if text.endswith(")") else f"{text}()", argument="executor")
+
+
+def workers_of(executor: Executor) -> int:
+    """Return how many calls an executor runs at a time; the cores of this machine where it does not state that.
+
+    Example:
+        >>> workers_of(ProcessPoolExecutor(3))
+        3
+    """
+    # Names in this project, executorlib and mpi4py, then in the standard library and loky.
+    for name in ("workers", "max_workers", "num_workers", "_max_workers"):
+        found = getattr(executor, name, None)
+        if isinstance(found, int):
+            return max(1, found)
+    # What distributed.Client.get_executor returns.
+    count = getattr(getattr(executor, "_client", None), "ncores", None)
+    return max(1, len(count())) if count is not None else cores()
+
+
+def cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def end_executor(executor: Executor) -> None:
+    """Shut an executor down without waiting for its calls; processes of this machine are terminated."""
+    # Read first: a pool of processes forgets them, and waits for their calls at exit.
+    processes = list((getattr(executor, "_processes", None) or {}).values())
+    executor.shutdown(wait=False)
+    for process in processes:
+        process.terminate()
+
+
+class LocalExecutor(ProcessPoolExecutor):
+    """Processes of this machine, spawned and not forked, each with its share of the cores.
+
+    Args:
+        workers: Their number.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self.workers, threads = workers, max(1, cores() // workers)
+        self._variables = {name: _fewer(name, threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+        super().__init__(workers, mp_context=multiprocessing.get_context("spawn"), initializer=_begin_worker)
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        """Call ``fn`` in a process, which is started here where there are too few."""
+        # A process would run a script without a ``__main__`` guard again. It needs no script: calls travel by value.
+        main, before = sys.modules["__main__"], {name: os.environ.get(name) for name in self._variables}
+        sys.modules["__main__"] = types.ModuleType("__main__")
+        os.environ.update(self._variables)
+        try:
+            return super().submit(fn, *args, **kwargs)
+        finally:
+            sys.modules["__main__"] = main
+            for name, value in before.items():
+                os.environ.pop(name)
+                os.environ.update({} if value is None else {name: value})
+
+
+def _fewer(name: str, threads: int) -> str:
+    stated = os.environ.get(name, "")
+    return str(min(int(stated), threads) if stated.isdigit() and int(stated) else threads)
+
+
+def _begin_worker() -> None:
+    """Leave Ctrl-C to the process that started this one, and end when that process ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+class DaskExecutor(Executor):
+    """Workers of a Dask cluster.
+
+    Args:
+        address: Address of the scheduler, such as ``tcp://head:8786``; None starts a cluster on this machine.
+        workers: Calls at a time; None for as many as there are workers.
+        gpus: Whether a call needs a worker with the resource ``GPU`` to itself.
+
+    Raises:
+        InvalidArgumentError: No scheduler replies, it has no workers, or none has a GPU.
+        MissingDependencyError: ``distributed`` is not installed.
+    """
+
+    def __init__(self, address: str | None, *, workers: int | None = None, gpus: bool = False) -> None:
+        dask = _imported_dask()
+        self._most, self._gpus = workers, gpus
+        here = {"n_workers": workers or cores(), "threads_per_worker": 1, "dashboard_address": None, "silence_logs": 50}
+        text, expected = "dask" if address is None else f"dask:{address}", "the address of a Dask scheduler"
+        self._client = None
+        try:
+            more = here if address is None else {"timeout": _PATIENCE}
+            self._client = dask.Client(address, set_as_default=False, **more)
+            self._calls = self._client.get_executor(pure=False, retries=0, resources={"GPU": 1} if gpus else None)
+            expected = "a scheduler with workers; start some (dask worker)"
+            self._client.wait_for_workers(1, timeout=_PATIENCE)
+            if gpus and not self._able():
+                expected = 'workers with the resource GPU (dask worker --nthreads 1 --resources "GPU=1")'
+                raise ValueError("there are none")
+        except (OSError, ValueError, TimeoutError) as error:
+            self.shutdown(wait=False)
+            raise InvalidArgumentError("executor", text, f"{expected} ({error})") from error
+
+    @property
+    def workers(self) -> int:
+        """How many calls run at a time; clusters grow and shrink."""
+        found = self._able()
+        return max(1, min(found, self._most or found))
+
+    def _able(self) -> int:
+        """Return the number of workers that can run a call."""
+        known = self._client.scheduler_info(n_workers=-1)["workers"].values()
+        return sum(not self._gpus or worker["resources"].get("GPU", 0) >= 1 for worker in known)
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        """Call ``fn`` on a worker."""
+        import dask.config
+
+        # Networks are large, and sent to each worker once.
+        with dask.config.set({"distributed.admin.large-graph-warning-threshold": "1 TiB"}):
+            future: Future[T] = self._calls.submit(fn, *args, **kwargs)
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Leave the cluster, and end it where it was started here; calls that are not waited for are cancelled."""
+        if self._client is not None:
+            self._calls.shutdown(wait=wait and not cancel_futures)
+            self._client.close()
+
+
+def _imported_dask() -> Any:
+    try:
+        return importlib.import_module("distributed")
+    except ImportError as error:
+        text = 'executor: dask needs distributed: pip install "robust-ext[dask]"'
+        raise MissingDependencyError(text) from error
+
+
+def _local_workers(text: str, place: str, workers: int | None, devices: Sequence[str]) -> int:
+    for device in devices:
+        check_device(device, argument="devices")
+    if place and (not (place.isascii() and place.isdigit()) or not 1 <= int(place) <= _MOST):
+        raise InvalidArgumentError("executor", text, "local:N with a number of workers from 1")
+    if place and workers not in (None, int(place)):
+        raise InvalidArgumentError("executor", text, f"local, because --jobs states {workers} workers")
+    count = int(place) if place else workers or len(devices) or cores()
+    if len(devices) > 1 and count != len(devices):
+        expected = f"one a device ({len(devices)}); name a device several times for several workers on it"
+        raise InvalidArgumentError("workers", count, expected)
+    return count
+
+
+def _wants_gpus(text: str, devices: Sequence[str]) -> bool:
+    found = [torch.device(device) for device in check_devices(devices or None)]
+    if any(device.index is not None for device in found):
+        expected = f'devices without numbers ("cuda"), as a cluster assigns them to its workers (executor {text})'
+        raise InvalidArgumentError("devices", ",".join(devices), expected)
+    return any(device.type != "cpu" for device in found)
+
+
+def check_devices(devices: Sequence[str] | None) -> tuple[str, ...]:
+    """Return devices, which need not be of this machine; InvalidArgumentError where torch has no such name."""
+    if devices is None:
+        return ()
+    if isinstance(devices, str) or not devices:
+        raise InvalidArgumentError("devices", devices, 'a list of devices, as ["cuda:0", "cuda:1"]')
+    try:
+        return tuple(str(torch.device(one)) for one in devices)
+    except (RuntimeError, TypeError) as error:
+        raise InvalidArgumentError("devices", devices, f"devices as torch names them ({error})") from error
