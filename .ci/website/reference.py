@@ -164,4 +164,5 @@ def _summary_of(module: str) -> str:
         "models": "Planted and defended classifiers as Foolbox models.",
         "estimators": "Planted and defended classifiers as ART estimators.",
         "attacks": "The project's attacks as classes of the library.",
+        "executors": "Executors by name, for blocks of samples that workers compute.",
     }[module.rpartition(".")[2]]

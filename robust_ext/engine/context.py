@@ -65,6 +65,12 @@ def run_context(context: RunContext) -> Iterator[None]:
         _CURRENT.reset(token)
 
 
+def is_over() -> bool:
+    """Return whether the time that was given is over."""
+    deadline = current_context().deadline
+    return deadline is not None and time.monotonic() >= deadline
+
+
 @contextmanager
 def limited(minutes: float | None) -> Iterator[None]:
     """Runs that begin inside the block end after so many minutes, or at an earlier deadline of what surrounds them."""

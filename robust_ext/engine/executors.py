@@ -174,7 +174,7 @@ class DaskExecutor(Executor):
         self._most, self._gpus = workers, gpus
         here = {"n_workers": workers or cores(), "threads_per_worker": 1, "dashboard_address": None, "silence_logs": 50}
         text, expected = "dask" if address is None else f"dask:{address}", "the address of a Dask scheduler"
-        self._client = None
+        self._client: Any = None
         try:
             more = here if address is None else {"timeout": _PATIENCE}
             self._client = dask.Client(address, set_as_default=False, **more)

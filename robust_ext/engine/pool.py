@@ -19,7 +19,7 @@ from robust_ext.core.cost import Spent
 from robust_ext.core.errors import InvalidArgumentError, OutOfTimeError, RobustExtError
 from robust_ext.core.heap import trimmed
 from robust_ext.core.warning import issue
-from robust_ext.engine.context import current_context
+from robust_ext.engine.context import current_context, is_over
 from robust_ext.engine.executors import ExecutorLike, check_devices, end_executor, make_executor, workers_of
 from robust_ext.engine.isolation.messages import as_error
 from robust_ext.engine.phases import phases_of
@@ -389,12 +389,6 @@ class _Shared(Generic[R]):
 def _plain(needs: Mapping[str, Any]) -> dict[str, Any]:
     """Return what earlier blocks decided of what a block needs, as it is now."""
     return {name: copy.deepcopy(value) for name, value in needs.items() if not isinstance(value, Tensor)}
-
-
-def is_over() -> bool:
-    """Return whether the time that was given is over."""
-    deadline = current_context().deadline
-    return deadline is not None and time.monotonic() >= deadline
 
 
 def run_on(

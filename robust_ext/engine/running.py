@@ -12,13 +12,13 @@ from typing import TypeVar
 from torch import nn
 
 from robust_ext.core.errors import OutOfTimeError, RobustExtError
-from robust_ext.engine.context import current_context
+from robust_ext.engine.context import current_context, is_over
 from robust_ext.engine.estimate import EstimatedError, estimate_runs
 from robust_ext.engine.forecast import Forecast, make_forecast
 from robust_ext.engine.identity import versions
 from robust_ext.engine.phases import Speedometer
 from robust_ext.engine.plan_file import write_plan
-from robust_ext.engine.pool import current_pool, is_over, run_on
+from robust_ext.engine.pool import current_pool, run_on
 from robust_ext.engine.progress import Progress, is_shown, phase, showing
 from robust_ext.engine.run import Outcome, Run, end, finish, keep, tell, timed
 from robust_ext.engine.run_folder import RunFolder

@@ -20,12 +20,13 @@ from robust_ext.attacks.square import Square
 from robust_ext.core.errors import AttackError, AttackRefusedError, InvalidArgumentError, ModelError, OutOfTimeError
 from robust_ext.core.settings import default_of
 from robust_ext.core.warning import collecting
+from robust_ext.engine.context import is_over
 from robust_ext.engine.estimate import Estimate, estimate
 from robust_ext.engine.identity import describe
 from robust_ext.engine.inputs import EvaluationInputs
 from robust_ext.engine.outcomes import BROKEN, LOST
 from robust_ext.engine.run import Outcome
-from robust_ext.engine.running import is_over, run_all
+from robust_ext.engine.running import run_all
 from robust_ext.engine.store import Record
 from robust_ext.engine.task import Worker, drive
 from robust_ext.evaluations.arm_runs import ArmRun, plan_clean, plan_runs
