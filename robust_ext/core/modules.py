@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from typing_extensions import Self, dataclass_transform
 
+from robust_ext.core.calling import teaching
 from robust_ext.core.settings import check_setting, complete_docstring, declared, keep_words, setting
 
 C = TypeVar("C")
@@ -96,7 +97,7 @@ def module_class(cls: type[C]) -> type[C]:
         first={name: help for name, help in documented.items() if name not in buffers},
         attributes={name: help for name, help in documented.items() if name in buffers},
     )
-    return made
+    return teaching(made)
 
 
 def plain(value: Any) -> Any:

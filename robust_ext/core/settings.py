@@ -20,7 +20,7 @@ from typing import Any, ClassVar, TypeVar
 from torch import Tensor
 from typing_extensions import dataclass_transform
 
-from robust_ext.core.calling import teaching
+from robust_ext.core.calling import meant_instead, teaching
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.objects import qualified_name
 from robust_ext.core.specification import did_you_mean
@@ -211,7 +211,8 @@ def make_settings(cls: type[S], options: Mapping[str, Any], *, base: S | None = 
         raise InvalidArgumentError("settings", type(base).__name__, f"{cls.__name__}(...), or None for the defaults")
     for name in options:
         if name not in known:
-            listed = f"a setting of {cls.label}: {', '.join(known)}{did_you_mean(name, known)}"
+            nearest = meant_instead(name, known) or did_you_mean(name, known)
+            listed = f"a setting of {cls.label}: {', '.join(known)}{nearest}"
             raise InvalidArgumentError(name, "an unknown setting", listed)
     given = {} if base is None else {field.name: getattr(base, field.name) for field in dataclasses.fields(base)}
     return cls(**{**given, **fixed, **options})

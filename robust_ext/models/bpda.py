@@ -13,6 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from robust_ext.core.calling import teaching
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.validation import check_integer
 from robust_ext.models.adaptive import AdaptiveDefense
@@ -34,6 +35,7 @@ BACKWARDS = (*LAYER_BACKWARDS, "frozen", "trajectory", "unrolled")
 _OF_DEFENSES = BACKWARDS[len(LAYER_BACKWARDS) :]
 
 
+@teaching
 class BPDA(nn.Module):
     """The output of ``forward``, always, with a chosen gradient of the input.
 

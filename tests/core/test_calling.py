@@ -1,9 +1,23 @@
 """Classes with keywords answer a wrong call with the right one."""
 
 import pytest
+import torch
+from torch import nn
 
-from robust_ext import Arm, BinarizationSettings, RobustExtError, ThreatModel, WrongCallError
+import robust_ext
+from robust_ext import (
+    BPDA,
+    Arm,
+    BinarizationSettings,
+    EoT,
+    InvalidArgumentError,
+    RobustExtError,
+    ThreatModel,
+    WrongCallError,
+)
 from robust_ext.attacks.apgd import APGD
+
+FLAT = nn.Flatten()
 
 
 @pytest.mark.parametrize(
@@ -22,6 +36,14 @@ from robust_ext.attacks.apgd import APGD
         (lambda: APGD(n_iter=10, n_restarts=2), "APGD(steps=10, restarts=2)"),
         (lambda: BinarizationSettings(ThreatModel(norm="linf", epsilon=0.1)), "BinarizationSettings(threat_model="),
         (lambda: ThreatModel("linf", 0.1, (0, 1), "cpu"), "keywords of norm, epsilon, bounds"),
+        (lambda: EoT(FLAT, n=5), "EoT(module=Flatten(start_dim=1, end_dim=-1), draws=5)"),
+        (lambda: EoT(FLAT, 5, n_samples=3), "EoT(module=Flatten(start_dim=1, end_dim=-1), draws=3, chunk=5)"),
+        (lambda: EoT(FLAT), "EoT(module=Flatten(start_dim=1, end_dim=-1), draws=...)"),
+        (lambda: EoT(model=FLAT, draws=2), "EoT(module=Flatten(start_dim=1, end_dim=-1), draws=2)"),
+        (lambda: BPDA(FLAT, layr="quantise"), "BPDA(forward=Flatten(start_dim=1, end_dim=-1), layer='quantise')"),
+        (lambda: BPDA(FLAT, "quantise"), "BPDA(forward=Flatten(start_dim=1, end_dim=-1), layer='quantise')"),
+        (lambda: BPDA(), "BPDA(forward=...)"),
+        (lambda: BPDA(FLAT, forward=FLAT), "BPDA(forward=Flatten(start_dim=1, end_dim=-1))"),
     ],
 )
 def test_the_call_that_was_meant_is_named(call, meant):
@@ -35,3 +57,21 @@ def test_the_call_that_was_meant_is_named(call, meant):
 def test_what_a_value_raises_is_not_a_wrong_call():
     with pytest.raises(RobustExtError, match="norm: got 'linfty'"):
         ThreatModel(norm="linfty", epsilon=0.1)
+
+
+@pytest.mark.parametrize(
+    ("keyword", "words"),
+    [
+        ({"eps": 0.1}, "; state epsilon in the threat model: ThreatModel(norm=..., epsilon=...)"),
+        ({"norm": "l2"}, "; state norm in the threat model: ThreatModel(norm=..., epsilon=...)"),
+        ({"clip_values": (0, 1)}, "; state bounds in the threat model: ThreatModel(norm=..., epsilon=..., bounds=...)"),
+        ({"Seed": 1}, "; did you mean seed?"),
+        ({"inner_pts": 20}, "; did you mean inner_points or inner?"),
+        ({"nothing_like_it": 1}, ""),
+    ],
+)
+def test_unknown_settings_are_answered_with_what_was_meant(keyword, words):
+    ball = ThreatModel(norm="linf", epsilon=0.1)
+    with pytest.raises(InvalidArgumentError) as raised:
+        robust_ext.binarization_test(FLAT, APGD(), torch.rand(2, 1, 2, 2), ball, **keyword)
+    assert str(raised.value).endswith(words) if words else ";" not in str(raised.value)
