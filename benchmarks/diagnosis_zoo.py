@@ -105,10 +105,10 @@ def summary(rows: list[dict[str, Any]]) -> str:
     layers = sum(one["found"][1] == one["fault"].layer for one in layered)
     healthy = sum(not one["twin"] for one in rows)
     trials = [one["trial"] for one in rows if one["trial"] is not None and one["trial"][1] is not None]
-    mended = sum(before < 0.5 and after >= 0.95 for _, before, after in trials)
+    fixed = sum(before < 0.5 and after >= 0.95 for _, before, after in trials)
     return (
         f"{len(rows)} faults: {right} named rightly, {layers} of {len(layered)} layers among them; {healthy} of "
-        f"{len(rows)} twins without a finding of weight; for {mended} a proposed remedy, run as printed, brings the "
+        f"{len(rows)} twins without a finding of weight; for {fixed} a proposed remedy, run as printed, brings the "
         "test score from below .5 to at least .95. The remedy that is printed first finds less than the attack without "
         f"it for {sum(one['worsened'] for one in rows)}; {sum(len(one['falsely']) for one in rows)} that find no more "
         "are called confirmed."

@@ -1,4 +1,4 @@
-"""What the examples of docs/my_attack_failed.md come to, each as it fails and as it is mended.
+"""What the examples of docs/my_attack_failed.md come to, each as it fails and as it is fixed.
 
     python benchmarks/my_attack_failed.py [--only WORDS] [--write]
 
@@ -58,7 +58,7 @@ def main() -> None:
         begun = time.perf_counter()
         before, after = results(title)
         changed, codes = change(before, after), [[one.code for one in result.findings] for result in (before, after)]
-        print(f"{title}: {codes[0]}, mended {codes[1]}. {changed} ({time.perf_counter() - begun:.1f} s)", flush=True)
+        print(f"{title}: {codes[0]}, fixed {codes[1]}. {changed} ({time.perf_counter() - begun:.1f} s)", flush=True)
         page = written(page, title, shown(before, title), changed)
     if arguments.write:
         PAGE.write_text(contents(page), encoding="utf-8")

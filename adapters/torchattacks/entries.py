@@ -44,7 +44,7 @@ _SQUARE_L2 = {"l2": 5}
 _STEPS = {"steps": 10}
 _ZERO_GRADIENT = "a row whose gradient is zero at one step does not move any more"
 _ZERO_DIVISION = "a row whose gradient is zero becomes NaN"
-_SIGN_OF_LOGITS = "its margin is wrong where the label's logit or all others are negative; the adapter mends that"
+_SIGN_OF_LOGITS = "its margin is wrong where the label's logit or all others are negative; the adapter fixes that"
 _FEW_STEPS = "its default is 10 steps, where the paper has 100"
 
 
@@ -127,7 +127,7 @@ ENTRIES: Mapping[str, Entry] = {
     "JSMA": Entry(
         traits=_minimum(_L1),
         trial={"gamma": 0.1},
-        defect="the class it aims at is counted modulo 10, which raises where there are fewer; the adapter mends that",
+        defect="the class it aims at is counted modulo 10, which raises where there are fewer; the adapter fixes that",
         next_class=True,
     ),
     "Jitter": Entry(traits=_descent(), trial=_STEPS),

@@ -100,7 +100,7 @@ print(f"inputs whose gradient is exactly zero: {without_gradient:.2f}")
 assert without_gradient > 0.5
 
 # %% [markdown]
-# ## Step 4: a first mend, which is not enough
+# ## Step 4: a first fix, which is not enough
 #
 # The authors of the defense did not stop at PGD. Their adaptive attack raises the loss that the network was trained
 # with: it moves the features away from the centre of the class, which always has a gradient. The number falls a long

@@ -64,12 +64,12 @@ assert left["FGM"] < left["PGD"]
 
 # %%
 print(short[0]["remedies"][0]["attack"])
-mended = robust_ext.robust_accuracy(
+fixed = robust_ext.robust_accuracy(
     network, {"PGD": short[0]["remedies"][0]["attack"]}, inputs, labels, threat_model, epsilons=epsilons
 )
-print(f"robust at {middle}: {left['PGD']:.2f}, and {mended.robust_accuracy(middle):.2f} with larger steps")
-assert mended.robust_accuracy(middle) < left["PGD"] - 0.3
-assert abs(mended.robust_accuracy(middle) - left["APGD"]) < 0.1
+print(f"robust at {middle}: {left['PGD']:.2f}, and {fixed.robust_accuracy(middle):.2f} with larger steps")
+assert fixed.robust_accuracy(middle) < left["PGD"] - 0.3
+assert abs(fixed.robust_accuracy(middle) - left["APGD"]) < 0.1
 
 # %% [markdown]
 # ## Distances

@@ -113,8 +113,8 @@ assert all(entries[name]["score"] == 0 for name in list(faults)[:3])
 # ## In pytest
 #
 # The package is a pytest plugin: the fixture `attack_test` is the same function, and the marker has its settings, a
-# budget in seconds among them. Faults that are known and not mended yet are marked as expected failures; with
-# `strict=True` pytest reports when one is mended.
+# budget in seconds among them. Faults that are known and not fixed yet are marked as expected failures; with
+# `strict=True` pytest reports when one is fixed.
 
 # %%
 TESTS = """

@@ -25,7 +25,7 @@ class DiagnoseOptions(Settings):
     )
     try_remedies: bool = setting(
         default=False,
-        help="Run remedies on the same samples, at most four for an attack, until one mends it, and see what changes.",
+        help="Run remedies on the same samples, at most four for an attack, until one fixes it, and see what changes.",
     )
 
 

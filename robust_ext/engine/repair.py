@@ -88,11 +88,11 @@ def _repair_lines(path: Path, start: str) -> None:
         else:
             kept[stated] = found[0]
         anchors.append(stated)
-    mended = chained(path, start, map(to_text, kept.values()))
-    if mended != content:
+    fixed = chained(path, start, map(to_text, kept.values()))
+    if fixed != content:
         warn(f"{path}: dropped {len(dropped)} lines: {dropped[:20]}", kept=False)
         warn(f"{path}: {len(lost)} samples that were not attacked are run again", kept=False)
-        replace_file(path, mended, error=RunFolderError)
+        replace_file(path, fixed, error=RunFolderError)
 
 
 def _was_lost(entry: object) -> bool:

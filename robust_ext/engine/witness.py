@@ -92,7 +92,7 @@ def witness_queries(target: Target, inputs: Tensor, threat_model: ThreatModel) -
             if witness.points is None or type(error) is not AttackError:
                 raise
             met = (
-                "before that, the model returned NaN or infinite logits at points that it queried: mend the model first"
+                "before that, the model returned NaN or infinite logits at points that it queried: fix the model first"
             )
             raise AttackError(f"{error}; {met}") from error
 

@@ -18,7 +18,7 @@ from robust_ext.engine.outcomes import LOST
 Records = Sequence[Mapping[str, Any]]
 
 _MEND = (
-    "it divides by zero or overflows there: mend it (a larger constant under a root or a division, log_softmax for the "
+    "it divides by zero or overflows there: fix it (a larger constant under a root or a division, log_softmax for the "
     "log of a softmax, float32 for float16), and run this again"
 )
 # Attacks that a warning names, those with most samples first.

@@ -1,4 +1,4 @@
-"""adv-lib's attacks with settings that change how they treat samples, measured, and what the adapter mends."""
+"""adv-lib's attacks with settings that change how they treat samples, measured, and what the adapter fixes."""
 
 import sys
 from contextlib import nullcontext

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.errors import InvalidArgumentError, WrongCallError
 from robust_ext.core.modules import SettingsModule, buffer, given, module_class, plain, positional
 from robust_ext.core.settings import setting
 
@@ -61,9 +61,9 @@ def test_the_constructor_checks_settings_and_registers_parts():
     with pytest.raises(InvalidArgumentError, match=r"factor: got 0, expected a finite number in \(0, 1e\+09\]"):
         Scale(network, factor=0)
     for wrong in ({"means": torch.ones(1)}, {"width": 1}):
-        with pytest.raises(TypeError, match="unexpected keyword"):
+        with pytest.raises(WrongCallError, match="with keywords of "):
             Scale(network, **wrong)
-    with pytest.raises(TypeError, match="positional"):
+    with pytest.raises(WrongCallError, match=r"expected Scale.*factor=3"):
         Scale(network, 3)
 
 

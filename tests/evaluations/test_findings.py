@@ -143,8 +143,8 @@ def test_an_untargeted_attack_is_shown_the_detector_in_the_margin(digits, attack
     given = (digits_network(), attack, digits[0], replace(LINF, epsilon=0.15))
     (entry,) = binarization_test(*given, **settings, exposure=exposure).content["attacks"]
     (proposed,) = set(re.findall(r'exposure="(\w+)"', entry["reason"]))
-    (mended,) = binarization_test(*given, **settings, exposure=proposed).content["attacks"]
-    before, after = (sum(test["score"] for test in one["tests"].values()) for one in (entry, mended))
+    (fixed,) = binarization_test(*given, **settings, exposure=proposed).content["attacks"]
+    before, after = (sum(test["score"] for test in one["tests"].values()) for one in (entry, fixed))
     assert after > before
 
 
@@ -242,15 +242,15 @@ def test_the_cause_is_told_on_a_resnet(resnet):
     assert 'bpda="quantise"' in str(binarization)
     text = " ".join(str(robust_accuracy(rounded, HEALTHY, x, y, replace(LINF, epsilon=8 / 255))).split())
     assert text.index("gradient at the input is exactly zero: quantise") < text.index("worst case")
-    mended = f"robust_ext:AdaptedAttack(attack='{HEALTHY}', bpda='quantise')"
-    assert binarization_test(rounded, mended, x, replace(LINF, epsilon=8 / 255), **few).score >= 0.95
-    assert robust_accuracy(rounded, mended, x, y, replace(LINF, epsilon=8 / 255)).robust_accuracy(8 / 255) <= 0.1
+    fixed = f"robust_ext:AdaptedAttack(attack='{HEALTHY}', bpda='quantise')"
+    assert binarization_test(rounded, fixed, x, replace(LINF, epsilon=8 / 255), **few).score >= 0.95
+    assert robust_accuracy(rounded, fixed, x, y, replace(LINF, epsilon=8 / 255)).robust_accuracy(8 / 255) <= 0.1
     # Short of the edge of a ball that holds adversarial examples.
     short = robust_accuracy(network, SHORT, x, y, replace(LINF, epsilon=1 / 255))
     assert codes(short) == ["short_path"]
     for words in ("20 steps x 0.0333 epsilon end at 0.667 epsilon", "rel_stepsize 0.125", "steps 80"):
         assert words in " ".join(str(short).split())
     (remedy, _) = short.content["findings"][0]["remedies"]
-    mended = robust_accuracy(network, remedy["attack"], x, y, replace(LINF, epsilon=1 / 255))
-    assert codes(mended) == []
-    assert mended.robust_accuracy(1 / 255) < short.robust_accuracy(1 / 255)
+    fixed = robust_accuracy(network, remedy["attack"], x, y, replace(LINF, epsilon=1 / 255))
+    assert codes(fixed) == []
+    assert fixed.robust_accuracy(1 / 255) < short.robust_accuracy(1 / 255)

@@ -82,7 +82,7 @@ def test_robust_accuracy_is_that_of_the_network_without_nan(subject, name):
     assert warning.startswith(
         f"The model returned NaN or infinite logits at verified points, {met}; it divides by zero"
     )
-    assert "mend it" in warning
+    assert "fix it" in warning
     text = " ".join(str(broken).split())
     alone = f"{row['non_finite']} of 40 samples are broken by non-finite logits alone"
     for shown in (text, broken.to_html()):

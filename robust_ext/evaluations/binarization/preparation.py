@@ -107,7 +107,7 @@ def prepare_detector(
         margins = found.score_margin(some)
     if bool(margins.isnan().any()):
         raise found.error(
-            f"scored NaN on {int(margins.isnan().sum())} of {len(some)} clean inputs; mend its score, which divides by "
+            f"scored NaN on {int(margins.isnan().sum())} of {len(some)} clean inputs; fix its score, which divides by "
             "zero or overflows there"
         )
     detected = rejected(margins)

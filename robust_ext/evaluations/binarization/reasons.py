@@ -35,7 +35,7 @@ def explain(verdict: str, at: Solved, first: Solved, rules: Rules, *, without: i
         )
     if at is first and rules.fails(at.found, at.samples):
         return (
-            f"{begin}. Whether it misses more is hidden by a network that breaks down. To settle it: mend the network, "
+            f"{begin}. Whether it misses more is hidden by a network that breaks down. To settle it: fix the network, "
             "and run this again."
         )
     least = rules.settings.least_depth

@@ -22,16 +22,16 @@ def predicted_labels(case: Case) -> Finding | None:
     repaired = sum(entry.get("canary") == "repaired" for entry in case.entries)
     posed = sum(entry.get("canary") is not None for entry in case.entries)
     wrong = [one for one in case.samples if one.entry.get("correct") is False]
-    mended = [one for one in wrong if one.outcome == "not_adversarial"]
+    fixed = [one for one in wrong if one.outcome == "not_adversarial"]
     turned = _turned_back(case)
-    if repaired < REPAIRED and (len(mended) < REPAIRED or len(mended) < MOSTLY * len(wrong)) and not turned:
+    if repaired < REPAIRED and (len(fixed) < REPAIRED or len(fixed) < MOSTLY * len(wrong)) and not turned:
         return None
     evidence = []
     if repaired:
         evidence.append(f"It moved {repaired} of {posed} misclassified canaries into the class of their label.")
-    if mended:
+    if fixed:
         evidence.append(
-            f"{len(mended)} of {len(wrong)} samples that the model gets wrong as they are came back classified "
+            f"{len(fixed)} of {len(wrong)} samples that the model gets wrong as they are came back classified "
             "correctly, though the input itself would have done."
         )
     if turned:
@@ -45,8 +45,8 @@ def predicted_labels(case: Case) -> Finding | None:
         "misclassified inputs and overstates robust accuracy.",
         evidence=tuple(evidence),
         attack=case.name,
-        samples=max(repaired, len(mended), len(turned)),
-        of=max((repaired, posed), (len(mended), len(wrong)), (len(turned), len(case.unsolved)))[1],
+        samples=max(repaired, len(fixed), len(turned)),
+        of=max((repaired, posed), (len(fixed), len(wrong)), (len(turned), len(case.unsolved)))[1],
         remedies=remedies.for_labels(case.attack),
     )
 

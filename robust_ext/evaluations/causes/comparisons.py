@@ -192,7 +192,7 @@ def _unbounded_fails(name: str, entries: Sequence[Entry]) -> list[Finding]:
         return []
     cause = "It fails even where the budget is the whole range of inputs, which holds other classes for sure."
     seen = f"{len(rows)} of {len(entries)} samples stay unsolved with any perturbation allowed."
-    remedy = Remedy(words="Mend the attack before its numbers at small budgets are read: its steps and loss first.")
+    remedy = Remedy(words="Fix the attack before its numbers at small budgets are read: its steps and loss first.")
     return [_finding("unbounded_fails", cause, seen, name, rows, entries, (remedy,))]
 
 

@@ -139,7 +139,7 @@ def input_corrections(
         right: Which of them are classified right.
         bounds: Of inputs.
     """
-    # Those that are wrong first: a correction that mends few of them is dropped.
+    # Those that are wrong first: a correction that fixes few of them is dropped.
     order = right.int().argsort(stable=True)
     for correction, change in _changes(inputs, bounds):
         first, rest = order[:_FIRST], order[_FIRST:]

@@ -79,9 +79,9 @@ def for_direction(attack: Attack) -> tuple[Remedy, ...]:
     if call is not None and flag_of(attack, "targeted"):
         found.append(Remedy(words="Attack untargeted.", attack=call.changed(targeted=False)))
     code = "x = x + step_size * gradient.sign()  # up the loss of the true label; a targeted attack goes down"
-    mended = Remedy(words="Go up the loss of the label that is given, not down.", code=code)
+    fixed = Remedy(words="Go up the loss of the label that is given, not down.", code=code)
     aimed = _viewed("Give it the class that comes second, where aiming is what it does.", attack, aimed=True)
-    return *found, mended, aimed
+    return *found, fixed, aimed
 
 
 def for_update(attack: Attack) -> tuple[Remedy, ...]:

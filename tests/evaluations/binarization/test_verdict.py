@@ -192,7 +192,7 @@ def test_it_passes_no_earlier_than_asked_for(deeper, verdict, depth, reason):
         ((100, 51, 100), {"inner_points": 10_000}, "To settle it: no setting of this test makes"),
         ((0, 0, 0), {}, "To settle it: inner_points=79 or readout='max-margin'"),
         ((0, 0, 0), {"unplanted": 3}, "To settle it: kappa=0.9."),
-        ((18, 0, 20), {"non_finite": 1}, "To settle it: mend the network, and run this again."),
+        ((18, 0, 20), {"non_finite": 1}, "To settle it: fix the network, and run this again."),
     ],
 )
 def test_inconclusive_names_what_would_settle_it(counts, options, advice):

@@ -1,7 +1,7 @@
-"""The examples of docs/my_attack_failed.md: what fails and what is mended, taken from the page and run.
+"""The examples of docs/my_attack_failed.md: what fails and what is fixed, taken from the page and run.
 
 Under each heading stands at most one ``diff`` block. Its lines without ``+`` are what fails, those without ``-``
-what is mended. Both begin with the page's only ``python`` block, and end with a diagnosis or a ``result`` of their own.
+what is fixed. Both begin with the page's only ``python`` block, and end with a diagnosis or a ``result`` of their own.
 """
 
 import re
@@ -72,7 +72,7 @@ def shared():
 
 
 def run(code, dropped, *, references=False):
-    """The result of what fails (``"+"`` is dropped) or of what is mended (``"-"``)."""
+    """The result of what fails (``"+"`` is dropped) or of what is fixed (``"-"``)."""
     names = shared()
     exec(half(sections()[code].block("diff"), dropped), names)  # noqa: S102 - our own page
     if "result" in names:
@@ -83,7 +83,7 @@ def run(code, dropped, *, references=False):
 
 @lru_cache
 def results(code):
-    """The results of what fails and of what is mended."""
+    """The results of what fails and of what is fixed."""
     return run(code, "+"), run(code, "-")
 
 

@@ -1,4 +1,4 @@
-"""docs/my_attack_failed.md: what fails has the finding of its section, and what is mended has none."""
+"""docs/my_attack_failed.md: what fails has the finding of its section, and what is fixed has none."""
 
 import re
 
@@ -31,7 +31,7 @@ def shares(words):
         if section.runs
     ],
 )
-def test_the_failing_lines_have_the_finding_and_the_mended_ones_find_more(title):
+def test_the_failing_lines_have_the_finding_and_the_fixed_ones_find_more(title):
     pytest.importorskip("foolbox")
     section, (before, after) = sections()[title], results(title)
     if title in CODES:

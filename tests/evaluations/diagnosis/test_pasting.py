@@ -167,7 +167,7 @@ def weak_arm(norm, epsilon):
         pytest.param("linf", 0.0625, marks=pytest.mark.exhaustive),
     ],
 )
-def test_an_arm_is_mended_by_an_arm(norm, epsilon, tmp_path):
+def test_an_arm_is_fixed_by_an_arm(norm, epsilon, tmp_path):
     """A suite has no option for an attack alone; in Python an arm has a norm and a budget of its own."""
     (tmp_path / "det.py").write_text("def spread(x):\n    return x.flatten(1).std(1)\n")
     options = ["mead", "--model=digits", "--data=digits", "--samples=12", f"--detector={tmp_path / 'det.py'}:spread"]
@@ -177,8 +177,8 @@ def test_an_arm_is_mended_by_an_arm(norm, epsilon, tmp_path):
     line = next(line.strip() for line in done.output.splitlines() if line.startswith("    --arm"))
     again = CliRunner().invoke(app, [*options, *shlex.split(line), f"--out={tmp_path / 'out'}"])
     assert again.exit_code == 0, again.output
-    weak, mended = robust_ext.load_result(tmp_path / "out").content["arms"]
-    assert mended["successes"] > weak["successes"]
+    weak, fixed = robust_ext.load_result(tmp_path / "out").content["arms"]
+    assert fixed["successes"] > weak["successes"]
     inputs, labels = digits(12)
     arm = robust_ext.Arm(attack=weak_arm(norm, epsilon).partition("=")[2], norm=norm, epsilon=epsilon)
     given = {"detectors": lambda x: x.flatten(1).std(1), "resamples": 0}

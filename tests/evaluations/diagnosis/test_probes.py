@@ -130,7 +130,7 @@ def test_modules_that_are_called_twice_and_results_that_go_nowhere():
 @pytest.mark.parametrize(
     ("step", "code"), [(rounded, "zero_gradient"), (winners, "wrong_gradient"), (torch.detach, "cut_gradient")]
 )
-def test_several_layers_at_fault_are_mended_together(step, code):
+def test_several_layers_at_fault_are_fixed_together(step, code):
     model = nn.Sequential(Apply(step), inserted(4, Apply(step))).eval()
     (found,) = probed(model).findings
     assert found.code == code

@@ -46,7 +46,7 @@ def test_what_has_no_text_gets_none():
 
 
 @pytest.mark.parametrize(
-    ("text", "mended"),
+    ("text", "fixed"),
     [
         # A step of that scale stays the same part of epsilon; one that is larger than the epsilon was of another.
         ("torchattacks:PGD(eps=0.2/255, alpha=0.05/255)", {"alpha": 0.0125}),
@@ -54,11 +54,11 @@ def test_what_has_no_text_gets_none():
         ("art:ProjectedGradientDescent(eps=8, eps_step=2, max_iter=7)", {"eps_step": 0.025, "max_iter": 7}),
     ],
 )
-def test_epsilon_is_left_to_the_threat_model(text, mended):
+def test_epsilon_is_left_to_the_threat_model(text, fixed):
     # Of bounds that are 2 apart, of which torchattacks sees half.
     ball = ThreatModel(norm="linf", epsilon=0.1, bounds=(-1, 1))
     (remedy,) = remedies.for_epsilon(as_attack(text), ball)
-    assert parse_call(remedy.attack).arguments == mended
+    assert parse_call(remedy.attack).arguments == fixed
 
 
 @pytest.mark.parametrize(
@@ -168,8 +168,8 @@ def test_losses_that_do_not_saturate(text, setting):
 def test_a_view_of_an_attack_with_a_view_keeps_both():
     attack = AdaptedAttack(attack=as_attack("foolbox:LinfPGD"), bpda="net.quantise")
     (remedy,) = remedies.for_best(attack)
-    mended = as_attack(remedy.attack)
-    assert (mended.bpda, mended.keep_best) == ("net.quantise", True)
+    fixed = as_attack(remedy.attack)
+    assert (fixed.bpda, fixed.keep_best) == ("net.quantise", True)
 
 
 def test_code_for_projections_projects():
@@ -218,9 +218,9 @@ def test_remedies_of_functions_mend_them(code):
     found = find_attack_faults("own", faulty, attacked(network, faulty, model), threat_model=model, probe=ModelProbe())
     assert found[0].code == code
     views = [one.view for one in found[0].remedies if one.view]
-    mended = max(_solved(network, AdaptedAttack(attack=faulty, **view), model) for view in views)
-    assert _solved(network, faulty, model) <= 12 < mended
-    assert mended >= _solved(network, sound, model) - 2
+    fixed = max(_solved(network, AdaptedAttack(attack=faulty, **view), model) for view in views)
+    assert _solved(network, faulty, model) <= 12 < fixed
+    assert fixed >= _solved(network, sound, model) - 2
 
 
 def _solved(network, attack, model):

@@ -62,11 +62,11 @@ def test_the_remedy_as_printed_gives_the_accuracy_that_is_stated(words):
     result = diagnosed(one, **QUICK)
     names = {"model": one.model, "inputs": one.inputs, "labels": one.labels}
     exec(result.likely.remedies[0].paste, names)  # noqa: S102 - our own lines
-    mended = diagnosed(Setup(**{**vars(one), **{key: names[key] for key in ("model", "inputs", "labels")}}), **QUICK)
-    assert [finding.code for finding in mended.findings if finding.code in SETUP] == []
+    fixed = diagnosed(Setup(**{**vars(one), **{key: names[key] for key in ("model", "inputs", "labels")}}), **QUICK)
+    assert [finding.code for finding in fixed.findings if finding.code in SETUP] == []
     stated = result.likely.evidence[0]
     # Of channels that are last, none is known: the model raised.
-    assert words == "channels last" or f"({100 * mended.content['clean_accuracy']:.1f}%)" in stated
+    assert words == "channels last" or f"({100 * fixed.content['clean_accuracy']:.1f}%)" in stated
 
 
 def test_standardisation_is_preferred_to_255_where_both_are_alike_and_both_are_named():

@@ -1,4 +1,4 @@
-"""Known faults are named, their healthy twins are not, and remedies mend what they are for.
+"""Known faults are named, their healthy twins are not, and remedies fix what they are for.
 
 What a fault does is measured without the diagnosis first: a fault that does no harm would be none.
 """
@@ -19,7 +19,7 @@ from tests.evaluations.diagnosis.zoo.running import (
 BY_NAME = {fault.name: fault for fault in FAULTS}
 QUICK = ("noise",)
 # Nothing that is proposed for these is enough; see docs/diagnosis.md.
-NOT_MENDED = ("k-winners", "k-winners of channels")
+NOT_FIXED = ("k-winners", "k-winners of channels")
 
 
 def check_harm(fault):
@@ -53,7 +53,7 @@ def check_proposal(fault, ill):
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.exhaustive) for name in BY_NAME]
 )
-def test_a_fault_does_harm_is_named_first_and_can_be_mended(name):
+def test_a_fault_does_harm_is_named_first_and_can_be_fixed(name):
     """And its twin is healthy; by what is proposed, and by what was found by hand without the diagnosis."""
     fault = BY_NAME[name]
     if fault.published and not available():
@@ -62,7 +62,7 @@ def test_a_fault_does_harm_is_named_first_and_can_be_mended(name):
     ill = check_names(fault, try_remedies=name not in QUICK)
     assert not worsened(ill)
     assert falsely_confirmed(ill) == []
-    if name in (*QUICK, *NOT_MENDED) or fault.harm != "score":
+    if name in (*QUICK, *NOT_FIXED) or fault.harm != "score":
         return
     check_proposal(fault, ill)
     if fault.remedy is not None:

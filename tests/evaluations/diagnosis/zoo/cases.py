@@ -1,4 +1,4 @@
-"""Faults of models and attacks, each with the same without the fault, what it should be called, and what mends it."""
+"""Faults of models and attacks, each with the same without the fault, what it should be called, and what fixes it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Fault:
         threat_model: The norm, epsilon and bounds.
         harm: What shows the fault: the ``"score"`` of a binarization test, or robust ``"accuracy"``. ``"refused"``: the
             accuracy of the healthy model on what is found by hand, as evaluations refuse the one with the fault.
-        remedy: What mends it, found by hand: an attack, or settings of another view of the model; None where the code
+        remedy: What fixes it, found by hand: an attack, or settings of another view of the model; None where the code
             has to be changed.
         published: Whether it needs the published network and CIFAR-10, which are not part of the project.
     """
@@ -113,7 +113,7 @@ def _rounded_resnet(*, faulty: bool) -> nn.Module:
 
 
 def of_layer(title: str, code: str, name: str, layer: type[layers.Layer], attack: Any, **other: Any) -> Fault:
-    """A fault of a layer in front of the network, which the identity's gradient mends."""
+    """A fault of a layer in front of the network, which the identity's gradient fixes."""
     model, found = partial(_layered, name, layer), f"net.{name}"
     return Fault(name=title, code=code, layer=found, model=model, attack=attack, **{"remedy": {"bpda": found}, **other})
 
