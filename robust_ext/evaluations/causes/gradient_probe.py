@@ -224,7 +224,7 @@ def _fault_findings(faults: list[Fault]) -> Iterator[Finding]:
             cause=f"{_place(first)} {_WORDS[code]}{more}.",
             evidence=(_measured(first),),
             layer=first.call.name,
-            remedies=(*identity, remedies.SMOOTHED) if _near(first.call) else (remedies.SMOOTHED, *identity),
+            remedies=(*identity, remedies.SMOOTHED) if _near(first.call) else (*remedies.ACROSS_JUMPS, *identity),
         )
 
 

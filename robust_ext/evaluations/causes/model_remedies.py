@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from robust_ext.evaluations.causes.calls import Call
 from robust_ext.evaluations.causes.finding import Remedy
@@ -50,6 +51,14 @@ CLONE = Remedy(
 ROW_WISE = Remedy(words="Take statistics and scales that do not come from the batch.")
 SMOOTHED = Remedy(
     words="Average gradients over noisy inputs, which sees across jumps.", view={"eot": DRAWS, "noise": BLUR}
+)
+
+# Of k winners, Square finds more than smoothed gradients do, and the gradient of the identity finds next to nothing.
+ACROSS_JUMPS = (
+    replace(
+        BLACK_BOX, words="Attack without gradients: where values jump, smoothed or replaced ones find only a part."
+    ),
+    SMOOTHED,
 )
 
 

@@ -78,7 +78,7 @@ class Caller:
         named = self.attacks if name is None or mine is None else {name: mine}
         found = []
         for one in remedies:
-            flat = one == BLACK_BOX and not self.images
+            flat = one.attack == BLACK_BOX.attack and not self.images
             remedy = replace(one, attack="robust_ext:RandomSearch(points=2000)") if flat else one
             # With several attacks, the first that it applies to stands for them.
             fits = [key for key, attack in named.items() if _changes(remedy, attack, self.module, dead=dead)]

@@ -5,13 +5,16 @@ What a fault does is measured without the diagnosis first: a fault that does no 
 
 import pytest
 
+from robust_ext.evaluations.causes.model_remedies import ACROSS_JUMPS
 from tests.evaluations.diagnosis.zoo.cases import FAULTS
 from tests.evaluations.diagnosis.zoo.published import available
 from tests.evaluations.diagnosis.zoo.running import (
+    accuracy,
     best_trial,
     diagnosed,
     falsely_confirmed,
     first_cause,
+    remedied,
     truth,
     worsened,
 )
@@ -48,6 +51,17 @@ def check_proposal(fault, ill):
     _, before, after = trial
     assert before < 0.5
     assert after >= 0.95
+
+
+@pytest.mark.exhaustive
+def test_queries_find_more_across_jumps_than_gradients_do():
+    """Which is why the remedy of k winners that is printed first takes no gradients."""
+    fault = BY_NAME["k-winners"]
+    (faulty, _), (attack, _) = fault.models(), fault.attacks()
+    square, smoothed, *_ = ACROSS_JUMPS
+    left = [accuracy(faulty, remedied(attack, one.attack or dict(one.view)), fault) for one in (square, smoothed)]
+    assert left[0] < left[1]
+    assert left[0] <= accuracy(faulty, attack, fault) - 0.2
 
 
 @pytest.mark.parametrize(
