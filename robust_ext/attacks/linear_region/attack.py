@@ -87,8 +87,10 @@ class LinearRegion(BoundarySearch):
     def paper(cls, pool: Any, *, points: int = 5, regions: int = 500, gamma: float = 6.0) -> Self:
         """Return algorithm 1 of the paper as section 5.1 runs it.
 
-        It differs from the paper in two points: it also solves the region of each start itself, and all starts of an
-        input share the best distance that is known.
+        It differs from the paper in four points: it also solves the region of each start itself, a region that one
+        start has ruled out is not solved for the others, up to three more points are drawn where a region was solved
+        before, and the class of a training image is the network's prediction (drop misclassified images from the pool
+        for the paper's choice).
 
         Args:
             pool: Training images ``(P, ...)``, of which the nearest of the likeliest other classes are starts.
