@@ -49,6 +49,9 @@ def describe(title: str, error: Exception) -> str:
         meaning = ""
         if any(text in str(error) for text in _NO_GRADIENT):
             meaning = "; no gradient of the target reaches its input: choose an attack without gradients"
+        elif isinstance(error, TypeError) and "argument: 'epsilon'" in str(error):
+            # Foolbox runs an init_attack without a budget.
+            meaning = "; as init_attack choose a minimum-norm attack, such as LinearSearchBlendedUniformNoiseAttack"
         elif "init_attack failed" in str(error):
             # Samples without a start are excused, so these had one a moment ago.
             meaning = _RANDOM

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from robust_ext import AttackError, ThreatModel, as_module
+from robust_ext.adapters.foolbox import compat
 from robust_ext.core.errors import RobustExtWarning
 from robust_ext.core.random import seeded_globals
 from robust_ext.registry.base import adapters
@@ -346,3 +347,13 @@ def test_brendel_bethge_compiled_is_what_its_python_is(request):
     assert not torch.equal(compiled, x)
     attack = build("L2BrendelBethgeAttack", {"steps": 5})
     torch.testing.assert_close(run(attack, module, x, norm="l2", labels=labels), compiled, rtol=0, atol=1e-5)
+
+
+def test_an_init_attack_that_needs_a_budget_is_named():
+    model = foolbox.PyTorchModel(nn.Flatten().eval(), bounds=(0, 1))
+    with pytest.raises(TypeError) as raised:
+        foolbox.attacks.LinfPGD(steps=1).run(
+            model, torch.rand(2, 1, 1, 3), foolbox.Misclassification(torch.zeros(2).long())
+        )
+    words = compat.describe("L2BrendelBethgeAttack: Foolbox", raised.value)
+    assert "as init_attack choose a minimum-norm attack" in words
