@@ -7,8 +7,8 @@ test is that of the network of the demo, on noise of 8 x 8 pixels, with 299 inne
 and without the sequential rule. The attack is PGD by hand, of 10 steps. Printed are the shares of the whole time of a
 call with a run folder: of the attack (with its passes), of the passes of the judge (verification, and the features of
 what is planted and drawn), of planting (drawing points, fitting readouts and the steps of witnesses, which is the
-method itself), of bare passes, which are timed for the floor, and of the rest, with what a resumed call takes when
-everything is there. Memory is that of the process after a tenth of the blocks, and at the end.
+method itself), and of the rest, with what a resumed call takes when everything is there. Memory is that of the process
+after a tenth of the blocks, and at the end.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from common import pgd
@@ -31,8 +30,6 @@ from networks import mead_mnist
 from torch import Tensor, nn
 
 from robust_ext import binarization_test, robust_accuracy
-from robust_ext.core.cost import Rates
-from robust_ext.core.speed import BarePasses
 from robust_ext.core.target import PassCounter
 from robust_ext.core.threat import ThreatModel
 from robust_ext.demo.network import digits_network
@@ -50,10 +47,6 @@ class Stopwatch(PassCounter):
     seconds: dict[str, float] = field(default_factory=dict)
     running: bool = False
     memory: list[int] = field(default_factory=list)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # That of a copy of the network, whose passes are counted by :func:`bare_passes`.
-        return Stopwatch, ()
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:
@@ -82,19 +75,6 @@ class Timed(nn.Module):
         with self.watch.span("passes"):
             found: Tensor = self.network(x)
             return found
-
-
-@contextmanager
-def bare_passes(watch: Stopwatch) -> Iterator[None]:
-    """Inside the block passes that are timed for the floor are counted."""
-    measure = BarePasses.measure
-
-    def counted(self: BarePasses, rows: int, **keywords: bool) -> Rates | None:
-        with watch.span("bare"):
-            return measure(self, rows, **keywords)
-
-    with patch.object(BarePasses, "measure", counted):
-        yield
 
 
 def resident() -> int:
@@ -137,8 +117,7 @@ def show(evaluation: str, count: int) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder, watch = Path(name) / "run", Stopwatch()
         drawn = samples(count, 28 if evaluation == "robust_accuracy" else 8)
-        with bare_passes(watch):
-            content, total = evaluate(evaluation, *drawn, folder, watch)
+        content, total = evaluate(evaluation, *drawn, folder, watch)
         planting = 0.0
         if evaluation == "binarization":
             taken = content["attacks"][0]["seconds"]

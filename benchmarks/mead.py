@@ -1,4 +1,4 @@
-"""Where the time of ``paper-mnist`` goes with five detectors, part by part, against bare passes of the network.
+"""Where the time of ``paper-mnist`` goes with five detectors, part by part.
 
     python benchmarks/mead.py --weights mead_mnist.safetensors --data-root FOLDER [--samples 100] [--all]
 
@@ -74,25 +74,23 @@ def show(rows: list[dict[str, Any]], total: float, runs: float, arguments: argpa
     for row in rows:
         name = (row["of"] or "").split("-")[0] if (row["of"] or "").startswith(("PGD", "BIM", "FGSM")) else row["of"]
         norm = f" {row['of'].split()[1]}" if name in ("PGD", "BIM", "FGSM") else ""
-        found = parts.setdefault((row["phase"], f"{name or ''}{norm}"), [0.0] * 4)
-        values = (row["seconds"], row["floor"] or 0.0, row["forward"], row["backward"])
+        found = parts.setdefault((row["phase"], f"{name or ''}{norm}"), [0.0] * 3)
+        values = (row["seconds"], row["forward"], row["backward"])
         found[:] = [kept + value for kept, value in zip(found, values, strict=True)]
-    scale, whole, floors = arguments.minutes_of / arguments.samples / 60, 0.0, 0.0
+    scale, whole = arguments.minutes_of / arguments.samples / 60, 0.0
     sys.stdout.write(
-        f"{arguments.samples} samples; rows forward and back a sample, ratio to bare passes, and minutes of a core "
+        f"{arguments.samples} samples; rows forward and back a sample, and minutes of a core "
         f"that the whole suite takes for {arguments.minutes_of} images\n"
     )
-    for (phase, name), (seconds, floor, forward, backward) in parts.items():
+    for (phase, name), (seconds, forward, backward) in parts.items():
         times = OTHERS.get(name, 1.0) if phase == "attack" else runs
         # What is left is of the whole call: calibration, clean inputs, the metric, files.
         minutes = seconds / 60 if phase == "rest" else seconds * scale * times
-        whole, floors = whole + minutes, floors + floor * scale * times * (phase == "attack")
-        ratio = f"{seconds / floor:6.2f}" if floor else "      "
-        rows_of = f"{forward / arguments.samples:8.0f} {backward / arguments.samples:8.0f}" if floor else 17 * " "
-        sys.stdout.write(f"  {phase:<14} {name:<14} {rows_of} {ratio} {minutes:7.1f}\n")
+        whole += minutes
+        rows_of = f"{forward / arguments.samples:8.0f} {backward / arguments.samples:8.0f}"
+        sys.stdout.write(f"  {phase:<14} {name:<14} {rows_of} {minutes:7.1f}\n")
     left_out = "" if arguments.all else " without CW2, CW-inf and HopSkipJump"
-    ratio = f"{whole / floors:.2f} of its bare passes"
-    sys.stdout.write(f"all: {total:.0f} s here; the suite{left_out} {whole:.1f} minutes, {ratio}\n")
+    sys.stdout.write(f"all: {total:.0f} s here; the suite{left_out} {whole:.1f} minutes\n")
 
 
 if __name__ == "__main__":

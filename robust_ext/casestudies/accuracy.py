@@ -15,12 +15,11 @@ from robust_ext.attacks.base import Attack
 from robust_ext.casestudies.base import Recipe
 from robust_ext.core.cost import Cost, Costs
 from robust_ext.core.random import derive_seed
-from robust_ext.core.speed import Probe
 from robust_ext.core.target import Target
 from robust_ext.engine.code_digest import attack_code
 from robust_ext.engine.identity import describe
 from robust_ext.engine.inputs import EvaluationInputs
-from robust_ext.engine.run import Block, Outcome, Run
+from robust_ext.engine.run import Block, Outcome, Probe, Run
 from robust_ext.engine.store import Store
 from robust_ext.engine.task import Check, Task, Work
 from robust_ext.evaluations.binarization.defense import Defense
@@ -49,7 +48,7 @@ class RecipeRun(Run):
 
     def probe(self) -> Probe:
         """The module that is attacked, at the first inputs."""
-        return Probe(self.shown, self.given.inputs, len(self.blocks[0]))
+        return self.shown, self.given.inputs, len(self.blocks[0])
 
     def place(self) -> torch.device:
         """The inputs' device."""

@@ -1,4 +1,4 @@
-"""What work costs: rows that go through a network, and from measured rates the seconds they take."""
+"""What work costs: rows that go through a network, forward and back."""
 
 from __future__ import annotations
 
@@ -61,15 +61,3 @@ class Spent(NamedTuple):
     def passes(self) -> dict[str, int]:
         """The rows by name."""
         return {"forward": self.forward, "backward": self.backward}
-
-
-@dataclass(frozen=True)
-class Rates:
-    """Seconds that a row takes to go ``forward``, and a gradient of it to come ``backward``."""
-
-    forward: float
-    backward: float
-
-    def seconds(self, cost: Cost) -> float:
-        """What the known part of a cost takes."""
-        return cost.forward * self.forward + cost.backward * self.backward

@@ -22,6 +22,23 @@ def _escape(char: str) -> str:
     return char.encode("unicode_escape").decode()
 
 
+def duration(seconds: float) -> str:
+    """Seconds in words.
+
+    Example:
+        >>> [duration(seconds) for seconds in (0.4, 75, 600, 7300)]
+        ['0 s', '1 min 15 s', '10 min', '2 h 2 min']
+    """
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 600:
+        minutes, rest = divmod(whole, 60)
+        return f"{minutes} min {rest} s" if rest else f"{minutes} min"
+    minutes = round(whole / 60)
+    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min"
+
+
 def shell_words(arguments: Iterable[str]) -> str:
     """Arguments as a shell takes them, in double quotes where they hold single ones and nothing that a shell expands.
 

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import copy
+import logging
+import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
+from torch import Tensor, nn
+
 from robust_ext.core.cost import Cost, Costs
+from robust_ext.core.random import seeded_globals
 from robust_ext.engine.context import current_context, run_context
-from robust_ext.engine.phases import measure_pace
 from robust_ext.engine.run_folder import finished
 
 if TYPE_CHECKING:
     from robust_ext.engine.run import Run
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,13 +99,37 @@ def estimate(evaluation: Callable[[], object]) -> Estimate:
     raise TypeError("evaluation: ended without a run, expected a function that calls an evaluation")
 
 
+def row_seconds(network: nn.Module, inputs: Tensor, rows: int) -> tuple[float, float] | None:
+    """Return the seconds that a row of a batch takes to go forward, and a gradient of it to come back.
+
+    They are those of a copy of the network, in eval mode, with the network's own weights: what it keeps from call to
+    call and the generators stay unchanged. None where it cannot be copied or run.
+    """
+    points = inputs[torch.arange(rows, device=inputs.device) % len(inputs)].requires_grad_()
+    try:
+        copied = copy.deepcopy(network, {id(one): one for one in network.parameters()}).eval()
+        with seeded_globals(0), torch.enable_grad():
+            # The first pass waits for memory.
+            copied(points)
+            begun = time.perf_counter()
+            output = copied(points).sum()
+            float(output)
+            forward = time.perf_counter() - begun
+            if output.requires_grad:
+                torch.autograd.grad(output, points, allow_unused=True)[0].sum().item()
+    except Exception as error:
+        logger.info("the time of a row was not measured (%s: %s)", type(error).__name__, error)
+        return None
+    return forward / rows, (time.perf_counter() - begun - forward) / rows
+
+
 def estimate_runs(runs: Sequence[Run], *, folder: Path | None, title: str, workers: int) -> Estimate:
     """What is left of runs of one evaluation; RunFolderError where their folder is another run's."""
     costs: defaultdict[tuple[str, str | None], Cost] = defaultdict(Cost)
     seconds: defaultdict[tuple[str, str | None], float] = defaultdict(float)
     samples = done = 0
     sizes = []
-    paces = {}
+    rates: dict[nn.Module, tuple[float, float] | None] = {}
     for run in runs:
         there = set[int]() if folder is None else finished(folder / run.key, kind=run.kind, settings=run.stated)
         count = sum(map(len, run.blocks))
@@ -106,13 +138,12 @@ def estimate_runs(runs: Sequence[Run], *, folder: Path | None, title: str, worke
         kept = run.kept()
         sizes.append(None if kept is None else kept * count)
         probe = run.probe() if left else None
-        if probe is not None and probe.network not in paces:
-            paces[probe.network] = measure_pace(probe)
+        if probe is not None and probe[0] not in rates:
+            rates[probe[0]] = row_seconds(*probe)
         for key, cost in run.costs().items():
             costs[key] += cost * left
-            one = None if probe is None else paces[probe.network].seconds(key[0], cost * left)
-            if one is not None:
-                seconds[key] += one
+            if probe is not None and (cost.forward or cost.backward) and (rate := rates[probe[0]]) is not None:
+                seconds[key] += left * (cost.forward * rate[0] + cost.backward * rate[1])
     size = None if folder is None or None in sizes else sum(one or 0 for one in sizes)
     return Estimate(
         title=title,

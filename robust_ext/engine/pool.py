@@ -280,6 +280,7 @@ class _Shared(Generic[R]):
         self.lost: dict[int, str] = {}
         self._next = self._flying = 0
         self._again: list[int] = []
+        self._stored: set[int] = set()  # By this call
         self._back: dict[int, tuple[Mapping[str, Any], Reply]] = {}  # By index: needs, and what came of them
 
     def begin(self, packer: Packer) -> Generator[Task, TaskResult, None]:
@@ -357,7 +358,8 @@ class _Shared(Generic[R]):
         if not self.closed and (stuck or self.head == len(blocks)):
             self._close(None if self.lost else finish(self.run, self.store))
         if self.bar is not None:
-            self.bar.advance(sum(map(len, blocks[before : self.head])))
+            for index in range(before, self.head):
+                self.bar.advance(len(blocks[index]), kept=index not in self._stored)
 
     def tell(self) -> bool:
         """Call back with the records of blocks that are done with; return whether no more are to come."""
@@ -374,16 +376,14 @@ class _Shared(Generic[R]):
             return
         block = value_of(reply, self.run.title or self.run.kind)
         keep(block, self.store)
+        self._stored.add(index)
         if self.bar is not None:
             spent = Spent.total(spent for *_, spent in phases_of(block.timing, ""))
-            self.bar.forecast.count(spent.forward, spent.backward)
-            self.bar.forecast.took(self.run.key, len(self.run.blocks[index]), block.timing["seconds"])
+            self.bar.count(spent.forward, spent.backward)
 
     def _close(self, outcome: Outcome[R] | None) -> None:
         self.outcome, self.closed = outcome, True
         self.store.close()
-        if self.bar is not None:
-            self.bar.forecast.drop(self.run.key)
 
 
 def _plain(needs: Mapping[str, Any]) -> dict[str, Any]:

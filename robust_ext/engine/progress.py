@@ -1,57 +1,68 @@
-"""What is shown of work that goes on: phase, count, rows through the network, and how long it will take.
+"""Progress on stderr: a live bar on a terminal; in logs, CI and notebooks a line at first and one a minute.
 
-On a terminal one line is written again and again, elsewhere (logs, CI, notebooks) a line at first and one a minute.
-Whatever goes on inside :func:`showing` states its phase by :func:`phase`, and costs nothing where nothing is shown.
+Work inside :func:`showing` states its phase by :func:`phase`, which costs nothing where nothing is shown.
 """
 
 from __future__ import annotations
 
-import shutil
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TextIO
+from typing import Any
 
 import torch
 from torch import nn
 
 from robust_ext.core.errors import OutOfTimeError
-from robust_ext.core.printable import printable
+from robust_ext.core.printable import duration, printable
 from robust_ext.core.target import PassCounter
 from robust_ext.engine.context import current_context
-from robust_ext.engine.forecast import Forecast, duration
 
-# Seconds between two writings: on a terminal; elsewhere the first, and all others.
+# Seconds between two writings: on a terminal; elsewhere before the first, and between all others.
 _TERMINAL, _FIRST, _LATER = 0.25, 5.0, 60.0
 
 
 class _Screen:
-    """Where lines go; those of several progresses at once are one line."""
+    """Where work is shown, with the work inside it."""
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self.terminal = stream.isatty()  # Whether lines are written over
-        self._due = time.monotonic() + (_TERMINAL if self.terminal else _FIRST)
-        self._width = self.written = 0
+    def __init__(self) -> None:
+        self.bars = _bars() if sys.stderr.isatty() else None
+        self.written = False
+        self.due = time.monotonic() + (_FIRST if self.bars is None else _TERMINAL)
 
-    def due(self) -> bool:
-        """Whether it is time to write."""
-        return time.monotonic() >= self._due
+    def show(self, progress: Progress) -> None:
+        """Show how far some work has come, where it is time to."""
+        if time.monotonic() < self.due:
+            return
+        self.due = time.monotonic() + (_LATER if self.bars is None else _TERMINAL)
+        self.write(progress.line())
+        if self.bars is not None:
+            self.bars.update(progress.bar, completed=progress.done, total=progress.total, words=progress.words())
+            self.bars.refresh()
 
-    def write(self, text: str, *, last: bool = False) -> None:
-        """Write a line, on a terminal in the place of the one before."""
-        self._due = time.monotonic() + (_TERMINAL if self.terminal else _LATER)
-        self.written += 1
-        if self.terminal:
-            room = shutil.get_terminal_size().columns - 1
-            text = text if len(text) <= room else text[: room - 1] + "…"
-            self._stream.write("\r" + text.ljust(self._width) + ("\n" if last else ""))
-            self._width = 0 if last else len(text)
-        else:
-            self._stream.write(text + "\n")
-        self._stream.flush()
+    def write(self, line: str) -> None:
+        """Write a line, where there are no bars."""
+        self.written = True
+        if self.bars is None:
+            sys.stderr.write(f"{line}\n")
+            sys.stderr.flush()
+
+
+def _bars() -> Any:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TextColumn("{task.fields[words]}", markup=False),
+    )
+    console = Console(file=sys.stderr, force_terminal=True, force_jupyter=False)
+    made = Progress(*columns, console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
+    made.start()
+    return made
 
 
 class Progress:
@@ -60,32 +71,32 @@ class Progress:
     Args:
         title: What it is.
         total: How much there is to do, of ``unit``; None where that is not known.
-        forecast: What it is expected to take; by the part that is done where left out.
+        parent: The work that it is a part of.
     """
 
-    def __init__(
-        self, title: str, *, total: int | None, unit: str, forecast: Forecast | None, parent: Progress | None
-    ) -> None:
+    def __init__(self, title: str, *, total: int | None, unit: str, parent: Progress | None) -> None:
         self.total, self.done = total, 0
-        self.forecast = forecast or Forecast()
-        self._title, self._unit, self._phase = title, unit, ""
+        self._title, self._unit, self._phase, self._kept = title, unit, "", 0
         self._begun, self._parent = time.monotonic(), parent
+        self._forward = self._backward = 0
         self._counter, self._seen = PassCounter(), PassCounter()
-        self._screen: _Screen = _Screen(sys.stderr) if parent is None else parent._screen
+        self._screen: _Screen = _Screen() if parent is None else parent._screen
+        self.bar = None if self._screen.bars is None else self._screen.bars.add_task(title, total=total, words="")
 
     def phase(self, words: str) -> None:
         """State what begins."""
         self._phase = printable(words)
-        self._show()
+        self._screen.show(self)
 
-    def advance(self, count: int = 1) -> None:
-        """State that so much more is done."""
+    def advance(self, count: int = 1, *, kept: bool = False) -> None:
+        """State that so much more is done; ``kept`` where an earlier call did it."""
         self.done += count
-        self._show()
+        self._kept += count if kept else 0
+        self._screen.show(self)
 
-    def write_line(self, text: str) -> None:
-        """Write a line that stays."""
-        self._screen.write(text, last=True)
+    def count(self, forward: int, backward: int) -> None:
+        """State that so many rows more went forward, and back."""
+        self._forward, self._backward = self._forward + forward, self._backward + backward
 
     @contextmanager
     def watching(self, counter: PassCounter) -> Iterator[None]:
@@ -101,58 +112,53 @@ class Progress:
     def _follow(self, counter: PassCounter) -> None:
         if counter is self._counter:
             spent = counter.since(self._seen)
-            self.forecast.count(spent.forward, spent.backward)
+            self.count(spent.forward, spent.backward)
         self._counter, self._seen = counter, counter.snapshot()
 
     def _watch(self, counter: PassCounter) -> None:
-        if self._screen.due():
+        if time.monotonic() >= self._screen.due:
             self._follow(counter)
-            self._show()
-
-    def _show(self) -> None:
-        if self._screen.due():
-            self._screen.write(self.line())
+            self._screen.show(self)
 
     def line(self) -> str:
-        """All of it in one line."""
-        taken = f"[{duration(time.monotonic() - self._begun)}{self._left()}]"
-        what = ", ".join(part for part in (self._phase, self._rows()) if part)
-        own = f"{self._title}: {' '.join(part for part in (self._count(), taken, what) if part)}"
+        """Return all of it as one line, after that of the work that it is a part of."""
+        own = f"{self._title}: {self.words()}"
         return own if self._parent is None else f"{self._parent.line()} | {own}"
+
+    def words(self) -> str:
+        """Return count, time, phase and rows."""
+        taken = time.monotonic() - self._begun
+        left, worked = "", self.done - self._kept
+        if worked and self.total is not None:
+            left = f", about {duration(taken * (self.total - self.done) / worked)} left"
+        back = f", {self._backward:,} back" if self._backward else ""
+        rows = f"{self._forward:,} rows forward{back}" if self._forward else ""
+        what = ", ".join(part for part in (self._phase, rows) if part)
+        return " ".join(part for part in (self._count(), f"[{duration(taken)}{left}]", what) if part)
 
     def _count(self) -> str:
         if self.total is None:
             return f"{self.done} {self._unit}s" if self.done else ""
         return f"{self.done} of {self.total} {self._unit}s"
 
-    def _rows(self) -> str:
-        forward, backward = self.forecast.rows
-        back = f", {backward:,} back" if backward else ""
-        return f"{forward:,} rows forward{back}" if forward else ""
-
-    def _left(self) -> str:
-        seconds, known = self.forecast.left()
-        if seconds is None:
-            if not self.done or self.total is None:
-                return ""
-            seconds = (time.monotonic() - self._begun) * (self.total - self.done) / self.done
-        return f", {'about' if known else 'at least'} {duration(seconds)} left"
-
     def close(self, *, broken: bool = False) -> None:
         """State what it took, where anything was shown of it."""
-        if self._parent is None and (self._screen.written or (self._screen.terminal and not broken)):
-            ended = f"{self._title}: {self._count()} in {duration(time.monotonic() - self._begun)}"
-            self._screen.write(self.line() if broken else ended, last=True)
+        bars, ended = self._screen.bars, f"{self._count()} in {duration(time.monotonic() - self._begun)}"
+        if self._parent is None and bars is not None:
+            bars.update(self.bar, completed=self.done, total=self.total, words=self.words() if broken else ended)
+            bars.stop()
+        elif self._parent is None and self._screen.written:
+            self._screen.write(self.line() if broken else f"{self._title}: {ended}")
+        elif bars is not None:
+            bars.remove_task(self.bar)
 
 
 _CURRENT: ContextVar[Progress | None] = ContextVar("robust_ext_progress", default=None)
 
 
 @contextmanager
-def showing(
-    title: str, *, shown: bool, total: int | None = None, unit: str = "step", forecast: Forecast | None = None
-) -> Iterator[Progress | None]:
-    """Show the progress of what goes on inside the block; None where it is not shown.
+def showing(title: str, *, shown: bool, total: int | None = None, unit: str = "step") -> Iterator[Progress | None]:
+    """Show the progress of the work inside the block; None where it is not shown.
 
     Inside another such block it is shown as a part of that one.
     """
@@ -160,7 +166,7 @@ def showing(
     if not shown and outer is None:
         yield None
         return
-    made = Progress(printable(title), total=total, unit=unit, forecast=forecast, parent=outer)
+    made = Progress(printable(title), total=total, unit=unit, parent=outer)
     _CURRENT.set(made)
     try:
         yield made
@@ -174,13 +180,8 @@ def showing(
         _CURRENT.set(outer)
 
 
-def is_shown(progress: bool) -> bool:
-    """Whether progress that begins now is shown: as it was chosen, or as a part of other work's."""
-    return progress or _CURRENT.get() is not None
-
-
 def phase(words: str) -> None:
-    """State what begins, of the work that is shown."""
+    """State what begins."""
     current = _CURRENT.get()
     if current is not None:
         current.phase(words)
@@ -188,7 +189,7 @@ def phase(words: str) -> None:
 
 @contextmanager
 def watching(counter: PassCounter, words: str = "") -> Iterator[None]:
-    """Follow the rows that are counted inside the block, which is a phase where it has words."""
+    """Count rows inside the block, which is a phase where it has words."""
     current = _CURRENT.get()
     if current is None:
         yield

@@ -111,7 +111,7 @@ def run_block(
     """Plant, attack and verify a block of samples on a worker, ``seconds`` before the deadline of the run."""
     deadline = None if seconds is None else time.monotonic() + seconds
     with _attacking(isolate, attack_timeout) as worker, run_context(RunContext(deadline=deadline)), run.session():
-        return drive(timed(run.work(rows, needs), run.speedometer), worker)
+        return drive(timed(run.work(rows, needs)), worker)
 
 
 def _check_process(memory: str, process: int) -> None:

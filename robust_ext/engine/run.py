@@ -12,25 +12,23 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
 from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from robust_ext.core.cost import Cost, Costs, Spent
 from robust_ext.core.counted import STREAMS
 from robust_ext.core.errors import AttackError, OutOfTimeError, RobustExtError
-from robust_ext.core.speed import Probe
 from robust_ext.core.warning import collecting, issue, warn
 from robust_ext.engine.context import ISOLATED, current_context
-from robust_ext.engine.phases import Speedometer, phases_of
 from robust_ext.engine.store import Record, Store
 from robust_ext.engine.task import Attempt, Task, TaskResult, Work, verified
 
 RECORD = 700
 """Bytes of a record of one attempt, about."""
 
+Probe = tuple[nn.Module, Tensor, int]
 R = TypeVar("R", bound="Run")
 R_co = TypeVar("R_co", bound="Run", covariant=True)
 
@@ -126,13 +124,8 @@ class Run(ABC):
         return None
 
     def probe(self) -> Probe | None:
-        """The network whose rows are counted, to measure its speed with."""
+        """The network whose rows are counted, with some inputs and the rows of a batch, to measure its speed with."""
         return None
-
-    @cached_property
-    def speedometer(self) -> Speedometer:
-        """What times bare passes of that network between blocks."""
-        return Speedometer(self.probe())
 
     def prepare(self, store: Store) -> Work[None]:
         """Tasks that come before the blocks."""
@@ -183,8 +176,8 @@ def isolated(outcomes: Iterable[Outcome[Any]]) -> bool:
     return all(timing.get("isolated", False) for one in outcomes for timing in one.timings)
 
 
-def timed(work: Work[Block], speed: Speedometer) -> Generator[Task, TaskResult, Block]:
-    """The tasks of a block, whose timing gets its seconds in all, and those of bare passes in the same process."""
+def timed(work: Work[Block]) -> Generator[Task, TaskResult, Block]:
+    """The tasks of a block, whose timing gets its seconds in all and its warnings."""
     begun = time.perf_counter()
     warned: dict[str, bool] = {}
     try:
@@ -193,9 +186,7 @@ def timed(work: Work[Block], speed: Speedometer) -> Generator[Task, TaskResult, 
     except Exception:
         issue(warned)
         raise
-    seconds = time.perf_counter() - begun
-    counted = Spent.total(spent for *_, spent in phases_of(block.timing, ""))
-    more = {"seconds": seconds, "speed": speed.after(counted._replace(seconds=seconds))}
+    more: dict[str, Any] = {"seconds": time.perf_counter() - begun}
     if warned:
         more["warnings"] = warned
     return replace(block, timing={**block.timing, **more})

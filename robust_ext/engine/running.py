@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TypeVar
 
-from torch import nn
-
 from robust_ext.core.errors import OutOfTimeError, RobustExtError
 from robust_ext.engine.context import current_context, is_over
 from robust_ext.engine.estimate import EstimatedError, estimate_runs
-from robust_ext.engine.forecast import Forecast, make_forecast
 from robust_ext.engine.identity import versions
-from robust_ext.engine.phases import Speedometer
 from robust_ext.engine.plan_file import write_plan
 from robust_ext.engine.pool import current_pool, run_on
-from robust_ext.engine.progress import Progress, is_shown, phase, showing
+from robust_ext.engine.progress import Progress, phase, showing
 from robust_ext.engine.run import Outcome, Run, end, finish, keep, tell, timed
 from robust_ext.engine.run_folder import RunFolder
 from robust_ext.engine.store import Store
 from robust_ext.engine.task import Task, TaskResult, verified
-
-logger = logging.getLogger(__name__)
-
-# Seconds from which on an estimate is stated before the work.
-_LONG = 300.0
 
 R = TypeVar("R", bound=Run)
 Choice = Callable[[Sequence[R], Mapping[str, Outcome[R]]], R | None]
@@ -55,15 +45,12 @@ def run_all(
     workers = 1 if pool is None else pool.workers
     if context.dry_run:
         raise EstimatedError(estimate_runs(runs, folder=folder, title=title, workers=workers))
-    forecast = make_forecast(runs) if is_shown(progress) or logger.isEnabledFor(logging.INFO) else Forecast()
-    forecast.workers = workers
     total = sum(len(rows) for run in runs for rows in run.blocks)
     if context.repair and folder is not None:
         for run in runs:
             if (folder / run.key).is_dir():
                 _open(run, folder, repair=True).close()
     outcomes: dict[str, Outcome[R]] = {}
-    speeds: dict[nn.Module | None, Speedometer] = {}
 
     def opened(run: R) -> Store:
         store = _open(run, folder)
@@ -72,8 +59,7 @@ def run_all(
             write_plan(folder, runs, evaluation=title)
         return store
 
-    with showing(title, shown=progress, total=total, unit=unit, forecast=forecast) as bar:
-        _announce(forecast, title, bar)
+    with showing(title, shown=progress, total=total, unit=unit) as bar:
         left = list(runs)
         while group := _next_group(left, outcomes, choose):
             left = [run for run in left if all(run.key != one.key for one in group)]
@@ -81,14 +67,7 @@ def run_all(
                 outcomes |= yield from run_on(pool, group, opened, bar)
             for run in group if pool is None else ():
                 with closing(opened(run)) as store:
-                    # Before the session: what counts the rows of a network is no part of its copy.
-                    probe = run.probe()
-                    network = None if probe is None else probe.network
-                    if network not in speeds:
-                        speeds[network] = Speedometer(probe)
-                    outcomes[run.key] = yield from _run(run, store, speeds[network], bar)
-        for run in left:
-            forecast.drop(run.key)
+                    outcomes[run.key] = yield from _run(run, store, bar)
     return outcomes if choose is not None else {run.key: outcomes[run.key] for run in runs}
 
 
@@ -100,21 +79,13 @@ def _next_group(left: Sequence[R], outcomes: Mapping[str, Outcome[R]], choose: C
     return [] if chosen is None else [chosen]
 
 
-def _announce(forecast: Forecast, title: str, bar: Progress | None) -> None:
-    """State what is to be expected: in the log, and where that is long and something is shown, there."""
-    logger.info("%s: %s", title, forecast)
-    if bar is not None and (forecast.left()[0] or 0.0) > _LONG and not logger.isEnabledFor(logging.INFO):
-        bar.write_line(f"{title}: {forecast}")
-
-
 def _open(run: Run, folder: Path | None, *, repair: bool = False) -> Store:
     if folder is None:
         return Store()
     return RunFolder(folder / run.key, kind=run.kind, settings=run.stated, versions=versions(), repair=repair)
 
 
-def _run(run: R, store: Store, speed: Speedometer, bar: Progress | None) -> Generator[Task, TaskResult, Outcome[R]]:
-    forecast = Forecast() if bar is None else bar.forecast
+def _run(run: R, store: Store, bar: Progress | None) -> Generator[Task, TaskResult, Outcome[R]]:
     phase(run.title)
     try:
         with run.session():
@@ -122,17 +93,14 @@ def _run(run: R, store: Store, speed: Speedometer, bar: Progress | None) -> Gene
             for rows in run.blocks:
                 if run.decided(store):
                     break
-                if not store.holds(rows):
+                kept = store.holds(rows)
+                if not kept:
                     if run.partial and is_over():
                         raise OutOfTimeError("the time that was given is over")
-                    forecast.begin(run.key, len(rows))
-                    keep((yield from timed(run.work(rows, run.needs(rows, store)), speed)), store)
+                    keep((yield from timed(run.work(rows, run.needs(rows, store)))), store)
                 tell(run, rows, store)
-                forecast.end(run.key, len(rows))
                 if bar is not None:
-                    bar.advance(len(rows))
+                    bar.advance(len(rows), kept=kept)
     except RobustExtError as error:
         return end(run, store, error)
-    finally:
-        forecast.drop(run.key)
     return finish(run, store)

@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from robust_ext.core.cost import Costs
-from robust_ext.core.speed import Probe
 from robust_ext.engine.differences import differences
 from robust_ext.engine.inputs import EvaluationInputs
-from robust_ext.engine.run import Block, Run
+from robust_ext.engine.run import Block, Probe, Run
 from robust_ext.engine.store import Floats, Record, Store
 from robust_ext.engine.task import Work
 from robust_ext.evaluations.detector_scores import Scores, score_points, scores_name, unpack_scores
@@ -59,7 +58,7 @@ class ScoredRun(Run):
 
     def probe(self) -> Probe:
         """The classifier, at the first inputs."""
-        return Probe(self.given.module, self.given.inputs, min(self.batch_size, len(self.given.ids)))
+        return self.given.module, self.given.inputs, min(self.batch_size, len(self.given.ids))
 
     def points(self, rows: range, store: Store) -> Tensor:
         """What is scored."""

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from robust_ext.core.cost import Cost
+from robust_ext.core.printable import duration
 from robust_ext.engine.estimate import Estimate
-from robust_ext.engine.forecast import duration
 from robust_ext.reports.text import Line, paragraph, table
 from robust_ext.reports.wording import count, plain, seconds
 
@@ -68,7 +68,7 @@ def estimate_text(estimate: Estimate) -> str:
     if whole:
         workers = estimate.workers
         shared = "" if workers == 1 else f", {duration(whole / workers)} with {workers} workers"
-        below.append(f"As bare passes of the network on this machine: at most {duration(whole)}{shared}.")
+        below.append(f"As passes of the network alone on this machine: at most {duration(whole)}{shared}.")
     if estimate.total.unknown:
         names = ", ".join(map(plain, estimate.total.unknown))
         below.append(f"Not known before, and beside that: what {names} takes.")

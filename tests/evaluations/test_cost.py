@@ -1,16 +1,14 @@
 """Estimates before the start against the rows that are really counted."""
 
-import logging
-import re
+import time
 
 import pytest
 import torch
 from torch import nn
 
 import robust_ext
-from robust_ext.core.cost import Cost
-from robust_ext.core.speed import Probe, measure_rates
 from robust_ext.core.threat import ThreatModel
+from robust_ext.engine.estimate import row_seconds
 from robust_ext.evaluations.binarization.cost import planting_cost
 from robust_ext.evaluations.binarization.preparation import PassCounter, counted_parts
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
@@ -25,12 +23,10 @@ def given():
     return random_classifier()
 
 
-def estimate(caplog, call):
-    """The rows forward and back that were stated, and the result."""
-    with caplog.at_level(logging.INFO, "robust_ext.engine"):
-        result = call()
-    stated = re.search(r"at most ([\d,]+) rows forward(?: and ([\d,]+) back)?", caplog.text)
-    return [int((number or "0").replace(",", "")) for number in stated.groups()], result.content, caplog.text
+def estimate(call):
+    """The rows forward and back that are stated before, and the result."""
+    stated = robust_ext.estimate(call).total
+    return [stated.forward, stated.backward], call().content
 
 
 @pytest.mark.parametrize(
@@ -48,10 +44,10 @@ def estimate(caplog, call):
         (APGD, {"witness_steps": 0, "witness_queries": 40}, 1.6),
     ],
 )
-def test_of_the_binarization_test(given, caplog, attack, settings, factor):
+def test_of_the_binarization_test(given, attack, settings, factor):
     network, inputs, _ = given
-    (forward, backward), content, _ = estimate(
-        caplog, lambda: robust_ext.binarization_test(network, attack, inputs, THREAT_MODEL, **SMALL, **settings)
+    (forward, backward), content = estimate(
+        lambda: robust_ext.binarization_test(network, attack, inputs, THREAT_MODEL, **SMALL, **settings)
     )
     counted = content["attacks"][0]["passes"]
     assert counted["forward"] <= forward * 1.01 <= counted["forward"] * factor
@@ -84,11 +80,9 @@ def test_of_planting_is_exact(given, settings):
         (["art:ProjectedGradientDescent(max_iter=6)"], 7, 6),
     ],
 )
-def test_of_robust_accuracy(given, caplog, attacks, forward, backward):
+def test_of_robust_accuracy(given, attacks, forward, backward):
     network, inputs, labels = given
-    stated, content, _ = estimate(
-        caplog, lambda: robust_ext.robust_accuracy(network, attacks, inputs, labels, THREAT_MODEL)
-    )
+    stated, content = estimate(lambda: robust_ext.robust_accuracy(network, attacks, inputs, labels, THREAT_MODEL))
     # One row an attack to verify what it found.
     assert stated == [8 * (forward + len(attacks)), 8 * backward]
     counted = [sum(one["passes"][way] for one in content["attacks"]) for way in ("forward", "backward")]
@@ -96,7 +90,7 @@ def test_of_robust_accuracy(given, caplog, attacks, forward, backward):
     assert counted[1] <= stated[1] <= 1.5 * counted[1]
 
 
-def test_of_a_test_time_defense(given, caplog):
+def test_of_a_test_time_defense(given):
     network, inputs, labels = given
 
     class Twice(nn.Module):
@@ -107,8 +101,7 @@ def test_of_a_test_time_defense(given, caplog):
         def forward(self, x):
             return self.network(x) + self.network(x.flip(3))
 
-    stated, content, _ = estimate(
-        caplog,
+    stated, content = estimate(
         lambda: robust_ext.evaluate_defense(Twice().eval(), APGD, inputs, labels, THREAT_MODEL, classifier=network),
     )
     # Predictions of clean inputs and candidates, and the attack, of which each takes two rows of the static model.
@@ -117,14 +110,14 @@ def test_of_a_test_time_defense(given, caplog):
     assert (step["passes"]["forward"], step["passes"]["backward"]) == (8 * 22, 8 * 20)
 
 
-def test_what_states_no_steps_is_named(given, caplog):
+def test_what_states_no_steps_is_named(given):
     network, inputs, labels = given
     attacks = {"mine": lambda model, x, y: x, "strong": APGD}
-    text = estimate(caplog, lambda: robust_ext.robust_accuracy(network, attacks, inputs, labels, THREAT_MODEL))[-1]
-    assert "and what mine linf 0.1 takes, which its first block will show" in text
+    found = robust_ext.estimate(lambda: robust_ext.robust_accuracy(network, attacks, inputs, labels, THREAT_MODEL))
+    assert found.total.unknown == ("mine linf 0.1",)
 
 
-def test_no_number_changes_where_it_is_estimated(given, caplog, capsys):
+def test_no_number_changes_where_it_is_estimated(given, capsys):
     network, inputs, labels = given
     calls = []
     counting = nn.Sequential(network).eval()
@@ -137,28 +130,20 @@ def test_no_number_changes_where_it_is_estimated(given, caplog, capsys):
     assert results[0]["attacks"][0]["passes"] == results[1]["attacks"][0]["passes"]
 
 
-def test_an_estimate_of_minutes_is_stated_before_the_start(given, monkeypatch, capsys):
-    network, inputs, labels = given
-    monkeypatch.setattr("robust_ext.engine.running._LONG", 0.0)
-    robust_ext.robust_accuracy(network, [APGD], inputs, labels, THREAT_MODEL, progress=True)
-    out, err = capsys.readouterr()
-    assert not out
-    assert err.startswith("robust accuracy: at most 96 rows forward and 80 back, about ")
-
-
-def test_rates_are_measured_at_a_copy_and_only_where_the_module_can_be_run():
+def test_seconds_are_measured_at_a_copy_and_only_where_the_module_can_be_run():
     class Kept(nn.Module):
         calls = 0
 
         def forward(self, x):
             self.calls += 1
+            time.sleep(0.001 * len(x))
             return x.flatten(1)
 
     module = Kept().eval()
-    found = measure_rates(Probe(module, torch.rand(2, 3), 32), Cost(10**9))
-    assert found.forward > 0
+    forward, backward = row_seconds(module, torch.rand(2, 3), 32)
+    assert 0.001 <= forward < 0.01
+    assert 0 <= backward < forward
     assert module.calls == 0
     flat = nn.Sequential(Kept(), nn.Threshold(2.0, 0.0))
-    no_gradient = measure_rates(Probe(flat, torch.ones(2, 3).int().float(), 2), Cost(1))
-    assert no_gradient.backward >= 0
-    assert measure_rates(Probe(nn.Linear(4, 2), torch.rand(2, 3), 2), Cost(1)) is None
+    assert row_seconds(flat, torch.ones(2, 3), 2)[1] >= 0
+    assert row_seconds(nn.Linear(4, 2), torch.rand(2, 3), 2) is None

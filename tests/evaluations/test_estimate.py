@@ -4,16 +4,11 @@ import re
 import time
 
 import pytest
-import torch
-from torch import nn
 from typer.testing import CliRunner
 
 import robust_ext
 from robust_ext.cli.app import app
-from robust_ext.core.cost import Cost, Spent
-from robust_ext.core.speed import Probe
 from robust_ext.core.threat import ThreatModel
-from robust_ext.engine.phases import Pace, Speedometer
 from tests.evaluations.subjects import SMALL, random_classifier
 
 THREAT_MODEL = ThreatModel(norm="linf", epsilon=0.1)
@@ -116,35 +111,6 @@ def test_a_diagnosis_is_estimated_as_the_sum_of_what_it_runs(given):
     assert "larger budgets and remedies" in found.total.unknown
 
 
-class Slow(nn.Module):
-    """A pass takes a millisecond and a tenth of one a row."""
-
-    def forward(self, x):
-        time.sleep(0.001 + 1e-4 * len(x))
-        return x.flatten(1)
-
-
-def test_bare_passes_take_a_hundredth_of_the_time_and_the_floor_is_theirs():
-    probe = Probe(Slow(), torch.rand(4, 3), 8, {"features": 32})
-    speed = Speedometer(probe)
-    begun = time.perf_counter()
-    entries = [entry for _ in range(4) for entry in speed.after(Spent(1000, 100, 5.0))]
-    assert time.perf_counter() - begun < 0.01 * 20.0 + 0.05
-    pace = Pace(probe, entries)
-    # In batches of 32 a row takes (1 + 3.2) / 32 ms, in batches of 8 more.
-    assert pace.seconds("features", Cost(1000)) == pytest.approx(0.131, rel=0.4)
-    assert pace.seconds("attack", Cost(1000)) == pytest.approx(0.225, rel=0.4)
-    assert pace.seconds("attack", Cost()) is None
-
-
-def test_few_rows_are_no_measure_of_a_batch():
-    probe = Probe(Slow(), torch.rand(4, 3), 1000)
-    entries = Speedometer(probe).after(Spent(100, 0, 0.01))
-    assert entries[0][1] < 500
-    assert Pace(probe, entries).seconds("attack", Cost(10)) is None
-    assert Speedometer(None).after(Spent(100, 0, 1.0)) == []
-
-
 def run(*arguments):
     return CliRunner().invoke(app, [*arguments, "--model=digits", "--data=digits", "--in-process"])
 
@@ -166,14 +132,15 @@ def test_a_dry_run_of_a_command_prints_its_cost_and_writes_nothing(tmp_path, com
     found = run(command, *COMMANDS[command], "--dry-run", f"--out={out}")
     assert found.exit_code == 0, found.output
     assert re.search(r"^in all +[\d,]+ +[\d,]+ +[\d.]+$", found.output, re.M)
-    assert "As bare passes of the network on this machine: at most" in found.output
+    assert "As passes of the network alone on this machine: at most" in found.output
     assert not out.exists()
 
 
-def test_a_dry_run_of_a_study_refuses_another_runs_folder(tmp_path):
+def test_a_dry_run_of_a_study_refuses_another_runs_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     out, study = tmp_path / "run", tmp_path / "study.toml"
     text = f'[robust-accuracy]\nmodel = "digits"\ndata = "digits"\nattack = "{PGD}"\neps = "0.1"\nsamples = 4\n'
-    study.write_text(text + f'in-process = true\nout = "{out}"\n')
+    study.write_text(text + 'in-process = true\nout = "run"\n')
     invoke = CliRunner().invoke
     assert "4 samples in all runs, 0 of them done" in invoke(app, ["run", str(study), "--dry-run"]).output
     assert invoke(app, ["run", str(study), "--no-progress"]).exit_code == 0

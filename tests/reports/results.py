@@ -104,22 +104,15 @@ DEPTHS = [depth_row(1.0, 256, 157, 31, (256, 157, 31)), depth_row(2.0, 192, 48, 
 def make_time(attacks):
     """What it took: planting by a folded copy, attacks, and a rest of which no rows are known."""
 
-    def row(phase, of, forward, backward, seconds, floor):
-        return {
-            "phase": phase,
-            "of": of,
-            "forward": forward,
-            "backward": backward,
-            "seconds": seconds,
-            "floor": floor,
-        }
+    def row(phase, of, forward, backward, seconds):
+        return {"phase": phase, "of": of, "forward": forward, "backward": backward, "seconds": seconds}
 
     rows = [
-        row("features", None, 64000, 0, 41.5, 44.0),
-        *(row("attack", name, 6400, 6400, 12.5, 11.25) for name in attacks),
-        row("rest", None, 0, 0, 3.25, None),
+        row("features", None, 64000, 0, 41.5),
+        *(row("attack", name, 6400, 6400, 12.5) for name in attacks),
+        row("rest", None, 0, 0, 3.25),
     ]
-    whole = (sum(one[key] or 0 for one in rows) for key in ("forward", "backward", "seconds", "floor"))
+    whole = (sum(one[key] or 0 for one in rows) for key in ("forward", "backward", "seconds"))
     total = row(None, None, *whole)
     return {"phases": rows, "total": {key: total[key] for key in list(total)[2:]}, "wall": 21.0}
 

@@ -13,7 +13,6 @@ from robust_ext.attacks.transfer import Transfer
 from robust_ext.core.cost import Cost, Costs, Spent
 from robust_ext.core.errors import AttackError, AttackRefusedError, ModelError, RobustExtError
 from robust_ext.core.random import derive_seed
-from robust_ext.core.speed import Probe
 from robust_ext.core.target import PassCounter, Target, count_all_calls
 from robust_ext.engine.behaviour import behaviour
 from robust_ext.engine.code_digest import attack_code, module_code
@@ -21,7 +20,7 @@ from robust_ext.engine.identity import describe, model_digest, plain_settings
 from robust_ext.engine.inputs import EvaluationInputs, blocks_of
 from robust_ext.engine.outcomes import LOST
 from robust_ext.engine.phases import Phases
-from robust_ext.engine.run import RECORD, Block, Run
+from robust_ext.engine.run import RECORD, Block, Probe, Run
 from robust_ext.engine.store import Store
 from robust_ext.engine.task import Attempt, Check, Key, Task, Work
 from robust_ext.engine.verify import Verification, verify
@@ -107,7 +106,7 @@ class StepRun(Run):
 
     def probe(self) -> Probe:
         """The static model, at the first inputs."""
-        return Probe(self.defense.classifier, self.given.inputs, len(self.blocks[0]))
+        return self.defense.classifier, self.given.inputs, len(self.blocks[0])
 
     def place(self) -> torch.device:
         """The inputs' device."""

@@ -15,12 +15,11 @@ from torch import Tensor, nn
 from robust_ext.attacks.base import Attack
 from robust_ext.core.cost import Costs
 from robust_ext.core.random import derive_seed
-from robust_ext.core.speed import Probe
 from robust_ext.core.target import Counted, count_calls
 from robust_ext.engine.context import current_context
 from robust_ext.engine.phases import Phases
 from robust_ext.engine.progress import phase, watching
-from robust_ext.engine.run import RECORD, Block, Run
+from robust_ext.engine.run import RECORD, Block, Probe, Run
 from robust_ext.engine.store import Record, Store
 from robust_ext.engine.task import Work
 from robust_ext.engine.trace import mean_curve
@@ -112,8 +111,7 @@ class BinarizationRun(Run):
     def probe(self) -> Probe:
         """The features with the readout, at the first inputs."""
         network = nn.Sequential(self.features.module, self.readout).eval()
-        measured = dict.fromkeys(("features", "random"), self.forward.rows)
-        return Probe(network, self.inputs[:4].to(self.device), self.given.group_size, measured)
+        return network, self.inputs[:4].to(self.device), self.given.group_size
 
     def prepare(self, store: Store) -> Work[None]:
         """Calibrate the hardness once."""
