@@ -33,7 +33,7 @@ from robust_ext import binarization_test, robust_accuracy
 from robust_ext.core.threat import ThreatModel
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
-from robust_ext.engine.run_folder import RunFolder
+from robust_ext.engine.run_folder import RunFolder, SavedRun
 
 THREAT = ThreatModel(norm="linf", epsilon=0.1)
 MEBI = 2**20
@@ -49,6 +49,13 @@ def fastest(function: Callable[[], object], *, repeats: int = 3) -> float:
     return min(times)
 
 
+def line_bytes(folder: Path) -> float:
+    """Mean bytes of a sample's line in the only run of a folder."""
+    (file,) = folder.rglob("records.jsonl")
+    lines = [line for line in file.read_bytes().splitlines(keepends=True) if line.startswith(b'{"index"')]
+    return sum(map(len, lines)) / len(lines)
+
+
 def record_bytes(folder: Path) -> dict[str, float]:
     """Bytes of a sample's record: of robust accuracy, and of the binarization test for each attack and beside them."""
     digits = load_dataset("digits")
@@ -60,32 +67,34 @@ def record_bytes(folder: Path) -> dict[str, float]:
         settings = {"inner_points": 60, "random_inner": 20, "random_corners": 20, "depths": (1,), "sequential": False}
         out = folder / f"binarization {attacks}"
         binarization_test(digits_network(), recipes, inputs, THREAT, out=out, **settings)
-        return (out / "records.jsonl").stat().st_size / len(inputs)
+        return line_bytes(out)
 
     one, three = size(1), size(3)
-    (file,) = (folder / "accuracy").rglob("records.jsonl")
-    accuracy = file.stat().st_size / len(inputs)
     attack = (three - one) / 2
-    return {"record_bytes": accuracy, "planted_attack_bytes": attack, "planted_sample_bytes": one - attack}
+    return {
+        "record_bytes": line_bytes(folder / "accuracy"),
+        "planted_attack_bytes": attack,
+        "planted_sample_bytes": one - attack,
+    }
 
 
 def record_seconds(folder: Path, *, count: int) -> dict[str, float]:
     """Seconds to append a record in a block of 64, to wait for the disk once, and to read a record again."""
     (file,) = (folder / "accuracy").rglob("records.jsonl")
-    record = {key: value for key, value in json.loads(file.read_text().splitlines()[0]).items() if key != "checksum"}
-    given: Mapping[str, Any] = {"kind": "costs", "settings": {}, "versions": {}}
+    saved = SavedRun(file.parent)
+    record, timing = saved.records()[0], {**saved.timings()[0], "arrays": {}}
+    given: Mapping[str, Any] = {"kind": "attack", "settings": {}, "versions": {}}
     place = folder / "records"
 
     def opened() -> RunFolder:
         return RunFolder(place, **given)
 
     store = opened()
-    timing = {"seconds": 0.1, "passes": {"forward": 1, "backward": 1}}
-    store.append([], {"block": -1, **timing})  # Waits for the disk; the next seconds do not
+    store.append([], {**timing, "block": -1})  # Waits for the disk; the next seconds do not
     begun = time.perf_counter()
     for start in range(0, count, 64):
         block = [{**record, "index": index} for index in range(start, start + 64)]
-        store.append(block, {"block": start, **timing})
+        store.append(block, {**timing, "block": start})
     append = (time.perf_counter() - begun) / count
     store.close()
     read = fastest(lambda: opened().close()) / count
@@ -110,8 +119,9 @@ def noise(rows: int) -> NDArray[np.float32]:
 def array_costs(folder: Path) -> dict[str, float]:
     """Of a MiB of candidates: seconds to write it, and what is left of it."""
     candidates, store = noise(8), RunFolder(folder / "arrays", kind="costs", settings={}, versions={})
+    store.save("candidates-000000", candidates=candidates)
+    size = (folder / "arrays" / "arrays.bin").stat().st_size
     write = fastest(lambda: store.save("candidates-000000", candidates=candidates))
-    size = (folder / "arrays" / "candidates-000000.npz").stat().st_size
     store.close()
     return {"write_seconds_mib": write / candidates.nbytes * MEBI, "kept_share": size / candidates.nbytes}
 

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,8 @@ _BATCH = 32
 @dataclass(frozen=True, kw_only=True)
 class RecipeRun(Run):
     """One recipe on the samples of a case study, with its detector or without."""
+
+    kind: ClassVar[str] = "case_study"
 
     given: EvaluationInputs  # With the module that judges
     shown: nn.Module  # The module that is attacked

@@ -26,6 +26,7 @@ from robust_ext.core.random import derive_seed, seeded_globals
 from robust_ext.core.threat import ThreatModel
 from robust_ext.core.validation import check_choice, check_integer
 from robust_ext.detectors.base import Detector
+from robust_ext.engine.evaluation_file import as_folder, begin_evaluation
 from robust_ext.engine.executors import ExecutorLike
 from robust_ext.engine.inputs import EvaluationInputs
 from robust_ext.engine.progress import Progress, showing
@@ -90,8 +91,10 @@ def run_case_studies(
     check_integer("images", images, minimum=100)
     where = torch.device("cpu") if device is None else check_device(device)
     given = load_case_data(data, root=data_root, samples=samples, images=images, seed=seed)
-    folder, begun, studies = None if out is None else Path(out), time.perf_counter(), []
+    folder, begun, studies = as_folder(out), time.perf_counter(), []
     outcomes, parts = list[Outcome[RecipeRun]](), list[Part]()
+    asked = {"data": data, "samples": samples, "images": images, "seed": seed}
+    begin_evaluation(folder, "case studies", holds={name: name for name in chosen}, settings=asked)
     models = {name: case_threat_model(load_case_study(name), data) for name in chosen}
     workers = attack_worker(isolate=isolate, attack_timeout=attack_timeout, executor=executor, devices=devices)
     with workers as worker, listening(callbacks) as tell:
@@ -212,7 +215,7 @@ class _Running:
             key=f"{kind}-accuracy",
             seed=self.seed,
         )
-        outcomes = drive(run_all([run], out=self.folder, progress=False, title=kind), self.worker)
+        outcomes = drive(run_all([run], out=self.folder, progress=False, title=kind, whole=False), self.worker)
         self.outcomes.append(outcomes[run.key])
         return measured_accuracy(outcomes[run.key])
 

@@ -8,6 +8,7 @@ import re
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -97,6 +98,9 @@ def _parameters(cls: type[Settings], defaults: Mapping[str, Any]) -> Iterator[tu
             # What has no dashes stands by itself on the command line.
             option = typer.Argument(metavar=names[0], help=words)
         else:
+            path: dict[str, Any] = {}
+            if Path in (kind, *typing.get_args(kind)):
+                path = {"parser": _path, "metavar": "PATH"}
             if kind is bool and default is True:
                 names = [f"{names[0]}/--no-{names[0].removeprefix('--')}"]
             option = typer.Option(
@@ -105,6 +109,7 @@ def _parameters(cls: type[Settings], defaults: Mapping[str, Any]) -> Iterator[tu
                 rich_help_panel=panel_title(panel),
                 hidden=is_rare(panel),
                 autocompletion=completer(name, info),
+                **path,
             )
         if typing.get_origin(kind) is tuple:
             kind, default = (list[str], default) if required else (list[str] | None, None)
@@ -113,6 +118,13 @@ def _parameters(cls: type[Settings], defaults: Mapping[str, Any]) -> Iterator[tu
         default = inspect.Parameter.empty if required else default
         keyword = inspect.Parameter.KEYWORD_ONLY
         yield panel, inspect.Parameter(name, keyword, default=default, annotation=Annotated[kind, option]), words
+
+
+def _path(text: str) -> Path:
+    """A path; an empty text, which would be the current folder, is refused."""
+    if not text:
+        raise typer.BadParameter("got '', expected a name; '.' is the current folder")
+    return Path(text)
 
 
 def _values(cls: type[Settings], values: Mapping[str, Any]) -> dict[str, Any]:

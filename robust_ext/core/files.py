@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from pathlib import Path
 
 from robust_ext.core.errors import DataError, RobustExtError
@@ -31,6 +32,35 @@ def replace_file(
             draft.unlink(missing_ok=True)
     except OSError as refused:
         raise error(unwritable(path, refused)) from refused
+
+
+def open_file(path: Path, flags: int, *, error: type[RobustExtError] = DataError) -> int:
+    """Open a file, and refuse links, which lead out of their folder, and pipes, which may wait for ever.
+
+    Returns the descriptor. Where the file cannot be opened, or is none, ``error`` is raised.
+    """
+    # Windows has neither flag.
+    flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    try:
+        handle = os.open(path, flags, 0o666)
+    except OSError as refused:
+        if path.is_symlink():
+            raise error(f"{path}: is a symbolic link, expected a file; choose another folder") from refused
+        if flags & (os.O_WRONLY | os.O_RDWR):
+            raise error(unwritable(path, refused)) from refused
+        raise error(f"{path}: cannot be read ({refused.strerror or refused})") from refused
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise error(f"{path}: is a folder, pipe or device, expected a file; choose another folder")
+    return handle
+
+
+def read_file(path: Path, *, error: type[RobustExtError] = DataError) -> bytes | None:
+    """Return the content of a file, which :func:`open_file` may refuse; None where there is none."""
+    if not os.path.lexists(path):
+        return None
+    with os.fdopen(open_file(path, os.O_RDONLY, error=error), "rb") as file:
+        return file.read()
 
 
 def make_folder(path: Path, *, error: type[RobustExtError] = DataError) -> None:

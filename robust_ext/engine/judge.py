@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import secrets
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,10 +12,9 @@ from robust_ext.core.errors import RunFolderError
 from robust_ext.core.files import make_folder
 from robust_ext.core.settings import LARGEST_SEED, Settings, setting, settings_class
 from robust_ext.core.validation import check_integer
-from robust_ext.engine.archive import read_value, write_value
 from robust_ext.engine.context import current_context
-from robust_ext.engine.locks import locked
-from robust_ext.engine.repair import read_run
+from robust_ext.engine.evaluation_file import as_folder, read_evaluation, write_evaluation
+from robust_ext.engine.run_folder import locked
 from robust_ext.engine.task import Worker, run_task
 
 
@@ -53,29 +51,19 @@ def with_judge_seed(settings: S, *, out: str | os.PathLike[str] | None, worker: 
     if settings.judge_seed is not None:
         return settings
     fresh = settings.seed if worker is run_task else secrets.randbits(62)
-    seed: int = fresh if out is None else _kept(Path(out), fresh)
-    return dataclasses.replace(settings, judge_seed=seed)
+    folder = as_folder(out)
+    return dataclasses.replace(settings, judge_seed=fresh if folder is None else _seed_in(folder, fresh))
 
 
-def _kept(folder: Path, fresh: int) -> int:
-    """The seed that a folder holds; where it holds none, that of its runs, or else the fresh one, from now on."""
-    file, dry = folder / "judge.json", current_context().dry_run
-    if not dry:
-        make_folder(folder, error=RunFolderError)
-    with nullcontext() if dry else locked(folder / ".lock-judge", wait=True):
-        if file.exists():
-            try:
-                return check_integer("judge_seed", read_value(file, ""), minimum=0)
-            except RunFolderError:
-                if not current_context().repair:
-                    raise
-        of_runs = [seed for run in sorted(folder.rglob("run.json")) if (seed := _seed_of(run)) is not None]
-        seed = of_runs[0] if of_runs else fresh
-        return check_integer("judge_seed", seed if dry else write_value(file, "", seed), minimum=0)
-
-
-def _seed_of(run: Path) -> object:
-    try:
-        return read_run(run)[0]["settings"].get("judge_seed")
-    except RunFolderError:
-        return None
+def _seed_in(folder: Path, fresh: int) -> int:
+    """Return the seed that a folder states; where it states none, the fresh one, which it states from now on."""
+    dry = current_context().dry_run
+    if dry:
+        stated = read_evaluation(folder)["judge_seed"]
+        return fresh if stated is None else check_integer("judge_seed", stated, minimum=0)
+    make_folder(folder, error=RunFolderError)
+    with locked(folder):
+        stated = read_evaluation(folder)
+        seed = fresh if stated["judge_seed"] is None else stated["judge_seed"]
+        write_evaluation(folder, {**stated, "judge_seed": seed})
+    return check_integer("judge_seed", seed, minimum=0)

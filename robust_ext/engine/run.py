@@ -71,7 +71,7 @@ class Block:
 class Run(ABC):
     """The work of one store."""
 
-    kind: ClassVar[str] = "attack"  # Of the run, in its folder
+    kind: ClassVar[str] = "run"  # By which its folder states what records hold
     partial: ClassVar[bool] = False  # Whether its first blocks are a result where the time is over before the others
 
     key: str  # Its folder inside the run folder; empty for the run folder itself
@@ -113,6 +113,11 @@ class Run(ABC):
     def cost(self) -> Cost:
         """All that one of its samples takes."""
         return sum(self.costs().values(), Cost())
+
+    @property
+    def holds(self) -> dict[str, str]:
+        """What a result that has it covers, by key, with titles."""
+        return {self.key: self.title}
 
     @property
     def stated(self) -> dict[str, Any]:
@@ -194,10 +199,7 @@ def timed(work: Work[Block]) -> Generator[Task, TaskResult, Block]:
 
 def keep(block: Block, store: Store) -> None:
     """Have a store keep a block."""
-    # Before the records: a block whose records are there is not run again.
-    for name, arrays in block.arrays.items():
-        store.save(name, **arrays)
-    store.append(block.records, {**block.timing, "isolated": ISOLATED.get()})
+    store.append(block.records, {**block.timing, "isolated": ISOLATED.get()}, block.arrays)
 
 
 def tell(run: Run, rows: range, store: Store) -> None:

@@ -6,13 +6,13 @@ import os
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from robust_ext.core.errors import OutOfTimeError, RobustExtError
+from robust_ext.core.errors import OutOfTimeError, RobustExtError, RunFolderError
 from robust_ext.engine.context import current_context, is_over
 from robust_ext.engine.estimate import EstimatedError, estimate_runs
+from robust_ext.engine.evaluation_file import as_folder, claim, plan, read_evaluation, write_evaluation
 from robust_ext.engine.identity import versions
-from robust_ext.engine.plan_file import write_plan
 from robust_ext.engine.pool import current_pool, run_on
 from robust_ext.engine.progress import Progress, phase, showing
 from robust_ext.engine.run import Outcome, Run, end, finish, keep, tell, timed
@@ -33,6 +33,8 @@ def run_all(
     title: str,
     unit: str = "candidate",
     choose: Choice[R] | None = None,
+    settings: Mapping[str, Any] | None = None,
+    whole: bool = True,
 ) -> Generator[Task, TaskResult, dict[str, Outcome[R]]]:
     """The tasks of all runs that are not there yet, for :func:`robust_ext.engine.task.drive`.
 
@@ -40,9 +42,16 @@ def run_all(
     before these is left. ``unit`` is what progress counts. With ``choose`` runs follow one another, each chosen when
     the one before it is done; else workers share all of them. Returns outcomes by key, in the order of the runs, or
     that in which they were chosen.
+
+    The folder takes one evaluation, see :func:`robust_ext.engine.evaluation_file.claim`: ``settings`` are those of the
+    result beside its runs, and without ``whole`` the runs are part of an evaluation that has claimed the folder.
     """
-    context, folder, pool = current_context(), None if out is None else Path(out), current_pool()
+    context, folder, pool = current_context(), as_folder(out), current_pool()
     workers = 1 if pool is None else pool.workers
+    stated = dict[str, Any]()
+    if folder is not None:
+        holds = {key: name for run in runs for key, name in run.holds.items()}
+        stated = claim(folder, title, holds=holds, settings=settings) if whole else read_evaluation(folder)
     if context.dry_run:
         raise EstimatedError(estimate_runs(runs, folder=folder, title=title, workers=workers))
     total = sum(len(rows) for run in runs for rows in run.blocks)
@@ -56,7 +65,7 @@ def run_all(
         store = _open(run, folder)
         # Not before a folder has turned out to be that of this evaluation.
         if folder is not None and not outcomes:
-            write_plan(folder, runs, evaluation=title)
+            write_evaluation(folder, plan(stated, runs, title=title))
         return store
 
     with showing(title, shown=progress, total=total, unit=unit) as bar:
@@ -82,7 +91,10 @@ def _next_group(left: Sequence[R], outcomes: Mapping[str, Outcome[R]], choose: C
 def _open(run: Run, folder: Path | None, *, repair: bool = False) -> Store:
     if folder is None:
         return Store()
-    return RunFolder(folder / run.key, kind=run.kind, settings=run.stated, versions=versions(), repair=repair)
+    path, samples = folder / run.key, sum(map(len, run.blocks))
+    if Path(os.path.realpath(path)) != Path(os.path.realpath(folder)) / run.key:
+        raise RunFolderError(f"{path}: leads out of {folder} by a symbolic link; choose another folder")
+    return RunFolder(path, kind=run.kind, settings=run.stated, versions=versions(), samples=samples, repair=repair)
 
 
 def _run(run: R, store: Store, bar: Progress | None) -> Generator[Task, TaskResult, Outcome[R]]:

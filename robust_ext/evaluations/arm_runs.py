@@ -40,6 +40,11 @@ class ArmRun(ScoredRun):
     arms: tuple[Arm, ...]  # The arms that are judged by what it returns
     adaptive_to: NamedDetector | None = None  # The detector that it attacks too
 
+    @property
+    def holds(self) -> dict[str, str]:
+        """The run, every detector, and every budget."""
+        return {**super().holds, **{f"arm {arm.name}": arm.name for arm in self.arms}}
+
     def costs(self) -> Costs:
         """The attack on a sample, and its verification; what a detector is queried for is measured."""
         given = self.given

@@ -12,7 +12,8 @@ from typing import Any, NoReturn
 from robust_ext import reports
 from robust_ext._version import __version__
 from robust_ext.core.errors import DataError, InvalidArgumentError
-from robust_ext.engine.repair import read_records
+from robust_ext.core.files import read_file
+from robust_ext.engine.run_folder import SavedRun
 from robust_ext.evaluations.result import EvaluationResult
 
 _CLASSES = {
@@ -64,19 +65,18 @@ def load_result(path: str | os.PathLike[str]) -> EvaluationResult:
     cls: type[EvaluationResult] = getattr(import_module(module), name)
     found = cls(content)
     _check(found, file)
-    return cls(content, records=read_records(file.parent)) if kind == "binarization" else found
+    return cls(content, records=SavedRun(file.parent).records()) if kind == "binarization" else found
 
 
 def _read(file: Path) -> Mapping[str, Any]:
     def refuse(constant: str) -> NoReturn:
         raise ValueError(f"{constant} is no JSON")
 
+    read = read_file(file)
+    if read is None:
+        raise DataError(f"{file}: no such folder or result.json; name a run folder (out)")
     try:
-        content = json.loads(file.read_text(encoding="utf-8"), parse_constant=refuse)
-    except FileNotFoundError as error:
-        raise DataError(f"{file}: no such folder or result.json; name a run folder (out)") from error
-    except OSError as error:
-        raise DataError(f"{file}: cannot be read ({error.strerror or error})") from error
+        content = json.loads(read.decode(), parse_constant=refuse)
     except (ValueError, RecursionError) as error:
         raise DataError(f"{file}: cannot be read as JSON ({error}): the file is damaged") from error
     if not isinstance(content, dict):

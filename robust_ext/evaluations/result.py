@@ -15,9 +15,9 @@ from robust_ext import reports
 from robust_ext.core.errors import DataError
 from robust_ext.core.warning import with_collected
 from robust_ext.engine.context import current_context
+from robust_ext.engine.evaluation_file import close_evaluation
 from robust_ext.engine.identity import versions
 from robust_ext.engine.inputs import EvaluationInputs
-from robust_ext.engine.plan_file import remove_plan
 from robust_ext.engine.run import Outcome, isolated
 from robust_ext.evaluations.causes.finding import Finding
 from robust_ext.evaluations.tabular import Tabular
@@ -120,7 +120,7 @@ class EvaluationResult(Tabular):
     def _saved(self, folder: str | os.PathLike[str] | None) -> Self:
         if folder is not None:
             self.save(folder)
-            remove_plan(Path(folder))
+            close_evaluation(Path(folder))
         return self
 
     @classmethod

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -26,11 +26,18 @@ from robust_ext.evaluations.detectors import NamedDetector
 class ScoredRun(Run):
     """Points of every sample, and every detector's scores of them; by itself, the clean inputs."""
 
+    kind: ClassVar[str] = "attack"
+
     given: EvaluationInputs
     detectors: Sequence[NamedDetector]
     batch_size: int  # Samples attacked at once
     seed: int  # Of every draw
     judge_seed: int  # Of those of random detectors while they score
+
+    @property
+    def holds(self) -> dict[str, str]:
+        """The run, and every detector."""
+        return {**super().holds, **{f"detector {one.name}": f"detector {one.name}" for one in self.detectors}}
 
     def work(self, rows: range, needs: Mapping[str, Any]) -> Work[Block]:
         """Nothing: it has no blocks."""

@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from robust_ext.engine.chain import ChainedFile
+from robust_ext.engine.evaluation_file import FILE, read_evaluation
 from robust_ext.engine.outcomes import BROKEN, OUTCOMES
-from robust_ext.engine.plan_file import PLAN, read_plan
-from robust_ext.engine.repair import read_run
+from robust_ext.engine.run_folder import RECORDS, SavedRun
 from robust_ext.evaluations.loading import load_result
 from robust_ext.reports.text import Line, paragraph, table
 from robust_ext.reports.wording import percent, plain, seconds
@@ -26,11 +25,9 @@ def show_run(path: str | os.PathLike[str]) -> str:
         RunFolderError: Its records are damaged.
     """
     folder = Path(path)
-    if not folder.is_dir() or not ((folder / PLAN).exists() or any(folder.rglob("run.json"))):
+    runs = _runs(folder) if folder.is_dir() else []
+    if not runs:
         return str(load_result(folder))
-    if (folder / "result.json").exists() and not (folder / PLAN).exists():
-        return str(load_result(folder))
-    runs = _runs(folder)
     rows: list[Line] = [("run", "samples", "of", "so far", "seconds")]
     missing = []
     for run in runs:
@@ -58,29 +55,24 @@ def _closing(missing: Sequence[str]) -> list[str]:
 
 
 def _runs(folder: Path) -> list[dict[str, Any]]:
-    """The runs that are planned, with those in folders of their own; those that are there, where no plan is."""
-    plans = sorted(folder.rglob(PLAN))
-    if plans:
-        return [
-            {**run, "key": str((file.parent / run["key"]).relative_to(folder))}
-            for file in plans
-            for run in read_plan(file.parent)
-        ]
-    keys = sorted(str(file.parent.relative_to(folder)) for file in folder.rglob("run.json"))
+    """The runs that are planned, with those in folders of their own; those that are there, where nothing is stated."""
+    stated = {file.parent: read_evaluation(file.parent) for file in sorted(folder.rglob(FILE))}
+    planned = [
+        {**run, "key": str((place / run["key"]).relative_to(folder))}
+        for place, found in stated.items()
+        for run in found["planned"]
+    ]
+    if planned or (folder / "result.json").exists():
+        return planned
+    read_evaluation(folder)
+    keys = sorted(str(file.parent.relative_to(folder)) for file in folder.rglob(RECORDS))
     return [{"key": key, "title": key, "samples": None, "evaluation": "without a plan"} for key in keys]
 
 
 def _read(folder: Path) -> tuple[int, Records, float]:
     """How many samples a run is done with, its records, and the seconds that its blocks took."""
-    if not (folder / "run.json").exists():
-        return 0, [], 0.0
-    start = read_run(folder / "run.json")[1]
-    # Of several lines of one sample or block the last counts.
-    records = {one["index"]: one for one in ChainedFile(folder / "records.jsonl", start).read()}
-    timings = {one["block"]: one for one in ChainedFile(folder / "timings.jsonl", start).read()}
-    left_out = {index for one in timings.values() for index in one.get("left_out", ())}
-    taken = sum(one.get("seconds", 0.0) for one in timings.values())
-    return len(left_out | set(records)), list(records.values()), taken
+    saved = SavedRun(folder)
+    return len(saved.done()), saved.records(), saved.earlier
 
 
 def _parts(title: str, records: Records) -> list[tuple[str, str]]:

@@ -20,6 +20,7 @@ from robust_ext.casestudies.networks import small_features
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.defenses.training.loop import train_network
 from robust_ext.reports import report_page, report_text
+from tests.run_folders import records_of
 
 
 class Quantised(CaseStudy):
@@ -69,11 +70,6 @@ def quantised(monkeypatch):
     monkeypatch.setattr(api, "load_case_study", lambda name: Quantised())
 
 
-def records(file):
-    """Without checksums: a worker's record differs in none of its values."""
-    return [{**json.loads(line), "checksum": None} for line in file.read_text().splitlines()]
-
-
 @pytest.mark.exhaustive
 def test_weak_recipe_flagged_and_right_one_passed(quantised, tmp_path):
     result = api.run_case_studies(["rounded"], samples=30, images=600, out=tmp_path)
@@ -91,12 +87,11 @@ def test_weak_recipe_flagged_and_right_one_passed(quantised, tmp_path):
     shutil.copy(tmp_path / "rounded" / "weights.safetensors", tmp_path / "pooled" / "rounded")
     forked = partial(ProcessPoolExecutor, 2, mp_context=get_context("fork"))
     api.run_case_studies(["rounded"], samples=30, images=600, out=tmp_path / "pooled", executor=forked, device="cpu")
-    here = sorted((tmp_path / "rounded").rglob("records.jsonl"))
+    here = records_of(tmp_path / "rounded")
     assert len(here) == 4
-    for file in here:
-        assert records(tmp_path / "pooled" / file.relative_to(tmp_path)) == records(file)
+    assert records_of(tmp_path / "pooled" / "rounded") == here
     # Again, nothing is trained or attacked: the same result from what was kept, but for the time it took.
-    before = {file: file.read_bytes() for file in tmp_path.rglob("timings.jsonl")}
+    before = {file: file.read_bytes() for file in tmp_path.rglob("records.jsonl")}
     again = api.run_case_studies(["rounded"], samples=30, images=600, out=tmp_path)
     assert len(before) == 8
     assert {file: file.read_bytes() for file in before} == before

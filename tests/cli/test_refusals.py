@@ -99,6 +99,7 @@ LONG = "w" * 5000
         ((*ACCURACY, "--model", "os.path:join", *DATA), "--model: got os.path:join without a"),
         ((*ACCURACY, *MODEL, "--weights", LONG), "File name too long"),
         ((*ACCURACY, *MODEL, "--out", LONG), "File name too long"),
+        ((*ACCURACY, *MODEL, "--out", ""), "got '', expected a name; '.' is the current folder"),
         ((*ACCURACY, *MODEL, "--device", "meta"), "--device: got 'meta', expected a device this torch computes on"),
         ((*ACCURACY, *MODEL, "--executor", "local:0"), "executor: got local:0, expected local:N with a number"),
         ((*ACCURACY, *MODEL, "--executor", "dask:"), "executor: got dask:, expected local, local:N, dask"),

@@ -531,5 +531,5 @@ def test_an_attack_that_is_code_is_adapted_in_its_own_process(tmp_path):
     assert [score for score, _ in found.values()] == [pytest.approx(1.0, abs=0.17), 0.0, 0.0]
     assert list(found) == ["plain", "both", "mine through BPDA 0"]
     assert all(passes == found["plain"][1] for _, passes in found.values())
-    (stated,) = out.glob("b/**/run.json")
-    assert "mine.py" in stated.read_text()
+    (stated,) = out.glob("b/**/records.jsonl")
+    assert "mine.py" in stated.read_text().splitlines()[0]

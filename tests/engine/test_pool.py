@@ -92,7 +92,9 @@ def records(folder):
     """All that is kept of samples, by file; lines as they came, without their checksums and in order."""
     return {
         str(file.relative_to(folder)): sorted(
-            line.rpartition(b', "checksum"')[0] for line in file.read_bytes().splitlines()
+            line.rpartition(b', "checksum"')[0]
+            for line in file.read_bytes().splitlines()
+            if line.startswith(b'{"index": ')
         )
         for file in sorted(folder.rglob("records.jsonl"))
     }

@@ -1,12 +1,15 @@
 import multiprocessing
+import os
+import shutil
 from pathlib import Path
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 
 from robust_ext.core.errors import RobustExtWarning, RunFolderError
 from robust_ext.core.files import replace_file
-from robust_ext.engine.run_folder import RunFolder
+from robust_ext.engine.run_folder import RunFolder, SavedRun
 
 
 def opened(path, settings=None, **options):
@@ -37,7 +40,7 @@ def test_records_survive_closing(tmp_path):
         folder.append([record(0)], {"block": 2, "seconds": 0.125})
         before = folder.records(), folder.timings()
         # What is appended is in the file at once.
-        assert len((tmp_path / "a" / "run" / "records.jsonl").read_text().splitlines()) == 3
+        assert len(SavedRun(tmp_path / "a" / "run").records()) == 3
     assert before[0] == [record(0), record(1, "é\n"), record(3)]
     assert [entry["block"] for entry in before[1]] == [0, 1, 2]
     with opened(tmp_path / "a" / "run") as folder:
@@ -49,12 +52,11 @@ def test_records_survive_closing(tmp_path):
 
 
 @pytest.mark.parametrize("torn", ['{"index": 1', '{"index": 1}', "{", "\x00\x00"])
-@pytest.mark.parametrize("name", ["records.jsonl", "timings.jsonl"])
-def test_a_torn_last_line_is_dropped(tmp_path, torn, name):
+def test_a_torn_last_line_is_dropped(tmp_path, torn):
     """The last line counts only with its line break; the next record starts a line of its own."""
     with opened(tmp_path) as folder:
         folder.append([record(0)], {"block": 0})
-    with (tmp_path / name).open("a") as file:
+    with (tmp_path / "records.jsonl").open("a") as file:
         file.write(torn)
     with opened(tmp_path) as folder:
         assert (folder.records(), folder.timings()) == ([record(0)], [{"block": 0}])
@@ -62,28 +64,36 @@ def test_a_torn_last_line_is_dropped(tmp_path, torn, name):
         assert (folder.records(), folder.timings()) == ([record(0), record(1)], [{"block": 0}, {"block": 1}])
 
 
-@pytest.mark.parametrize("damage", ["{\n", "no json\n", "[1]\n", "5\n", "{}\n", '{"index": 4}\n', "\xff\n", "\n"])
-def test_a_line_without_a_checksum_is_an_error(tmp_path, damage):
-    with opened(tmp_path) as folder:
-        folder.append([record(0)], {"block": 0})
-    path = tmp_path / "records.jsonl"
-    path.write_bytes(damage.encode("latin-1") + path.read_bytes())
-    with pytest.raises(RunFolderError, match=r"records\.jsonl: line 1 does not match its checksum.*--repair"):
-        opened(tmp_path)
+def test_a_block_counts_once_its_last_byte_is_there(tmp_path):
+    """Wherever a kill cuts the file, a block is there as a whole or is none, and can be stored again."""
+    with opened(tmp_path / "whole") as folder:
+        for block in (0, 1):
+            folder.append([record(2 * block), record(2 * block + 1)], {"block": 2 * block}, {"a": {"x": np.arange(3)}})
+        expected = folder.records()
+    content = (tmp_path / "whole" / "records.jsonl").read_bytes()
+    for cut in range(0, len(content) + 1, 7):
+        path = shutil.copytree(tmp_path / "whole", tmp_path / f"{cut}")
+        (path / "records.jsonl").write_bytes(content[:cut])
+        with opened(path) as folder:
+            for block in (0, 1):
+                rows = range(2 * block, 2 * block + 2)
+                if not folder.holds(rows):
+                    folder.append([record(row) for row in rows], {"block": rows[0]})
+            assert folder.records() == expected
 
 
 def test_other_settings_are_refused_and_named(tmp_path):
     first = {"epsilon": 0.1, "norm": "linf", "seed": 0, "old": 1}
     words = ("with other settings", "epsilon: 0.1 there, 0.2 now", "old: 1 there, None now", "new: None there, 'xxx")
     opened(tmp_path, first).close()
-    content = (tmp_path / "run.json").read_text()
+    content = (tmp_path / "records.jsonl").read_text()
     with pytest.raises(RunFolderError) as caught:
         opened(tmp_path, {"epsilon": 0.2, "norm": "linf", "seed": 0, "new": "x" * 100})
     text = str(caught.value)
     assert all(word in text for word in words)
     assert not any(word in text for word in ("norm", "seed"))
     assert len(text) < 400 + len(str(tmp_path))
-    assert (tmp_path / "run.json").read_text() == content
+    assert (tmp_path / "records.jsonl").read_text() == content
     # The refused one lets go of the folder, even while its error is kept.
     opened(tmp_path, first).close()
     assert caught.value is not None
@@ -104,34 +114,45 @@ def test_other_versions_are_warned_of(tmp_path, recwarn):
         opened(tmp_path, versions={"torch": "2"}).close()
 
 
-@pytest.mark.parametrize(
-    "content", ["", "{", "[]", "5", "{}", '{"kind": "test"}', '{"kind": "test", "settings": 5, "versions": {}}', "\xff"]
-)
-def test_a_damaged_run_is_refused(tmp_path, content):
-    (tmp_path / "run.json").write_bytes(content.encode("latin-1"))
-    with pytest.raises(RunFolderError, match=r"run\.json: cannot be read as a run"):
-        opened(tmp_path)
-
-
 def test_folders_that_are_no_run_of_this_kind_are_refused(tmp_path):
-    """Another kind, records without a run, no folder, and what cannot be locked, which is not said to be in use."""
+    """Another kind, an earlier version, no folder, and what cannot be locked, which is not said to be in use."""
     opened(tmp_path / "test").close()
-    (tmp_path / "records").mkdir()
-    (tmp_path / "records" / "records.jsonl").write_text('{"index": 0}\n')
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "run.json").write_text("{}")
     (tmp_path / "file").write_text("mine")
     (tmp_path / "lock" / ".lock").mkdir(parents=True)
     before = tree(tmp_path)
     for name, words in {
         "test": "holds a run of kind 'test', not 'mead'",
-        "records": r"holds records but no run\.json",
+        "old": "old: was written by an earlier version of robust_ext",
         "file": "cannot be made a folder",
         "file/run": "cannot be made a folder",
         "lock": "cannot be written",
     }.items():
         with pytest.raises(RunFolderError, match=words):
             opened(tmp_path / name, kind="mead")
-    assert tree(tmp_path) - before == {"records/.lock"}
+    assert tree(tmp_path) - before == {"old/.lock"}
     assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["records.jsonl", "arrays.bin", ".lock"])
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_links_and_pipes_are_refused_and_not_waited_for(tmp_path, name, kind):
+    path, outside = tmp_path / "run", tmp_path / "outside"
+    with opened(path) as folder:
+        folder.append([record(0)], {"block": 0}, {"a": {"x": np.zeros(2)}})
+    outside.write_bytes((path / name).read_bytes())
+    before = outside.read_bytes()
+    (path / name).unlink()
+    (path / name).symlink_to(outside) if kind == "link" else os.mkfifo(path / name)
+
+    def use():
+        with opened(path) as folder:
+            folder.save("b", x=np.zeros(2))
+
+    with pytest.raises(RunFolderError, match=rf"{name}: (is a symbolic link|is a folder, pipe|cannot be written)"):
+        use()
+    assert outside.read_bytes() == before
 
 
 def hold(path, pipe):
@@ -183,7 +204,8 @@ def test_nothing_is_written_outside_the_folder(tmp_path, monkeypatch):
         folder.append([record(0)], {"block": 0})
         once(folder, "once", lambda: 1)
         folder.finish(folder.records())
-    expected = {"run.json", "records.jsonl", "timings.jsonl", "once.json", ".lock"}
+        folder.save("arrays", x=np.zeros(2))
+    expected = {"records.jsonl", "arrays.bin", ".lock"}
     assert tree(tmp_path) == {"elsewhere", "run", *(f"run/{name}" for name in expected)}
 
 

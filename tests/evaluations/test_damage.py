@@ -1,9 +1,12 @@
 """Damage to run folders of every evaluation: an error that names the file, or the same result; never another one."""
 
 import itertools
+import json
+import os
 import shutil
 import time
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,7 +15,10 @@ import torch
 import robust_ext
 from robust_ext.core.errors import RunFolderError
 from robust_ext.engine import task as engine_task
-from tests.evaluations.small import EVALUATIONS, NETWORK, essence, evaluate
+from robust_ext.engine.run_folder import SavedRun, seal, unseal
+from robust_ext.evaluations.unfinished import show_run
+from tests.evaluations.small import EVALUATIONS, INPUTS, LABELS, LINF, NETWORK, essence, evaluate, sign_step
+from tests.evaluations.subjects import spread
 
 
 @pytest.fixture(autouse=True)
@@ -62,8 +68,7 @@ def check_damage(name, state, folders, work, *, damage, count, seed):
     top, expected = folders(name)
     draw, errors = np.random.default_rng(seed), 0
     files = sorted(file.relative_to(top / state) for file in (top / state).rglob("*") if file.is_file())
-    # What is planned is printed by `show` alone, and written anew where it is damaged.
-    files = [file for file in files if (top / state / file).stat().st_size and file.name != "plan.json"]
+    files = [file for file in files if (top / state / file).stat().st_size]
     for number in range(count):
         path = work / f"{number}"
         shutil.copytree(top / state, path)
@@ -105,7 +110,7 @@ def test_many_flips_and_truncations(name, state, folders, tmp_path):
 
 @pytest.mark.parametrize("name", every("binarization", "robust_accuracy"))
 def test_lost_files_are_made_again(name, folders, tmp_path):
-    """Every kind of file beside the run itself, without which the records are of nothing known."""
+    """Every kind of file."""
     top, expected = folders(name)
     kinds = {}
     for file in sorted((top / "finished").rglob("*")):
@@ -114,28 +119,7 @@ def test_lost_files_are_made_again(name, folders, tmp_path):
     for file in kinds.values():
         path = shutil.copytree(top / "finished", tmp_path / file.name)
         (path / file).unlink()
-        if file.name == "run.json":
-            with pytest.raises(RunFolderError, match=r"holds records but no run\.json"):
-                evaluate(name, path)
-            with robust_ext.repairing():
-                assert essence(evaluate(name, path)) == expected
-        else:
-            assert essence(evaluate(name, path)) == expected, file
-
-
-@pytest.mark.parametrize(
-    "content",
-    [b"garbage", *(pytest.param(begun, marks=pytest.mark.exhaustive) for begun in (b"PK\x03\x04", b"\x93NUMPY"))],
-)
-def test_arrays_that_are_none_are_named(folders, tmp_path, content):
-    top, expected = folders("binarization")
-    path = shutil.copytree(top / "finished", tmp_path / "run")
-    (path / "examples.npz").write_bytes(content)
-    with pytest.raises(RunFolderError, match=r"examples\.npz: does not match its checksum.*--repair"):
-        evaluate("binarization", path)
-    # Empty is what a machine that stops may leave, which is made again.
-    (path / "examples.npz").write_bytes(b"")
-    assert essence(evaluate("binarization", path)) == expected
+        assert essence(evaluate(name, path)) == expected, file
 
 
 @pytest.mark.parametrize("name", every("robust_accuracy", "test_time"))
@@ -178,3 +162,129 @@ def test_points_that_are_made_again_are_scored_again(tmp_path, monkeypatch):
     assert essence(evaluate("mead", tmp_path / "run")) != expected
     with robust_ext.repairing():
         assert essence(evaluate("mead", tmp_path / "run")) == expected
+
+
+def still(model, x, y):
+    return x
+
+
+ATTACKS = {"still": still, "step": sign_step}
+
+
+def robust_accuracy(out, attacks, *, epsilon=0.1):
+    threat_model = replace(LINF, epsilon=epsilon)
+    return robust_ext.robust_accuracy(NETWORK, attacks, INPUTS, LABELS, threat_model, out=out, batch_size=4)
+
+
+CALLS = {
+    "other attacks": lambda out: robust_accuracy(out, {"another": still}),
+    "fewer attacks": lambda out: robust_accuracy(out, {"still": still}),
+    "another evaluation": lambda out: EVALUATIONS["test_time"](out, {"still": still}),
+    "another budget": lambda out: robust_accuracy(out, ATTACKS, epsilon=0.2),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_second_evaluation_never_replaces_the_first(call, tmp_path):
+    first = robust_accuracy(tmp_path, ATTACKS)
+    before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+    with pytest.raises(RunFolderError, match=r"holds (the result of|an evaluation of kind 'robust).*choose another"):
+        CALLS[call](tmp_path)
+    assert {file: file.read_bytes() for file in before} == before
+    # The same one may be resumed, and may cover more.
+    assert robust_accuracy(tmp_path, ATTACKS) == first
+    assert set(robust_accuracy(tmp_path, {**ATTACKS, "another": still}).attacks) == {"still", "step", "another"}
+
+
+def test_other_settings_of_a_result_and_other_detectors_are_refused(tmp_path):
+    def mead(detectors, **more):
+        given = {"detectors": detectors, "batch_size": 4, "resamples": 0, "out": tmp_path, **more}
+        return robust_ext.mead(NETWORK, sign_step, INPUTS, LABELS, LINF, **given)
+
+    mead({"spread": spread})
+    with pytest.raises(RunFolderError, match="holds the result of detector spread, which this call leaves out"):
+        mead({"other": spread})
+    with pytest.raises(RunFolderError, match=r"with other settings \(resamples: 0 there, 9 now"):
+        mead({"spread": spread}, resamples=9)
+
+
+def test_other_attacks_of_a_diagnosis_are_refused(tmp_path):
+    def diagnose(**attacks):
+        return robust_ext.diagnose(NETWORK, attacks, INPUTS, LABELS, LINF, out=tmp_path, references=False, planted=0)
+
+    diagnose(still=still)
+    with pytest.raises(RunFolderError, match="holds the result of still, which this call leaves out"):
+        diagnose(step=sign_step)
+
+
+@pytest.mark.parametrize("name", [*EVALUATIONS, "diagnosis"])
+def test_an_empty_name_of_a_folder_is_refused(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    diagnosis = partial(robust_ext.diagnose, NETWORK, inputs=INPUTS, labels=LABELS, threat_model=LINF)
+    calls = {**EVALUATIONS, "diagnosis": lambda out, attacks: diagnosis(attacks, out=out)}
+    with pytest.raises(robust_ext.InvalidArgumentError, match="out: got '', expected the name of a folder"):
+        calls[name]("", {"still": still})
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_of_an_earlier_version_is_refused_as_such(tmp_path):
+    (tmp_path / "run" / "attacks" / "clean").mkdir(parents=True)
+    (tmp_path / "run" / "attacks" / "clean" / "run.json").write_text("{}")
+    (tmp_path / "planted").mkdir()
+    for name in ("judge.json", "run.json"):
+        (tmp_path / "planted" / name).write_text("{}")
+    for path, call in itertools.product(tmp_path.iterdir(), (*EVALUATIONS, show_run)):
+        with pytest.raises(RunFolderError, match="was written by an earlier version of robust_ext"):
+            call(path) if callable(call) else evaluate(call, path)
+
+
+def test_nothing_is_written_where_a_link_leads(tmp_path):
+    first = robust_accuracy(tmp_path / "run", ATTACKS)
+    place = next((tmp_path / "run" / "attacks").iterdir())
+    place.rename(tmp_path / "outside")
+    place.symlink_to(tmp_path / "outside")
+    with pytest.raises(RunFolderError, match=r"leads out of .* by a symbolic link"):
+        robust_accuracy(tmp_path / "run", ATTACKS)
+    place.unlink()
+    assert robust_accuracy(tmp_path / "run", ATTACKS) == first
+
+
+@pytest.mark.parametrize("name", ["result.json", "evaluation.json"])
+def test_a_pipe_is_not_waited_for(name, tmp_path):
+    robust_accuracy(tmp_path, ATTACKS)
+    (tmp_path / name).unlink()
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(robust_ext.RobustExtError, match=rf"{name}: is a folder, pipe or device"):
+        show_run(tmp_path)
+
+
+def wrong_contents(entry):
+    """An entry with one of its values lost, or of another kind, likewise in what it holds."""
+    for key, value in entry.items():
+        yield {one: other for one, other in entry.items() if one != key}
+        for other in ("x", None, -1, [5], {"a": 5}):
+            yield {**entry, key: other}
+        if isinstance(value, dict):
+            yield from ({**entry, key: changed} for changed in itertools.islice(wrong_contents(value), 0, None, 7))
+
+
+@pytest.mark.parametrize("name", every("robust_accuracy", "test_time"))
+def test_wrong_content_under_a_right_checksum_is_a_clear_error(name, folders, tmp_path):
+    """In whatever reads it: a resumed call, `show`, and `compare`."""
+    top, _ = folders(name)
+    path = shutil.copytree(top / "finished", tmp_path / "run")
+    file = max(path.rglob("records.jsonl"), key=lambda file: file.stat().st_size)
+    start, lines = SavedRun(file.parent)._start, file.read_bytes().splitlines(keepends=True)
+    errors = []
+    for begin in (b'{"index": 0', b'{"block": 0'):
+        place = next(place for place, line in enumerate(lines) if line.startswith(begin))
+        entry = unseal(lines[place].rstrip(), start)
+        for changed in itertools.islice(wrong_contents(entry), 0, None, 3):
+            file.write_bytes(b"".join([*lines[:place], seal(json.dumps(changed), start), *lines[place + 1 :]]))
+            for read in (partial(evaluate, name), show_run, lambda path: robust_ext.compare(path, path)):
+                try:
+                    read(path)
+                except robust_ext.RobustExtError as error:
+                    errors.append(str(error))
+    assert len(errors) > 20
+    assert all(file.name in error for error in errors)

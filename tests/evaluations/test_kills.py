@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from robust_ext.cli import app as cli
+from tests.run_folders import records_of
 
 pytestmark = [
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes are found in /proc"),
@@ -105,14 +106,7 @@ def essence(out):
             return {key: timeless(value) for key, value in part.items() if key not in ("seconds", "time", "cost")}
         return [timeless(value) for value in part] if isinstance(part, list) else part
 
-    def records_of(file):
-        # What was run again stands at the end of a file, where its checksum follows from others.
-        lines = (json.loads(line) for line in file.read_text().splitlines())
-        return sorted(({**line, "checksum": None} for line in lines), key=lambda line: line["index"])
-
-    records = {str(file.relative_to(out)): records_of(file) for file in sorted(out.rglob("records*.jsonl"))}
-    result = timeless(json.loads((out / "result.json").read_text()))
-    return records, result
+    return records_of(out), timeless(json.loads((out / "result.json").read_text()))
 
 
 def children(process):

@@ -32,7 +32,6 @@ def test_a_stopped_run(name, tmp_path):
         assert word in shown.output
     result = evaluate(name, tmp_path)
     assert show_run(tmp_path) == str(result)
-    assert not list(tmp_path.rglob("plan.json"))
 
 
 def test_a_stopped_diagnosis(tmp_path):

@@ -40,6 +40,7 @@ class StepRun(Run):
     mean over the predictions that choose attacks.
     """
 
+    kind: ClassVar[str] = "test_time"
     partial: ClassVar[bool] = True
 
     given: EvaluationInputs

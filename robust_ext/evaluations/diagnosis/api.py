@@ -25,8 +25,9 @@ from robust_ext.core.warning import warn
 from robust_ext.engine.classifiers import as_classifier
 from robust_ext.engine.context import current_context, limited
 from robust_ext.engine.estimate import Estimate, EstimatedError
+from robust_ext.engine.evaluation_file import as_folder, begin_evaluation
 from robust_ext.engine.executors import ExecutorLike
-from robust_ext.engine.identity import check_ids
+from robust_ext.engine.identity import check_ids, describe
 from robust_ext.engine.inputs import as_attacks, bounded_module, prepare_inputs
 from robust_ext.engine.judge import with_judge_seed
 from robust_ext.engine.progress import Progress, paced, showing
@@ -120,6 +121,9 @@ def diagnose(
             named = as_attacks(attacks)
             for attack in named.values():
                 attack.check(threat_model=threat_model)
+            folder, asked = as_folder(out), {**checked.to_dict(), "minutes": None}
+            holds = {f"{name}: {describe(attack)}": name for name, attack in named.items()}
+            begin_evaluation(folder, "diagnosis", holds=holds, settings=asked)
             diagnosis = _Diagnosis(
                 attacks=named,
                 inputs=inputs,
@@ -127,7 +131,7 @@ def diagnose(
                 threat_model=threat_model,
                 ids=check_ids(sample_ids, len(inputs)),
                 settings=with_judge_seed(checked, out=out, worker=worker),
-                out=None if out is None else Path(out),
+                out=folder,
                 worker=worker,
             )
             return tell(diagnosis.run(module, begun=begun, bar=bar, trying=try_remedies).saved(out))

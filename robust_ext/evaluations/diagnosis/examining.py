@@ -167,7 +167,7 @@ class Examiner:
         slack = replace(model, epsilon=epsilon).tolerance(given.inputs[0].numel())
         found = Ran(name=name, attack=attack, epsilon=epsilon, slack=slack)
         try:
-            outcomes = drive(run_all([run], out=self.out, progress=False, title=name), self.worker)
+            outcomes = drive(run_all([run], out=self.out, progress=False, title=name, whole=False), self.worker)
         except AttackRefusedError:
             raise
         except (AttackError, ModelError) as error:

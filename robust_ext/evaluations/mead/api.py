@@ -141,7 +141,8 @@ def _evaluate(
         detectors=beside,
     )
     runs = plan_runs(arms, clean)
-    outcomes = drive(run_all([*runs, clean], out=out, progress=progress, title="mead"), worker)
+    report = {key: value for key, value in settings.to_dict().items() if key not in clean.identity}
+    outcomes = drive(run_all([*runs, clean], out=out, progress=progress, title="mead", settings=report), worker)
     natural, left = outcomes[clean.key], [cast("Outcome[ArmRun]", outcomes[run.key]) for run in runs]
     check_some_ran(left)
     suite = ", ".join(suites) or "arms"

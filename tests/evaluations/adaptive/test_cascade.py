@@ -1,6 +1,5 @@
 """The cascade of attacks on a test-time defense: who is attacked by what, what may be stated of it, and its budget."""
 
-import json
 import time
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -24,6 +23,7 @@ from robust_ext.evaluations.adaptive.content import _is_stated, _worst_case
 from robust_ext.evaluations.adaptive.nearest import highest_margins
 from tests.evaluations.adaptive.test_evaluation import THREAT, Centred, Noise, accuracy, plain
 from tests.evaluations.subjects import rounded
+from tests.run_folders import runs_of
 
 SHORT = {"steps": 8, "queries": 20}
 
@@ -46,12 +46,7 @@ def passes(result):
 
 def records_of(folder):
     """The records of each step by its title, and the titles in the order of a result."""
-    planned = {json.loads(file.read_text())["settings"].get("name", "clean"): file for file in folder.rglob("run.json")}
-    return {
-        name: [json.loads(line) for line in (file.parent / "records.jsonl").read_text().splitlines()]
-        for name, file in planned.items()
-        if (file.parent / "records.jsonl").exists()
-    }
+    return {one.run["settings"].get("name", "clean"): one.records() for one in runs_of(folder).values()}
 
 
 @pytest.mark.parametrize("epsilon", [0.3, 0.1, pytest.param(0.05, marks=pytest.mark.exhaustive)])

@@ -22,6 +22,7 @@ from robust_ext.evaluations.binarization.settings import BinarizationSettings
 from robust_ext.evaluations.binarization.verdict import pair_verdict
 from robust_ext.models.features import split
 from tests.evaluations.subjects import Noisy, Pattern
+from tests.run_folders import records_of
 
 QUICK = {"inner_points": 100, "canaries": 2, "witness_steps": 5}
 PGD = "foolbox:LinfPGD(steps=30, rel_stepsize=0.1)"
@@ -190,8 +191,7 @@ def test_a_run_that_was_stopped_goes_on(network, digits, linf, pattern, tmp_path
     calls.side_effect = None
     resumed, fresh = run(out=tmp_path / "a"), run(out=tmp_path / "b")
     for test in ("regular", "inverted"):
-        files = [(tmp_path / name / test / "records.jsonl").read_bytes() for name in ("a", "b")]
-        assert files[0] == files[1]
+        assert records_of(tmp_path / "a" / test) == records_of(tmp_path / "b" / test)
     assert resumed.score == fresh.score == 0
     assert fresh.content["attacks"][0]["tests"]["regular"]["samples"] == 8
     content = json.loads((tmp_path / "a" / "result.json").read_text())

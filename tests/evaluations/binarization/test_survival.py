@@ -6,6 +6,7 @@ import pytest
 
 import robust_ext
 from robust_ext.core.errors import RunFolderError
+from tests.run_folders import records_of
 
 SETTINGS = {"inner_points": 100, "batch_size": 4, "random_inner": 20, "random_corners": 20}
 SETTINGS |= {"witness_steps": 4, "witness_queries": 8}
@@ -17,10 +18,6 @@ def tested(network, linf):
         return robust_ext.binarization_test(network, attack, inputs, linf, **{**SETTINGS, **settings})
 
     return run
-
-
-def records_of(folder):
-    return (folder / "records.jsonl").read_bytes()
 
 
 # Witnesses that cost little: how many there are is nothing to these tests.

@@ -22,6 +22,8 @@ from robust_ext.core.errors import (
 )
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
+from robust_ext.engine.run import candidates_name
+from robust_ext.engine.run_folder import SavedRun
 from robust_ext.evaluations import arm_runs, scored_runs
 from robust_ext.evaluations.detector_scores import score_points
 from tests.evaluations.subjects import Unsure, spread
@@ -211,7 +213,7 @@ def test_minimum_norm_arms_are_judged_by_distance(subject, tmp_path):
     arms.append(Arm(attack=deepfool, norm="l2", label="DF"))
     result = run(subject, {"unsure": Unsure}, arms, out=tmp_path)
     (folder,) = (path for path in (tmp_path / "attacks").iterdir() if path.name.startswith("DF"))
-    records = [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
+    records = SavedRun(folder).records()
     distances = np.array([record["distance"] for record in records if record["outcome"] == "found"])
     counts = [result.arms[f"DF l2 {epsilon:g}"]["successes"] for epsilon in epsilons]
     assert counts == [int((distances <= epsilon).sum()) for epsilon in epsilons]
@@ -223,7 +225,8 @@ def test_candidates_are_kept_and_are_what_was_judged(subject, tmp_path):
     network, inputs, labels, _ = subject
     run(subject, {"unsure": Unsure}, [Counting()], out=tmp_path, batch_size=16)
     (folder,) = (path for path in (tmp_path / "attacks").iterdir() if path.name.startswith("counting"))
-    kept = [np.load(file, allow_pickle=False)["candidates"] for file in sorted(folder.glob("candidates-*.npz"))]
+    saved = SavedRun(folder)
+    kept = [saved.load(candidates_name(timing["block"]))["candidates"] for timing in saved.timings()]
     assert [len(part) for part in kept] == [16, 16, 8]
     by_hand = torch.cat([fgsm(network, x, y, EPSILON) for x, y in zip(inputs.split(16), labels.split(16), strict=True)])
     assert torch.equal(torch.from_numpy(np.concatenate(kept)), by_hand.detach())

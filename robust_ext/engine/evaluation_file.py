@@ -1,0 +1,140 @@
+"""``evaluation.json``: which evaluation a folder belongs to, the judge's seed, and the runs that are not finished."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from types import NoneType
+from typing import TYPE_CHECKING, Any
+
+from robust_ext.core.errors import InvalidArgumentError, RunFolderError
+from robust_ext.core.files import make_folder, read_file, replace_file
+from robust_ext.engine.context import current_context
+from robust_ext.engine.differences import differences
+from robust_ext.engine.run_folder import EARLIER, RECORDS, SavedRun, damaged, seal, unseal
+from robust_ext.engine.schema import misfit
+from robust_ext.engine.store import to_text
+
+if TYPE_CHECKING:
+    from robust_ext.engine.run import Run
+
+FILE = "evaluation.json"
+_PLANNED = [{"key": str, "title": str, "samples": int, "evaluation": str}]
+_SHAPE = {
+    "evaluation": (str, NoneType),
+    "holds": {str: str},
+    "settings": dict,
+    "judge_seed": (int, NoneType),
+    "planned": _PLANNED,
+}
+
+
+def as_folder(out: str | os.PathLike[str] | None) -> Path | None:
+    """Return the run folder that a caller named, if any; InvalidArgumentError for an empty name."""
+    if out is not None and not os.fspath(out):
+        raise InvalidArgumentError("out", "''", "the name of a folder; '.' is the current one")
+    return None if out is None else Path(out)
+
+
+def read_evaluation(folder: Path) -> dict[str, Any]:
+    """Return what a folder states: ``evaluation``, ``holds``, ``settings``, ``judge_seed`` and ``planned``.
+
+    A folder that states nothing is new, but for the judge's seed, which its runs may state. RunFolderError where the
+    file is damaged, unless the call repairs, or where an earlier version wrote the folder.
+    """
+    file = folder / FILE
+    content = read_file(file, error=RunFolderError)
+    if content is not None:
+        try:
+            found = unseal(content.removesuffix(b"\n"), "")
+            if wrong := misfit(found, _SHAPE):
+                raise ValueError(f"does not hold what it should ({wrong})")
+            return found
+        except ValueError as error:
+            if not current_context().repair:
+                raise damaged(file, str(error)) from error
+    elif (folder / "judge.json").exists() or any(_files(folder, "run.json")):
+        raise RunFolderError(f"{folder}: {EARLIER}")
+    return {"evaluation": None, "holds": {}, "settings": {}, "judge_seed": _seed_of_runs(folder), "planned": []}
+
+
+def write_evaluation(folder: Path, stated: Mapping[str, Any]) -> None:
+    """Write what a folder states, as :func:`read_evaluation` returns it."""
+    replace_file(folder / FILE, seal(to_text(stated), ""), error=RunFolderError)
+
+
+def claim(
+    folder: Path, evaluation: str, *, holds: Mapping[str, str], settings: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return what a folder is to state once it takes an evaluation.
+
+    ``holds`` is all that its result covers, by key, with a title. The same evaluation may be resumed and may cover
+    more. Another one, or one that covers less, would replace a result without a word: RunFolderError.
+    """
+    stated = read_evaluation(folder)
+    earlier = stated["evaluation"]
+    if earlier is None and (folder / "result.json").exists() and not any(_files(folder, RECORDS)):
+        raise RunFolderError(f"{folder}: holds a result.json without its records; choose another folder")
+    if earlier not in (None, evaluation):
+        raise RunFolderError(
+            f"{folder}: holds an evaluation of kind {earlier!r}, not {evaluation!r}; choose another folder"
+        )
+    left_out = [title or evaluation for key, title in stated["holds"].items() if key not in holds]
+    if left_out:
+        names = f"{', '.join(left_out[:4])}{', ...' if len(left_out) > 4 else ''}"
+        raise RunFolderError(
+            f"{folder}: holds the result of {names}, which this call leaves out and would replace; choose another "
+            "folder, or evaluate these as well"
+        )
+    now = dict(settings or {})
+    if earlier is not None and (different := differences(stated["settings"], now)):
+        raise RunFolderError(
+            f"{folder}: holds an evaluation with other settings ({'; '.join(different)}); choose another folder, or go "
+            "back to what it was begun with"
+        )
+    return {**stated, "evaluation": evaluation, "holds": dict(holds), "settings": now}
+
+
+def begin_evaluation(
+    folder: Path | None, evaluation: str, *, holds: Mapping[str, str], settings: Mapping[str, Any]
+) -> None:
+    """Claim a folder, if there is one, for an evaluation made of others, see :func:`claim`."""
+    if folder is not None:
+        stated = claim(folder, evaluation, holds=holds, settings=settings)
+        if not current_context().dry_run:
+            make_folder(folder, error=RunFolderError)
+            write_evaluation(folder, stated)
+
+
+def plan(stated: Mapping[str, Any], runs: Iterable[Run], *, title: str) -> dict[str, Any]:
+    """Return what a folder states once these runs are planned too, until :func:`close_evaluation`."""
+    planned = {run["key"]: run for run in stated["planned"]}
+    for run in runs:
+        samples = sum(map(len, run.blocks))
+        planned[run.key] = {"key": run.key, "title": run.title, "samples": samples, "evaluation": title}
+    return {**stated, "planned": list(planned.values())}
+
+
+def close_evaluation(folder: Path) -> None:
+    """State that the runs of a folder are finished."""
+    if (folder / FILE).exists():
+        write_evaluation(folder, {**read_evaluation(folder), "planned": []})
+
+
+def _files(folder: Path, name: str) -> Iterator[Path]:
+    """Yield the files of this name in a run folder, as deep as evaluations make them."""
+    for depth in range(4):
+        yield from sorted(folder.glob("*/" * depth + name))
+
+
+def _seed_of_runs(folder: Path) -> int | None:
+    for file in _files(folder, RECORDS):
+        try:
+            run = SavedRun(file.parent).run
+        except RunFolderError:
+            continue
+        seed = None if run is None else run["settings"].get("judge_seed")
+        if isinstance(seed, int):
+            return seed
+    return None
