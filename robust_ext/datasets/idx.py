@@ -23,6 +23,8 @@ _UBYTE = 0x08
 _OTHER_TYPES = {0x09: "int8", 0x0B: "int16", 0x0C: "int32", 0x0D: "float32", 0x0E: "float64"}
 _GZIP_MAGIC = b"\x1f\x8b"
 _CHUNK = 1 << 20
+_LARGEST_PACKED = 1 << 30
+"""Bytes that a gzipped file may hold, 20 times those of MNIST: a small file can unpack to fill any memory."""
 
 
 def load_mnist(root: Path, split: str) -> Dataset:
@@ -74,6 +76,10 @@ def _parse(file: IO[bytes] | gzip.GzipFile, path: Path, dimensions: int) -> NDAr
         raise unusable(path, f"{len(header)} bytes", f"a header of {header_size}")
     shape = struct.unpack(f">{dimensions}I", header[4:])
     size = math.prod(shape)
+    if size > _LARGEST_PACKED and isinstance(file, gzip.GzipFile):
+        got = f"a header for {size:,} bytes of values, of shape {shape}"
+        expected = f"at most {_LARGEST_PACKED:,} in a gzipped file"
+        raise unusable(path, got, expected, "unpack it with gunzip first if the file is really that large")
     values = _read_at_most(file, size + 1)
     if len(values) != size:
         got = f"{len(values)} bytes of values" if len(values) < size else f"more than {size} bytes of values"

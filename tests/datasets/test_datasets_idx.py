@@ -3,6 +3,7 @@
 import gzip
 import math
 import struct
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -124,6 +125,24 @@ def test_damage_is_named(tmp_path, name, content, parts):
     write(tmp_path, images_of(2), [0, 1])
     (tmp_path / name).write_bytes(content)
     check_refused([tmp_path / name, *parts], "mnist", root=tmp_path)
+
+
+def test_a_gzipped_file_that_unpacks_to_too_much_is_refused_by_its_header(tmp_path, monkeypatch):
+    """A few bytes of zeros unpack to gigabytes; nothing is allocated for them."""
+    header = struct.pack(">HBB3I", 0, 8, 3, 1 << 20, 32, 33)
+    write(tmp_path, images_of(2), [0, 1], packed=True)
+    path = tmp_path / f"{IMAGES}.gz"
+    whole = path.read_bytes()
+    path.write_bytes(gzip.compress(header + bytes(1 << 20)))
+    tracemalloc.start()
+    check_refused([path, "1,107,296,256 bytes", "at most 1,073,741,824", "gunzip"], "mnist", root=tmp_path)
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()
+    path.write_bytes(whole)
+    monkeypatch.setattr("robust_ext.datasets.idx._LARGEST_PACKED", 2 * 28 * 28)
+    assert len(load_dataset("mnist", root=tmp_path)) == 2
+    monkeypatch.setattr("robust_ext.datasets.idx._LARGEST_PACKED", 2 * 28 * 28 - 1)
+    check_refused([path, "1,568 bytes", "at most 1,567"], "mnist", root=tmp_path)
 
 
 def test_missing_files_are_named(tmp_path):
