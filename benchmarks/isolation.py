@@ -7,10 +7,11 @@ Both alternate. Every isolated run starts the process that attacks are forked fr
 
 from __future__ import annotations
 
+from multiprocessing import forkserver
+
 from common import THREAT, load, parser, pgd, seconds
 
 import robust_ext
-from robust_ext.engine.isolation.forking import zygote
 
 
 def main() -> None:
@@ -34,7 +35,7 @@ def main() -> None:
 
             took[isolate] += seconds(run)
             if isolate:
-                zygote().close()
+                forkserver._forkserver._stop()
         assert all(one.records == results[0].records for one in results), "the records are the same"
         name = results[0].content["attacks"][0]["name"]
         print(f"{name:<48} isolated / in one process = {took[True] / took[False]:.3f}", flush=True)

@@ -57,8 +57,9 @@ class RecipeRun(Run):
         return self.given.inputs.device
 
     def common(self) -> Sequence[object]:
-        """The modules and the detector."""
-        return (self.given.module, self.shown, *(() if self.defense is None else (self.defense.detector,)))
+        """The modules, the detector and the attack."""
+        detector = () if self.defense is None else (self.defense.detector,)
+        return (self.given.module, self.shown, *detector, self.attack)
 
     def samples(self) -> Sequence[Tensor]:
         """Those of the evaluation."""
@@ -95,7 +96,6 @@ class RecipeRun(Run):
                 threat_model=given.threat_model,
                 stream=(self.seed, given.ids[rows[0]], "case study", self.attack.name),
                 counted=self.shown,
-                shared=(self.shown, *([] if defense is None else [defense.detector])),
             ),
             Check(module=module, name=self.attack.name, rejects=rejects),
         )

@@ -27,6 +27,7 @@ from robust_ext.cli.show import show_command
 from robust_ext.core.errors import RobustExtError
 from robust_ext.core.printable import printable
 from robust_ext.core.warning import on_stderr
+from robust_ext.engine.isolation.process import hide_arguments
 
 _LONGEST = 2000
 
@@ -112,6 +113,7 @@ def main() -> None:
 
     An error that this project does not raise on purpose has status 1; ``--verbose`` shows where it was raised.
     """
+    hide_arguments()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # A terminal that lacks a character is no reason to lose a result.

@@ -47,12 +47,22 @@ class RunContext:
 ISOLATED: ContextVar[bool] = ContextVar("robust_ext_isolated", default=False)
 """Whether attacks run in processes of their own."""
 
+SETTING_ASIDE: ContextVar[Callable[[Sequence[object]], None] | None] = ContextVar("robust_ext_aside", default=None)
+"""Is called with what a run is made of before anything is planted, for attacks in processes of their own."""
+
 _CURRENT: ContextVar[RunContext | None] = ContextVar("robust_ext_run", default=None)
 
 
 def current_context() -> RunContext:
     """The context of the run that begins now."""
     return _CURRENT.get() or RunContext()
+
+
+def set_aside(objects: Sequence[object]) -> None:
+    """Have attacks' processes get these objects as they are now, see :data:`SETTING_ASIDE`."""
+    found = SETTING_ASIDE.get()
+    if found is not None:
+        found(objects)
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from torch import Tensor
 from robust_ext.core.errors import InvalidArgumentError, ModelError, RobustExtError
 from robust_ext.core.heap import trimmed
 from robust_ext.core.warning import collecting
-from robust_ext.engine.context import RunContext, run_context
+from robust_ext.engine.context import RunContext, run_context, set_aside
 from robust_ext.engine.isolation.messages import Unpickler, describe_error, pickled
 from robust_ext.engine.isolation.process import unreadable
 from robust_ext.engine.isolation.worker import IsolatedWorker, isolating
@@ -111,6 +111,7 @@ def run_block(
     """Plant, attack and verify a block of samples on a worker, ``seconds`` before the deadline of the run."""
     deadline = None if seconds is None else time.monotonic() + seconds
     with _attacking(isolate, attack_timeout) as worker, run_context(RunContext(deadline=deadline)), run.session():
+        set_aside(run.common())
         return drive(timed(run.work(rows, needs)), worker)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from robust_ext.core.errors import OutOfTimeError, RobustExtError, RunFolderError
-from robust_ext.engine.context import current_context, is_over
+from robust_ext.engine.context import current_context, is_over, set_aside
 from robust_ext.engine.estimate import EstimatedError, estimate_runs
 from robust_ext.engine.evaluation_file import as_folder, claim, plan, read_evaluation, write_evaluation
 from robust_ext.engine.identity import versions
@@ -101,6 +101,7 @@ def _run(run: R, store: Store, bar: Progress | None) -> Generator[Task, TaskResu
     phase(run.title)
     try:
         with run.session():
+            set_aside(run.common())
             yield from verified(run.prepare(store))
             for rows in run.blocks:
                 if run.decided(store):

@@ -50,8 +50,6 @@ class Task:
     rows: Sequence[int] | None = None
     # Network, or networks by name, whose rows are counted meanwhile; None where the target counts its own
     counted: nn.Module | Mapping[str, nn.Module] | None = None
-    # Parts of the target that are the same in every task of a run: a worker in another process is sent them once
-    shared: tuple[object, ...] = ()
     # Of the global generators, for targets that draw from them; None: it follows from the stream
     global_seed: int | None = None
 

@@ -44,14 +44,7 @@ def verify(
     ``rejects`` gives for the judged candidates which a detector rejects, bool ``(N,)``. AttackError where they are no
     float tensor of the inputs' shape.
     """
-    candidates = _plain(candidates, attack)
-    if candidates.shape != inputs.shape:
-        raise AttackError(
-            f"{attack}: returned shape {tuple(candidates.shape)} for inputs of shape {tuple(inputs.shape)}, expected "
-            "one candidate an input"
-        )
-    if not candidates.is_floating_point():
-        raise AttackError(f"{attack}: returned dtype {candidates.dtype}, expected floating point candidates")
+    candidates = check_candidates(candidates, inputs, attack=attack)
     candidates = candidates.to(inputs.device)
     low, high = threat_model.bounds
     slack = 1e-6 * max(abs(low), abs(high))
@@ -97,7 +90,7 @@ def take_witnesses(
     a row's candidate only where the logits of ``module`` at it are indeed not finite.
     """
     open_rows = torch.tensor([outcome not in BROKEN for outcome in found.outcomes], device=inputs.device)
-    witnesses = _plain(witnesses, attack).to(inputs.device)
+    witnesses = check_candidates(witnesses, inputs, attack=attack).to(inputs.device)
     open_rows &= torch.isfinite(witnesses.flatten(1)).all(1)
     if not bool(open_rows.any()):
         return found
@@ -117,8 +110,11 @@ def take_witnesses(
     )
 
 
-def _plain(candidates: object, attack: str) -> Tensor:
-    """The values of candidates as a tensor of their own, whatever class they come in; AttackError without values."""
+def check_candidates(candidates: object, inputs: Tensor, *, attack: str) -> Tensor:
+    """Return the values of candidates as a tensor of their own, whatever class they come in.
+
+    AttackError where they are no dense float tensor of the inputs' shape; no memory is taken before that is known.
+    """
     kind = type(candidates)
     if not issubclass(kind, Tensor):
         raise AttackError(f"{attack}: returned {kind.__name__}, expected a tensor of candidates")
@@ -134,6 +130,13 @@ def _plain(candidates: object, attack: str) -> Tensor:
             shown = "on the meta device" if meta else "that is nested" if nested else f"of layout {layout}"
             raise AttackError(f"{attack}: returned a tensor {shown}, expected a dense tensor of candidates")
         plain: Tensor = Tensor.as_subclass(candidates, Tensor)  # type: ignore[arg-type]
+    if plain.shape != inputs.shape:
+        raise AttackError(
+            f"{attack}: returned shape {tuple(plain.shape)} for inputs of shape {tuple(inputs.shape)}, expected "
+            "one candidate an input"
+        )
+    if not plain.is_floating_point():
+        raise AttackError(f"{attack}: returned dtype {plain.dtype}, expected floating point candidates")
     return plain.detach().clone()
 
 

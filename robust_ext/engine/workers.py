@@ -53,7 +53,8 @@ def attack_worker(
 def _attacking(*, isolate: bool, attack_timeout: float | None) -> Iterator[Worker]:
     current = _CURRENT.get()
     if current is not None:
-        yield current
+        with current.evaluation():
+            yield current
         return
     if not isolate:
         if attack_timeout is not None:
@@ -62,7 +63,7 @@ def _attacking(*, isolate: bool, attack_timeout: float | None) -> Iterator[Worke
         yield run_task
         return
     if not CAN_ISOLATE:
-        raise InvalidArgumentError("isolate", True, "False on a system that cannot fork processes")
+        raise InvalidArgumentError("isolate", True, "False on a system that has no process to fork others from")
     worker = IsolatedWorker(timeout=attack_timeout)
     token = _CURRENT.set(worker)
     try:

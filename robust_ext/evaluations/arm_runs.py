@@ -63,6 +63,10 @@ class ArmRun(ScoredRun):
         assert kept is not None
         return torch.from_numpy(kept["candidates"]).to(self.given.inputs.device)
 
+    def common(self) -> Sequence[object]:
+        """The classifier, the detectors and the attack."""
+        return (*super().common(), self.attack)
+
     def tolerates(self, error: RobustExtError) -> bool:
         """An attack may be refused by one detector and not by another, which goes into the result."""
         return self.adaptive_to is not None and isinstance(error, AttackRefusedError)
@@ -117,7 +121,6 @@ class ArmRun(ScoredRun):
                 threat_model=model,
                 stream=(self.seed, given.ids[rows[0]], "arm", *keys),
                 counted=given.module,
-                shared=(given.module, *([] if detector is None else [detector.detector])),
             ),
             Check(module=given.module, name=self.attack.name),
         )

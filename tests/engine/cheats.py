@@ -60,6 +60,13 @@ def garbage_collector(model, x, y, threat_model):
     return tried(model, x, shaped(objects, x.shape[1:]), threat_model)
 
 
+def kept_inputs(model, x, y, threat_model):
+    """Looks through what a model has kept of the inputs that it was shown."""
+    kept = [value for part in model.modules() for name, value in vars(part).items() if name in ("last", "seen")]
+    points = [one for value in kept for one in (value if isinstance(value, list) else [value])]
+    return tried(model, x, shaped(points, x.shape[1:]), threat_model)
+
+
 def regeneration(model, x, y, threat_model):
     points = [
         threat_model.sample_corners(one, 1, key=derive_seed(seed, sample, "boundary"))
@@ -163,7 +170,7 @@ def tensor_subclass(model, x, y):
     return (1 - x).as_subclass(Lies)
 
 
-READING = [stack_frames, garbage_collector, regeneration]
+READING = [stack_frames, garbage_collector, kept_inputs, regeneration]
 TAMPERING = [
     *(hook_on_the_target, patched_forward, patched_class, patched_verify, data_attribute, replaced_parameter),
     *(weights_in_place, buffer_swap, tensor_subclass),

@@ -26,7 +26,20 @@ class Rounded(nn.Module):
         return self.head(self.hidden((x.flatten(1) * 50).round() / 50))
 
 
-def judged(attack, **options):
+class Keeping(Rounded):
+    """The same, with all inputs kept."""
+
+    def __init__(self):
+        super().__init__()
+        self.last, self.seen = None, []
+
+    def forward(self, x):
+        self.last = x.detach()
+        self.seen.append(self.last)
+        return super().forward(x)
+
+
+def judged(attack, *, model=Rounded, **options):
     x = torch.rand(12, 1, 6, 6, generator=torch.Generator().manual_seed(1))
     options = {
         "inner_points": 50,
@@ -36,13 +49,14 @@ def judged(attack, **options):
         "canaries": 0,
         **options,
     }
-    return binarization_test(Rounded().eval(), attack, x, THREAT_MODEL, **options)
+    return binarization_test(model().eval(), attack, x, THREAT_MODEL, **options)
 
 
 @pytest.mark.exhaustive
 def test_no_cheat_passes_at_arms_length_and_an_attack_after_them_is_judged_as_it_is_alone():
-    alone = judged("robust_ext:Square(queries=200)", isolate=True, judge_seed=3)
-    after = judged([*cheats.ALL, "robust_ext:Square(queries=200)"], isolate=True, judge_seed=3)
+    options = {"model": Keeping, "isolate": True, "judge_seed": 3}
+    alone = judged("robust_ext:Square(queries=200)", **options)
+    after = judged([*cheats.ALL, "robust_ext:Square(queries=200)"], **options)
     name = "robust_ext:Square(queries=200)"
     assert [r["attacks"][name] for r in after.records] == [r["attacks"][name] for r in alone.records]
     *cheating, _ = after.content["attacks"]
@@ -53,8 +67,13 @@ def test_no_cheat_passes_at_arms_length_and_an_attack_after_them_is_judged_as_it
 
 def test_the_same_cheats_work_where_nothing_keeps_them_away():
     """So the test above fails where an attack's process has what it should not have."""
-    for one in judged(cheats.READING).content["attacks"]:
+    for one in judged(cheats.READING, model=Keeping).content["attacks"]:
         assert one["score"] == 1, one["name"]
+
+
+def test_what_a_model_keeps_of_its_inputs_stays_with_the_judge():
+    result = judged(cheats.kept_inputs, model=Keeping, isolate=True, judge_seed=3)
+    assert result.content["attacks"][0]["score"] == 0
 
 
 @cache

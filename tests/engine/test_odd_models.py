@@ -8,7 +8,7 @@ from torch.ao.quantization import quantize_fx
 from robust_ext import ThreatModel, binarization_test, diagnose, robust_accuracy
 from robust_ext.core.errors import AttackError, RobustExtError
 from robust_ext.engine import classifiers
-from robust_ext.engine.isolation.messages import Pickled, Unpickler
+from robust_ext.engine.isolation.messages import Unpickler, pickled
 
 LINF = ThreatModel(norm="linf", epsilon=0.1)
 X = torch.rand(8, 1, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -128,7 +128,7 @@ def test_cudnn_is_off_inside_them_alone(monkeypatch):
 @pytest.mark.parametrize("make", [quantised_layers, quantised_graph])
 def test_quantised_convolutions_go_to_an_attacks_process(make):
     model = make()
-    arrived = Unpickler(Pickled().dumps(model), {}).load()
+    arrived = Unpickler(pickled(model, {}, to="it"), {}).load()
     assert torch.equal(arrived(X), model(X))
     assert [name for name, _ in arrived.named_modules()] == [name for name, _ in model.named_modules()]
     labels = model(X).argmax(1)

@@ -1,20 +1,21 @@
 """What passes between the judge and an attack's process.
 
-Tasks travel as pickles to the attack's process. What comes back is JSON and the bytes of tensors: nothing that an
-attack's process sends is ever unpickled by the judge.
+Requests travel to the process as pickles. Replies are safetensors files with a text of JSON in them: the judge
+unpickles nothing that an attack's process sends.
 """
 
 from __future__ import annotations
 
 import io
 import json
-import math
 import pickle
-from collections.abc import Mapping, Sequence
-from multiprocessing.connection import Connection
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from itertools import count
 from typing import Any, BinaryIO
 
 import cloudpickle
+import safetensors.torch
 import torch
 from torch import Tensor, nn
 
@@ -22,44 +23,64 @@ from robust_ext.core import errors
 from robust_ext.core.errors import AttackError, InvalidArgumentError, ModelError, RobustExtError
 from robust_ext.core.objects import loaded_files
 
-# Of a JSON message, so that an attack's process cannot fill the judge's memory.
-HEADER_BYTES = 2**20
-_DTYPES = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64, torch.int32, torch.bool)
-}
+REPLY_BYTES = 2**20
+"""Bytes that a reply may have besides its tensors, so that an attack's process cannot fill the judge's memory."""
+
+# Parts that are kept, so that the worker of a long-lived cluster does not keep every model that it has met.
+_PARTS = 64
+_NUMBERS = count()
 
 
-class Pickled:
-    """Objects pickled for one process; what is shared travels once and is referred to afterwards."""
+class Parts:
+    """Objects that were pickled before anything was planted; later pickles refer to them, and to their modules."""
 
     def __init__(self) -> None:
+        self._parts: OrderedDict[str, tuple[bytes, list[str], list[object]]] = OrderedDict()
         self._names: dict[int, str] = {}
-        self._kept: list[object] = []  # So that no other object gets the id of one that was sent
 
-    def share(self, obj: object) -> tuple[str, bytes] | None:
-        """A name and the pickle of an object that is to be referred to from now on; None where it is known."""
-        if id(obj) in self._names:
-            return None
-        name, content = f"shared-{len(self._kept)}", self.dumps(obj)
-        self._names[id(obj)] = name
-        self._kept.append(obj)
-        return name, content
+    def add(self, objects: Iterable[object]) -> None:
+        """Pickle objects, each of which may hold those before it; known ones keep their pickle."""
+        for obj in objects:
+            if id(obj) in self._names:
+                continue
+            content, needed = self.pickle(obj)
+            name = str(next(_NUMBERS))
+            inside = [] if isinstance(obj, torch.jit.ScriptModule) or not isinstance(obj, nn.Module) else [obj]
+            own = {id(obj): f"{name}:"}
+            own |= {id(part): f"{name}:{path}" for one in inside for path, part in one.named_modules()}
+            # All of them are kept, so that no other object gets the id of one that has a name.
+            self._parts[name] = content, needed, [obj, *(part for one in inside for part in one.modules())]
+            self._names = {**own, **self._names}
+        while len(self._parts) > _PARTS:
+            first, _ = self._parts.popitem(last=False)
+            self._names = {key: name for key, name in self._names.items() if not name.startswith(f"{first}:")}
 
-    def dumps(self, obj: object) -> bytes:
-        """A pickle in which what is shared is referred to; ModelError where something cannot be pickled."""
-        return pickled(obj, self._names, to="the attack's process")
+    def pickle(self, obj: object) -> tuple[bytes, list[str]]:
+        """A pickle and the parts that it needs, in order; ModelError where something cannot be pickled."""
+        used: set[str] = set()
+        content = pickled(obj, self._names, to="the attack's process", used=used)
+        needed: dict[str, None] = {}
+        for name in sorted({one.partition(":")[0] for one in used}, key=int):
+            self._parts.move_to_end(name)
+            needed.update(dict.fromkeys([*self._parts[name][1], name]))
+        return content, list(needed)
+
+    def __getitem__(self, name: str) -> bytes:
+        return self._parts[name][0]
 
 
-def pickled(obj: object, names: Mapping[int, str], *, to: str) -> bytes:
-    """A pickle in which objects whose id has a name are referred to; ModelError where something cannot be pickled."""
+def pickled(obj: object, names: Mapping[int, str], *, to: str, used: set[str] | None = None) -> bytes:
+    """A pickle in which objects whose id has a name are referred to; ModelError where something cannot be pickled.
+
+    Names that are referred to are added to ``used``.
+    """
     # Classes from a file that the user named exist in no process that did not load it.
     by_value = list(loaded_files().values())
     for module in by_value:
         cloudpickle.register_pickle_by_value(module)
     buffer = io.BytesIO()
     try:
-        _Pickler(buffer, names).dump(obj)
+        _Pickler(buffer, names, set() if used is None else used).dump(obj)
     except Exception as error:
         raise ModelError(
             f"{type(obj).__name__}: cannot be sent to {to} ({type(error).__name__}: {error}); make it of parts "
@@ -72,13 +93,16 @@ def pickled(obj: object, names: Mapping[int, str], *, to: str) -> bytes:
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    def __init__(self, file: BinaryIO, names: Mapping[int, str]) -> None:
+    def __init__(self, file: BinaryIO, names: Mapping[int, str], used: set[str]) -> None:
         super().__init__(file)
-        self._names = names
+        self._names, self._used = names, used
 
     def persistent_id(self, obj: object) -> str | None:
-        """The name of what is shared."""
-        return self._names.get(id(obj))
+        """The name of a known object."""
+        name = self._names.get(id(obj))
+        if name is not None:
+            self._used.add(name)
+        return name
 
     def reducer_override(self, obj: Any) -> Any:
         """Networks of ``torch.jit`` in their own format, which cannot be pickled; quantised layers as whole modules."""
@@ -109,57 +133,33 @@ def _blank(kind: type[nn.Module]) -> nn.Module:
 
 
 class Unpickler(pickle.Unpickler):
-    """For the other side: reads what :func:`pickled` wrote, given what is shared by name."""
+    """The reader of what :func:`pickled` wrote, given parts by name; a path after a colon names a module of a part."""
 
-    def __init__(self, content: bytes, shared: Mapping[str, object]) -> None:
+    def __init__(self, content: bytes, parts: Mapping[str, Any]) -> None:
         super().__init__(io.BytesIO(content))
-        self._shared = shared
+        self._parts = parts
 
     def persistent_load(self, name: str) -> object:
-        """What is shared under a name."""
-        return self._shared[name]
+        """The object of this name."""
+        part, _, path = name.partition(":")
+        return dict(self._parts[part].named_modules())[path] if path else self._parts[part]
 
 
-def send_header(connection: Connection, **header: Any) -> None:
-    """Send plain values."""
-    connection.send_bytes(json.dumps(header).encode())
+def pack(header: Mapping[str, Any], tensors: Mapping[str, Tensor] | None = None) -> bytes:
+    """Plain values and tensors as bytes."""
+    text = torch.frombuffer(bytearray(json.dumps(header).encode()), dtype=torch.uint8)
+    own = {name: tensor.detach().cpu().contiguous() for name, tensor in (tensors or {}).items()}
+    found: bytes = safetensors.torch.save({**own, "header": text})
+    return found
 
 
-def receive_header(connection: Connection) -> dict[str, Any]:
-    """Receive plain values; ValueError where something else comes, EOFError and OSError where nothing does."""
-    header = json.loads(connection.recv_bytes(HEADER_BYTES))
+def unpack(content: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """What :func:`pack` packed, on the CPU; raises an exception of any kind where it is something else."""
+    tensors = safetensors.torch.load(content)
+    header = json.loads(tensors.pop("header").numpy().tobytes())
     if not isinstance(header, dict):
         raise ValueError("a message that is no object")
-    return header
-
-
-def describe_tensor(tensor: Tensor) -> dict[str, Any]:
-    """Shape and dtype, as plain values."""
-    return {"shape": list(tensor.shape), "dtype": str(tensor.dtype).removeprefix("torch.")}
-
-
-def receive_tensor(
-    connection: Connection, described: Mapping[str, Any], *, expected: Sequence[int], attack: str
-) -> Tensor:
-    """The tensor that :func:`describe_tensor` described, its values read only where it has the expected shape.
-
-    ValueError where the description is none, AttackError where no candidates are of this type.
-    """
-    shape, dtype = described["shape"], _DTYPES.get(described["dtype"])
-    if not isinstance(shape, list) or not all(isinstance(size, int) and 0 <= size < 2**31 for size in shape):
-        raise ValueError("a shape that is none")
-    if dtype is None:
-        stated = str(described["dtype"])[:40]
-        raise AttackError(f"{attack}: returned dtype torch.{stated}, expected floating point candidates")
-    size = math.prod(shape) * torch.empty(0, dtype=dtype).element_size()
-    if shape != list(expected):
-        return torch.zeros((), dtype=dtype).expand(shape)
-    content = connection.recv_bytes(size)
-    if len(content) != size:
-        raise ValueError(f"{len(content)} bytes for a tensor of {size}")
-    if not size:
-        return torch.empty(shape, dtype=dtype)
-    return torch.frombuffer(bytearray(content), dtype=dtype).reshape(shape)
+    return header, tensors
 
 
 def describe_error(error: RobustExtError) -> dict[str, Any]:

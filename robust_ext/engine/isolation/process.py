@@ -4,23 +4,43 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import multiprocessing
+import os
 import signal
+import socket
 import sys
-import time
+import threading
+import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
-from typing import Any
+from multiprocessing.popen_forkserver import Popen
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, TypeVar
 
+import torch
+from torch import Tensor
+
+from robust_ext.core.errors import IsolationError
+from robust_ext.core.objects import loaded_files
 from robust_ext.core.validation import check_integer
-from robust_ext.engine.isolation.forking import ZygoteError, zygote
-from robust_ext.engine.isolation.messages import Pickled, receive_header, send_header
+from robust_ext.engine.isolation.messages import REPLY_BYTES, Parts, unpack
+from robust_ext.engine.isolation.serving import serve
 
-# Seconds a process may take to end once its connection is closed.
-_PATIENCE = 1.0
-# Seconds in which a message has to pass, once its first byte is there.
-_TRANSFER = 600.0
+MODULES = "ROBUST_EXT_PRELOAD"
+"""The variable of the environment that names what the process that attacks' processes are forked from imports."""
+
+# Seconds until a process has begun; seconds it may take to end once its connection is closed.
+_BEGINNING, _ENDING = 300.0, 1.0
+_SERVER = "robust_ext.engine.isolation.server"
+# More rows than any attack sends.
+_MOST_ROWS = 2**48
 _SET_DUMPABLE, _GET_DUMPABLE = 4, 3
+_STARTING = threading.Lock()
+
+T = TypeVar("T")
 
 
 class LostError(Exception):
@@ -32,100 +52,219 @@ class LostError(Exception):
 
 
 class AttackProcess:
-    """One process for one attack; ``timeout`` is in seconds, None for none."""
+    """One process for one attack; ``timeout`` is in seconds for a request, None for none."""
 
     def __init__(self, *, timeout: float | None) -> None:
-        self._zygote = zygote()
-        self._timeout = timeout
-        self._pickled = Pickled()
-        patience = _TRANSFER if timeout is None else max(_PATIENCE, min(timeout, _TRANSFER))
+        self._timeout, self._sent, self._server = timeout, set[str](), 0
+        self._connection, theirs = multiprocessing.Pipe()
+        self._process: Popen | None = None
+        arguments = theirs, torch.get_num_threads(), _path(), dict(os.environ)
+        process = multiprocessing.get_context("forkserver").Process(target=serve, args=arguments, daemon=False)
         try:
-            self._child, self._connection = self._zygote.fork(patience=patience)
-        except ZygoteError:
-            # It may have been killed since it was looked at.
-            self._zygote = zygote()
-            self._child, self._connection = self._zygote.fork(patience=patience)
-
-    def share(self, obj: object) -> None:
-        """Send an object once; tasks refer to it."""
-        shared = self._pickled.share(obj)
-        if shared is not None:
-            self._send(shared[1], share=shared[0])
+            start_server()
+            with theirs, _seen_by_children():
+                self._process = _started(process)
+            with self._ended_after(_BEGINNING):
+                header, _ = unpack(self._connection.recv_bytes(REPLY_BYTES))
+        except (OSError, EOFError, LostError) as error:
+            self.close()
+            words = error.text if isinstance(error, LostError) else f"{type(error).__name__}: {error}"
+            raise IsolationError(
+                f"a process for an attack could not be started ({words}; see what it printed); repeat the command, or "
+                "run attacks in this process (isolate=False, --in-process)"
+            ) from error
+        self._server = int(header["server"])
 
     def request(
         self,
         obj: object,
+        parts: Parts,
         *,
+        read: Callable[[dict[str, Any], dict[str, Tensor]], T],
+        room: int = 0,
         progress: Callable[[int, int], None] | None = None,
-        **header: Any,
-    ) -> dict[str, Any]:
-        """Send an object, and return the header that comes back; raises :class:`LostError` where none does.
+    ) -> T:
+        """What ``read`` makes of the reply to an object; raises :class:`LostError` where none comes.
 
-        Meanwhile ``progress`` is called with rows sent forward and backward.
+        The reply may have ``room`` bytes of tensors. Meanwhile ``progress`` is called with rows sent forward and
+        backward.
         """
-        deadline = None if self._timeout is None else time.monotonic() + self._timeout
-        self._send(self._pickled.dumps(obj), **header)
-        while True:
-            with self.receiving(deadline) as connection:
-                found = receive_header(connection)
-                if "progress" not in found:
-                    return found
-                forward, backward = (check_integer("progress", rows, minimum=0) for rows in found["progress"])
-            if progress is not None:
-                progress(forward, backward)
+        content, needed = parts.pickle(obj)
+        with self._ended_after(self._timeout):
+            for name in needed:
+                if name not in self._sent:
+                    self._send(name, parts[name])
+                    self._sent.add(name)
+            self._send("", content)
+            while True:
+                header, tensors = self._read(unpack, self._connection.recv_bytes(REPLY_BYTES + room))
+                if "progress" not in header:
+                    return self._read(read, header, tensors)
+                forward, backward = self._read(read_rows, header["progress"])
+                if progress is not None:
+                    progress(forward, backward)
 
-    @contextmanager
-    def receiving(self, deadline: float | None = None, *, waiting: bool = True) -> Iterator[Connection]:
-        """The connection, to receive from or (not waiting for anything) to send to.
-
-        :class:`LostError` where the process has ended, hangs or sends nonsense.
-        """
-        try:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            if waiting and not self._connection.poll(left):
-                self.close(patience=0.0)
-                raise LostError("timed_out", f"the attack took more than {self._timeout:g} seconds and was stopped")
-            yield self._connection
-        except (EOFError, OSError) as error:
-            words = self.close()
-            killed = words.startswith(("killed by SIGKILL", "with the process"))
-            raise LostError("ended", f"the attack's process ended: {words}", killed=killed) from error
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            self.close(patience=0.0)
-            raise LostError("ended", f"the attack's process sent what is no result ({error})") from error
-
-    def close(self, *, patience: float = _PATIENCE) -> str:
-        """End the process; how it ended, in words."""
-        self._connection.close()
-        if not self._child:
+    def close(self, *, patience: float = 0.0) -> str:
+        """End the process and what it started; return how it ended."""
+        process, self._process = self._process, None
+        if process is None:
             return "it was stopped before"
-        child, self._child = self._child, 0
-        try:
-            status = self._zygote.end(child, patience=patience)
-        except ZygoteError:
+        if patience:
+            process.wait(patience)
+        _kill(process.pid, self._connection)
+        self._connection.close()
+        # An attack may have stopped the process that states how it ended.
+        if self._server:
+            with contextlib.suppress(OSError):
+                os.kill(self._server, signal.SIGCONT)
+        status = process.wait(_ENDING)
+        if status is None or status == 255:
             return "with the process that it was started from"
         if status >= 0:
             return f"exit status {status}"
         name = signal.Signals(-status).name if -status in set(signal.Signals) else str(-status)
         return f"killed by {name}" + (" (often: out of memory)" if name == "SIGKILL" else "")
 
-    def _send(self, content: bytes, **header: Any) -> None:
-        with self.receiving(waiting=False) as connection:
-            send_header(connection, **header)
-            connection.send_bytes(content)
+    def _send(self, name: str, content: bytes) -> None:
+        self._connection.send_bytes(name.encode())
+        self._connection.send_bytes(content)
+
+    def _read(self, read: Callable[..., T], *arguments: Any) -> T:
+        try:
+            return read(*arguments)
+        except LostError:
+            raise
+        except Exception as error:
+            raise LostError("ended", f"the attack's process sent what is no result ({str(error)[:200]})") from error
+
+    @contextmanager
+    def _ended_after(self, seconds: float | None) -> Iterator[None]:
+        """Kill the process at the deadline, whatever it sends or reads until then."""
+        over, process, connection = threading.Event(), self._process, self._connection
+
+        def end() -> None:
+            over.set()
+            if process is not None:
+                _kill(process.pid, connection)
+
+        timer = None if seconds is None else threading.Timer(min(seconds, threading.TIMEOUT_MAX), end)
+        if timer is not None:
+            timer.daemon = True
+            timer.start()
+        try:
+            yield
+        except (EOFError, OSError) as error:
+            if not over.is_set():
+                words = self.close(patience=_ENDING)
+                killed = words.startswith(("killed by SIGKILL", "with the process"))
+                raise LostError("ended", f"the attack's process ended: {words}", killed=killed) from error
+        finally:
+            if timer is not None:
+                timer.cancel()
+        if over.is_set():
+            self.close()
+            raise LostError("timed_out", f"the attack took more than {seconds:g} seconds and was stopped")
+
+
+def _path() -> list[str]:
+    """Where this process and the files that it loaded import from."""
+    files = (str(Path(str(one.__file__)).parent) for one in loaded_files().values())
+    return [*(one or str(Path.cwd()) for one in sys.path), *dict.fromkeys(files)]
+
+
+def _started(process: BaseProcess) -> Popen:
+    """A process that runs; not by its ``start``, which daemons are refused, as the workers of dask are."""
+    try:
+        return Popen(process)
+    except (OSError, EOFError):
+        # What it is forked from may have been killed, and is there again at the second try.
+        return Popen(process)
+
+
+def read_rows(stated: Any) -> tuple[int, int]:
+    """Numbers of rows forward and backward that a process states; an exception where they are none."""
+    forward, backward = (min(check_integer("rows", rows, minimum=0), _MOST_ROWS) for rows in stated)
+    return forward, backward
+
+
+def start_server() -> None:
+    """Have the process that others are forked from import what this one has of the project, without waiting for it."""
+    with _seen_by_children():
+        try:
+            forkserver.ensure_running()
+        except ChildProcessError:
+            # A fork of a process that has such a server gets one of its own.
+            forkserver._forkserver.__init__()  # type: ignore[misc]
+            forkserver.ensure_running()
+
+
+@contextmanager
+def _seen_by_children() -> Iterator[None]:
+    """Processes that begin inside the block import what this one does, and see neither its script nor its arguments.
+
+    What an attack needs of the script travels by value; arguments may hold the judge's seed and the run folder.
+    """
+    modules = sorted(name for name in sys.modules if name.startswith("robust_ext."))
+    # The working directory, which Python puts first, may hold other versions.
+    seen = {"PYTHONPATH": os.pathsep.join(_path()), "PYTHONSAFEPATH": "1", MODULES: ",".join(modules)}
+    with _STARTING:
+        # Before Python 3.11 each process imports by itself, as nothing keeps the working directory away.
+        forkserver.set_forkserver_preload([_SERVER] if sys.version_info >= (3, 11) else [])
+        before = {name: os.environ.get(name) for name in seen}
+        main, arguments = sys.modules["__main__"], sys.argv
+        sys.modules["__main__"], sys.argv = types.ModuleType("__main__"), sys.argv[:1]
+        os.environ.update(seen)
+        try:
+            yield
+        finally:
+            sys.modules["__main__"], sys.argv = main, arguments
+            for name, value in before.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value
+
+
+def _kill(process: int, connection: Connection) -> None:
+    for kill in (os.killpg, os.kill):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            kill(process, signal.SIGKILL)
+    # What the attack started in a group of its own may hold the other end.
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as ours:
+        ours.shutdown(socket.SHUT_RDWR)
+
+
+def close_memory(value: int = 0) -> int:
+    """Close this process's memory and open files to others of the same user, on Linux; return what was before."""
+    if sys.platform != "linux":
+        return value
+    system = ctypes.CDLL(None)
+    before = int(system.prctl(_GET_DUMPABLE))
+    system.prctl(_SET_DUMPABLE, max(value, 0))
+    return before
 
 
 @contextmanager
 def unreadable() -> Iterator[None]:
-    """This process's memory and open files are closed to other processes of the same user meanwhile, on Linux."""
-    if sys.platform != "linux":
-        yield
-        return
-    system = ctypes.CDLL(None)
-    before = system.prctl(_GET_DUMPABLE)
-    system.prctl(_SET_DUMPABLE, 0)
+    """This process's memory and open files are closed to others of the same user meanwhile, on Linux."""
+    before = close_memory()
     try:
         yield
     finally:
-        with contextlib.suppress(Exception):
-            system.prctl(_SET_DUMPABLE, max(before, 0))
+        close_memory(before)
+
+
+def hide_arguments() -> None:
+    """Blank the arguments that other processes see of this one (``/proc/PID/cmdline``), on Linux.
+
+    The judge's seed and the run folder may be among them.
+    """
+    libc = ctypes.CDLL(None)
+    if sys.platform != "linux" or not hasattr(libc, "program_invocation_name"):
+        return
+    shown = Path("/proc/self/cmdline").read_bytes()
+    program = sys.orig_argv[: max(1, len(sys.orig_argv) - len(sys.argv) + 1)]
+    first = ctypes.c_void_p.in_dll(libc, "program_invocation_name").value
+    kept = sum(len(os.fsencode(one)) + 1 for one in program)
+    if first is not None and ctypes.string_at(first, len(shown)) == shown:
+        ctypes.memset(first + kept, 0, max(0, len(shown) - kept))

@@ -1,103 +1,125 @@
-"""The attack's side: tasks are received and run, candidates and counts are sent back."""
+"""The attack's side: requests are received and run, candidates and counts are sent back."""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import signal
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from importlib import import_module
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from robust_ext.core.errors import AttackError, DisturbedError, IsolationError, RobustExtError
+from robust_ext.core.errors import DisturbedError, IsolationError, RobustExtError
 from robust_ext.core.target import PassCounter
 from robust_ext.core.warning import collecting
-from robust_ext.engine.identity import tensor_bytes
-from robust_ext.engine.isolation.messages import (
-    Unpickler,
-    describe_error,
-    describe_tensor,
-    receive_header,
-    send_header,
-)
+from robust_ext.engine.isolation.messages import Unpickler, describe_error, pack
 from robust_ext.engine.task import Task, run_task
+from robust_ext.engine.verify import check_candidates
 
 # Seconds between two reports of how many rows were sent through the network.
 _INTERVAL = 0.5
+# Numbers of open files of a process that has just begun.
+_FILES = 256
 
 
-def serve(connection: Connection) -> None:
+def serve(connection: Connection, threads: int, path: Sequence[str], environment: Mapping[str, str]) -> None:
     """Do what the judge sends until it closes the connection."""
-    shared: dict[str, Any] = {}
-    failure: Exception | None = None
+    import_module("robust_ext.engine.isolation.server")
+    # A group of its own, so that what an attack starts ends with it, and Ctrl-C reaches the judge alone.
+    os.setpgid(0, 0)
+    sys.path[:] = path
+    os.environ.clear()
+    os.environ.update(environment)
+    torch.set_num_threads(threads)
+    multiprocessing.current_process().authkey = os.urandom(32)
+    judge = multiprocessing.parent_process()
+    assert judge is not None
+    threading.Thread(target=_end_with, args=(judge,), daemon=True).start()
+    _take_away_files(besides={connection.fileno(), judge.sentinel})
+    connection.send_bytes(pack({"server": os.getppid()}))
+    parts: dict[str, Any] = {}
+    failure: RobustExtError | None = None
     while True:
         try:
-            request = receive_header(connection)
-            content = connection.recv_bytes()
+            name, content = connection.recv_bytes().decode(), connection.recv_bytes()
         except (EOFError, OSError):
             return
         try:
-            if failure is not None:
-                raise failure
-            received = Unpickler(content, shared).load()
+            received: Any = Unpickler(content, parts).load() if failure is None else None
         except Exception as error:
-            failure = error
-            if "share" not in request:
-                send_header(connection, **describe_error(_unreadable(error)))
+            failure = error if isinstance(error, RobustExtError) else _unreadable(error)
+        if name:
+            parts[name] = received
             continue
-        if "share" in request:
-            shared[request["share"]] = received
-        elif "task" in request:
-            _run(received, connection)
-        else:
-            _call(received, connection)
+        try:
+            reply = received(connection) if failure is None else pack(describe_error(failure))
+        except RobustExtError as error:
+            reply = pack(describe_error(error))
+        connection.send_bytes(reply)
 
 
-def _unreadable(error: Exception) -> RobustExtError:
-    if isinstance(error, RobustExtError):
-        return error
+def _unreadable(error: Exception) -> IsolationError:
     return IsolationError(
         f"the attack's process cannot load what it needs ({type(error).__name__}: {error}); define it in a module "
         "that can be imported, or run attacks in this process (isolate=False, --in-process)"
     )
 
 
-def _run(task: Task, connection: Connection) -> None:
+def _end_with(judge: BaseProcess) -> None:
+    judge.join()
+    os.killpg(0, signal.SIGKILL)
+
+
+def _take_away_files(besides: set[int]) -> None:
+    """Put nothing in the place of files that multiprocessing shares among the judge and all of these processes."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for descriptor in {*range(3, _FILES)}.difference(besides, {nothing}):
+        with suppress(OSError):
+            os.fstat(descriptor)
+            os.dup2(nothing, descriptor)
+
+
+def call(function: Callable[[], Any], _: Connection) -> bytes:
+    """The plain value that a function returns."""
+    return pack({"value": function()})
+
+
+def attack(task: Task, connection: Connection) -> bytes:
+    """Run a task; the reply has candidates, or says what was ``lost``."""
     counter = task.target.counter
     counter.watch = _Progress(connection, counter.snapshot())
     try:
         with collecting() as warned:
             result = run_task(task)
         counter.watch = None
+        candidates = check_candidates(result.candidates, task.inputs, attack=task.attack.name)
     except DisturbedError as error:
-        send_header(connection, lost=str(error)[:20_000])
-        return
+        return pack({"lost": str(error)[:20_000]})
     except RobustExtError as error:
-        if lost := _lost(error.__cause__):
-            send_header(connection, lost=lost[:20_000])
-        else:
-            send_header(connection, **describe_error(error))
-        return
-    candidates, header = result.candidates, {"seconds": result.seconds, "passes": result.passes}
-    if not isinstance(candidates, Tensor):
-        text = f"{task.attack.name}: returned {type(candidates).__name__}, expected a tensor of candidates"
-        send_header(connection, **describe_error(AttackError(text)))
-        return
-    tensors = {"candidates": candidates, "witnesses": result.witnesses}
-    sent = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-    header["warnings"] = [text[:2000] for text, kept in warned.items() if kept][:20]
+        lost = _lost(error.__cause__)
+        return pack({"lost": lost[:20_000]} if lost else describe_error(error))
     trace = result.trace
-    if trace is not None:
-        header["curve"] = list(trace.curve)
-    send_header(connection, **header, **{name: describe_tensor(tensor) for name, tensor in sent.items()})
-    for tensor in sent.values():
-        if tensor.shape == task.inputs.shape:
-            connection.send_bytes(tensor_bytes(tensor))
-    if trace is not None:
-        connection.send_bytes(tensor_bytes(trace.values))
+    tensors = {
+        "candidates": candidates,
+        "witnesses": result.witnesses,
+        "trace": None if trace is None else trace.values,
+    }
+    header = {
+        "seconds": result.seconds,
+        "passes": [result.passes["forward"], result.passes["backward"]],
+        "warnings": [text for text, kept in warned.items() if kept],
+        "curve": None if trace is None else list(trace.curve),
+    }
+    return pack(header, {name: tensor for name, tensor in tensors.items() if isinstance(tensor, Tensor)})
 
 
 def _lost(error: BaseException | None) -> str | None:
@@ -108,22 +130,12 @@ def _lost(error: BaseException | None) -> str | None:
     return f"the attack ran out of memory ({error})" if memory else None
 
 
-def _call(function: Callable[[], Any], connection: Connection) -> None:
-    """Send the plain value that a function returns."""
-    try:
-        send_header(connection, value=function())
-    except RobustExtError as error:
-        send_header(connection, **describe_error(error))
-
-
 class _Progress:
     """Reports rows sent forward and backward, now and then."""
 
     def __init__(self, connection: Connection, before: PassCounter) -> None:
-        self._connection, self._before = connection, before
-        self._sent = time.monotonic()
-        self._lock = threading.Lock()
-        self._process = os.getpid()
+        self._connection, self._before, self._process = connection, before, os.getpid()
+        self._sent, self._lock = time.monotonic(), threading.Lock()
 
     def __call__(self, counter: PassCounter) -> None:
         now = time.monotonic()
@@ -133,6 +145,6 @@ class _Progress:
         try:
             self._sent = now
             spent = counter.since(self._before)
-            send_header(self._connection, progress=[spent.forward, spent.backward])
+            self._connection.send_bytes(pack({"progress": [spent.forward, spent.backward]}))
         finally:
             self._lock.release()

@@ -3,36 +3,42 @@
 from __future__ import annotations
 
 import logging
-import os
+import multiprocessing
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from multiprocessing.connection import Connection
+from functools import partial
 from typing import Any
+
+from torch import Tensor
 
 from robust_ext.attacks.base import Attack
 from robust_ext.core.errors import InvalidArgumentError, RobustExtError
 from robust_ext.core.printable import printable
 from robust_ext.core.target import PassCounter
-from robust_ext.core.validation import check_integer, check_number
+from robust_ext.core.validation import check_number
 from robust_ext.core.warning import warn
-from robust_ext.engine.context import ISOLATED
-from robust_ext.engine.isolation.forking import zygote
-from robust_ext.engine.isolation.messages import as_error, describe_tensor, receive_tensor
-from robust_ext.engine.isolation.process import AttackProcess, LostError, unreadable
+from robust_ext.engine.context import ISOLATED, SETTING_ASIDE
+from robust_ext.engine.isolation.messages import Parts, as_error
+from robust_ext.engine.isolation.process import AttackProcess, LostError, read_rows, start_server, unreadable
 from robust_ext.engine.isolation.remote import RemoteAttack
+from robust_ext.engine.isolation.serving import attack, call
 from robust_ext.engine.task import Task, TaskResult
 from robust_ext.engine.trace import Trace, no_values, plain_curve
 from robust_ext.registry.attack import attacks_from_text
 
 logger = logging.getLogger(__name__)
 
-CAN_ISOLATE = hasattr(os, "fork")
+CAN_ISOLATE = "forkserver" in multiprocessing.get_all_start_methods()
 """Whether this system can run attacks in processes of their own."""
 
 # Attacks whose processes are kept at a time; an attack whose process is gone gets another.
 _PROCESSES = 8
+# More seconds than any attack takes.
+_LONGEST = 1e9
+# Warnings of a task, and characters of each.
+_WARNINGS, _CHARACTERS = 20, 2000
 
 
 class IsolatedWorker:
@@ -42,7 +48,22 @@ class IsolatedWorker:
         if timeout is not None:
             timeout = check_number("attack_timeout", timeout, minimum=0, open_minimum=True)
         self.timeout = timeout
+        self._parts = Parts()
         self._processes: OrderedDict[int, tuple[Attack, AttackProcess]] = OrderedDict()
+
+    def set_aside(self, objects: Sequence[object]) -> None:
+        """Pickle what attacks are to get of a run, before the judge shows it anything."""
+        start_server()
+        self._parts.add(objects)
+
+    @contextmanager
+    def evaluation(self) -> Iterator[None]:
+        """Inside the block, objects count as they are now, not as an evaluation before has set them aside."""
+        before, self._parts = self._parts, Parts()
+        try:
+            yield
+        finally:
+            self._parts = before
 
     def __call__(self, task: Task) -> TaskResult:
         """Run a task; errors of the attack are raised here, and a process that is lost costs these rows.
@@ -59,10 +80,6 @@ class IsolatedWorker:
                     raise
                 logger.info("%s: %s; it is run once more", task.attack.name, lost.text)
                 return self._run(task, before)
-        except RobustExtError:
-            # What it has sent besides is not to be taken for the next result.
-            self.drop(task.attack)
-            raise
         except LostError as lost:
             self.drop(task.attack)
             logger.info("%s: %s", task.attack.name, lost.text)
@@ -70,6 +87,10 @@ class IsolatedWorker:
             passes = {"forward": spent.forward, "backward": spent.backward}
             seconds = time.perf_counter() - begun
             return TaskResult(candidates=None, seconds=seconds, passes=passes, lost=(lost.outcome, lost.text))
+        except BaseException:
+            # What it sends besides is not to be taken for the next result.
+            self.drop(task.attack)
+            raise
 
     def _run(self, task: Task, before: PassCounter) -> TaskResult:
         counter = task.target.counter
@@ -79,12 +100,14 @@ class IsolatedWorker:
             counter.count_backward(max(0, before.backward + backward - counter.backward))
             counter.count_forward(max(0, before.forward + forward - counter.forward))
 
-        process = self._process(task.attack)
-        for shared in (*task.shared, task.attack):
-            process.share(shared)
-        found = process.request(task, task=True, progress=count)
-        with process.receiving(waiting=False) as connection:
-            result = _received(found, connection, task)
+        result = self._process(task.attack).request(
+            partial(attack, task),
+            self._parts,
+            read=partial(_read, task),
+            # Candidates and witnesses, of float64 at most, and the trace.
+            room=16 * task.inputs.numel() + 8 * no_values(len(task.inputs)).numel(),
+            progress=count,
+        )
         if isinstance(result, RobustExtError):
             raise result
         count(**result.passes)
@@ -101,27 +124,28 @@ class IsolatedWorker:
                 found = self._called(function)
         except LostError as lost:
             raise InvalidArgumentError("attack", lost.text, "code that defines an attack and returns") from lost
-        if "error" in found:
-            raise as_error(found)
-        return found.get("value")
+        if isinstance(found, RobustExtError):
+            raise found
+        return found
 
-    def _called(self, function: Callable[[], Any]) -> dict[str, Any]:
+    def _called(self, function: Callable[[], Any]) -> Any:
         process = AttackProcess(timeout=self.timeout)
         try:
-            return process.request(function)
+            read = lambda header, _: as_error(header) if "error" in header else header["value"]  # noqa: E731
+            return process.request(partial(call, function), Parts(), read=read)
         finally:
-            process.close(patience=0.0)
+            process.close()
 
     def drop(self, attack: Attack) -> None:
         """End the process of an attack."""
         found = self._processes.pop(id(attack), None)
         if found is not None:
-            found[1].close(patience=0.0)
+            found[1].close()
 
     def close(self) -> None:
         """End all processes."""
-        for attack, _ in list(self._processes.values()):
-            self.drop(attack)
+        for one, _ in list(self._processes.values()):
+            self.drop(one)
 
     def _process(self, attack: Attack) -> AttackProcess:
         if id(attack) not in self._processes:
@@ -133,40 +157,36 @@ class IsolatedWorker:
         return self._processes[id(attack)][1]
 
 
-def _received(found: Mapping[str, Any], connection: Connection, task: Task) -> TaskResult | RobustExtError:
-    """What a process sent back: a result, whose tensors follow the header, or an error of the attack."""
-    if "error" in found:
-        return as_error(found)
-    if "lost" in found:
-        raise LostError("ended", str(found["lost"]))
-    expected: dict[str, Any] = {"expected": tuple(task.inputs.shape), "attack": task.attack.name}
-    for text in found.get("warnings", ()):
-        warn(printable(str(text)))
-    met, curve = found.get("witnesses"), found.get("curve")
-    return TaskResult(
-        seconds=check_number("seconds", found["seconds"], minimum=0),
-        passes={way: check_integer(way, found["passes"][way], minimum=0) for way in ("forward", "backward")},
-        candidates=receive_tensor(connection, found["candidates"], **expected),
-        witnesses=None if met is None else receive_tensor(connection, met, **expected),
-        trace=None if curve is None else _received_trace(curve, connection, task),
+def _read(task: Task, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> TaskResult | RobustExtError:
+    """A process's reply to a task: a result, or an error of the attack; an exception where it is neither."""
+    if "error" in header:
+        return as_error(header)
+    if "lost" in header:
+        raise LostError("ended", str(header["lost"])[:20_000])
+    for name, tensor in tensors.items():
+        expected = no_values(len(task.inputs)) if name == "trace" else task.inputs
+        if tensor.shape != expected.shape:
+            raise ValueError(f"{name} of shape {tuple(tensor.shape)}")
+    curve, (forward, backward) = header["curve"], read_rows(header["passes"])
+    result = TaskResult(
+        seconds=check_number("seconds", min(header["seconds"], _LONGEST), minimum=0),
+        passes={"forward": forward, "backward": backward},
+        candidates=tensors["candidates"],
+        witnesses=tensors.get("witnesses"),
+        trace=None if curve is None else Trace(values=tensors["trace"].double(), curve=plain_curve(curve)),
     )
-
-
-def _received_trace(curve: object, connection: Connection, task: Task) -> Trace:
-    """What the process states of the attack's queries; ValueError where that is no trace."""
-    values = no_values(len(task.inputs))
-    described = describe_tensor(values)
-    values = receive_tensor(connection, described, expected=described["shape"], attack=task.attack.name)
-    return Trace(values=values, curve=plain_curve(curve))
+    for text in header["warnings"][:_WARNINGS]:
+        warn(printable(str(text)[:_CHARACTERS]))
+    return result
 
 
 @contextmanager
 def isolating(worker: IsolatedWorker) -> Iterator[None]:
     """Inside the block, attacks that are named as code (``file.py:attack``) are loaded in their own process only."""
-    isolated = ISOLATED.set(True)
-    zygote().prepare()
+    isolated, setting_aside = ISOLATED.set(True), SETTING_ASIDE.set(worker.set_aside)
     try:
         with unreadable(), attacks_from_text(lambda text, name: RemoteAttack.load(text, name, worker.call)):
             yield
     finally:
+        SETTING_ASIDE.reset(setting_aside)
         ISOLATED.reset(isolated)

@@ -114,8 +114,8 @@ class StepRun(Run):
         return self.given.inputs.device
 
     def common(self) -> Sequence[object]:
-        """The static model, the defense, and the networks that points are transferred from."""
-        return (*self.networks().values(), self.defense)
+        """The static model, the defense, the networks that points are transferred from, and the attack."""
+        return (*self.networks().values(), self.defense, *(() if self.step is None else (self.step.attack,)))
 
     def networks(self) -> dict[str, nn.Module]:
         """All whose rows are counted: those of the defense, and those that points are transferred from."""
@@ -179,7 +179,6 @@ class StepRun(Run):
                 stream=(self.settings.seed, first, "test time", name),
                 rows=[row - block[0] for row in rows],
                 counted=networks,
-                shared=(*networks.values(), self.defense),
                 # Random defenses draw from the global generators where nothing seeds them.
                 global_seed=derive_seed(self.settings.seed, first, "test time draws", name),
             )

@@ -142,7 +142,6 @@ class ProblemAttack:
             counter=self.features.counter,
             references=problems.references if problems.references.shape[1] else None,
         )
-        detecting = () if defense is None else (defense.detector.classifier, defense.detector)
         task = Task(
             attack=self.attack,
             target=target,
@@ -150,7 +149,6 @@ class ProblemAttack:
             labels=torch.full((len(problems.samples),), label, dtype=torch.int64, device=problems.inputs.device),
             threat_model=settings.threat_model,
             stream=(settings.seed, problems.samples[0], purpose, self.attack.name),
-            shared=(self.features.counter, *detecting, self.features.module),
         )
         canary, rejects = purpose == "canary", None
         if defense is not None and not canary:

@@ -183,8 +183,9 @@ class BinarizationRun(Run):
         return self.device
 
     def common(self) -> Sequence[object]:
-        """The network, and the detector."""
-        return (self.features, self.readout, *(() if self.defense is None else (self.defense.detector,)))
+        """The network, the detector and the attacks."""
+        detector = () if self.defense is None else (self.defense.detector,)
+        return (self.features.counter, self.features, self.readout, *detector, *self.attacks.values())
 
     def samples(self) -> Sequence[Tensor]:
         """The clean samples."""
