@@ -15,7 +15,7 @@ import torch
 from robust_ext.attacks.base import Attack
 from robust_ext.attacks.joint_loss import JointLoss
 from robust_ext.attacks.orthogonal import OrthogonalPGD
-from robust_ext.testing.defenses import Problem, linear_defense, small_defense
+from tests.attacks.defenses import Problem, linear_defense, small_defense
 
 ATTACKS: dict[str, Attack] = {
     "OrthogonalPGD, 100": OrthogonalPGD(steps=100),

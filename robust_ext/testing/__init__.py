@@ -1,10 +1,9 @@
-"""Tests for whoever writes attacks, or relies on one. Needs pytest, the matrix of attacks excepted.
+"""Tests for authors and users of attacks. Needs pytest, except for the matrix of attacks.
 
-:func:`assert_attack_passes` fails where an attack misses what was planted in a model, see
-docs/unit_tests_for_attacks.md. Two base classes check what Foolbox and ART expect of an attack. Subclass
+:func:`assert_attack_passes` fails if an attack misses what was planted in a model, see docs/unit_tests_for_attacks.md.
+Two base classes test the conventions of Foolbox and ART. Subclass
 :class:`robust_ext.testing.foolbox_invariants.FoolboxAttackInvariants` or
-:class:`robust_ext.testing.art_invariants.ArtAttackInvariants` in a test module, give it the method that makes the
-attack, and pytest runs all of it::
+:class:`robust_ext.testing.art_invariants.ArtAttackInvariants` in a test module and define how the attack is made::
 
     class TestMyAttack(FoolboxAttackInvariants):
         def make_attack(self):
@@ -25,7 +24,7 @@ if "pytest" in sys.modules:
 
 
 def __getattr__(name: str) -> Any:
-    """Import what needs pytest once it is used: ``robust-ext attacks --matrix`` does not."""
+    """Import the function that needs pytest on its first use: ``robust-ext attacks --matrix`` works without pytest."""
     if name != "assert_attack_passes":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from robust_ext.testing import attack_tests

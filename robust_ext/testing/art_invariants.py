@@ -1,10 +1,11 @@
-"""What every ART evasion attack on a ``PyTorchClassifier`` keeps to, as a base test class."""
+"""The invariants of ART evasion attacks on a ``PyTorchClassifier``, as a base test class."""
 
 from __future__ import annotations
 
 import contextlib
 import inspect
 import io
+import math
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
@@ -14,24 +15,55 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from robust_ext.testing.art_problems import ArtProblems, Bounds, PyTorchClassifier, RecordingWriter, art, margin_of
+from robust_ext.testing.networks import margins, small_batch, small_network
 
-__all__ = ["ArtAttackInvariants", "Bounds", "EachBounds", "PyTorchClassifier", "RecordingWriter", "art", "margin_of"]
-
+art: Any = import_module("robust_ext.adapters.art.library").art
+PyTorchClassifier: Any = art.estimators.classification.PyTorchClassifier
 PyTorchRegressor: Any = import_module("art.estimators.regression.pytorch").PyTorchRegressor
+SummaryWriter: Any = art.summary_writer.SummaryWriter
+Bounds = tuple[float, float]
 EachBounds = pytest.mark.parametrize("bounds", [(0.0, 1.0), (-1.0, 1.0)])
 
 
-class ArtAttackInvariants(ArtProblems):
-    """The invariants of an ART evasion attack; subclass it and define how the attack is made.
+class RecordingWriter(SummaryWriter):  # type: ignore[misc]
+    """A summary writer that collects its updates and counts its resets; it writes no files."""
 
-    An attack that breaks one for a reason overrides that one method, with a mark or a test of what it does instead.
+    def __init__(self) -> None:
+        self.updates: list[dict[str, Any]] = []
+        self.resets = 0
+        super().__init__("")
+
+    def _init_summary_writer(self, summary_writer: Any, init_counter: int) -> None:
+        """Open no files."""
+
+    def update(self, batch_id: int, global_step: int, **values: Any) -> None:
+        """Store an update."""
+        self.updates.append({"batch_id": batch_id, "global_step": global_step, **values})
+
+    def reset(self) -> None:
+        """Count."""
+        self.resets += 1
+
+
+class ArtAttackInvariants:
+    """The invariants of an ART evasion attack; subclass it and define :meth:`make_attack`.
+
+    Where an attack breaks one for a reason, override that method with a mark or with a test of what the attack does.
 
     Attributes:
-        wrong_settings: Each is to raise ``ValueError``.
-        repeatable: Settings with which results do not depend on the batch size; None where there are none.
+        shape: Shape of one input.
+        classes: Classes of the classifier.
+        norm: ``np.inf``, 2 or 1: the norm of the attack that :meth:`make_attack` makes.
+        epsilon: Budget a value, as a share of the bounds' width: ``eps`` itself for ``np.inf``, otherwise scaled to the
+            norm.
+        wrong_settings: Settings that raise ``ValueError``, each by itself.
+        repeatable: Settings with which results do not depend on the batch size; None if there are none.
     """
 
+    shape: tuple[int, ...] = (1, 4, 4)
+    classes = 4
+    norm: float = np.inf
+    epsilon = 0.2
     wrong_settings: Sequence[Mapping[str, Any]] = (
         {"eps": -1.0},
         {"norm": 0.5},
@@ -40,6 +72,18 @@ class ArtAttackInvariants(ArtProblems):
         {"verbose": "yes"},
     )
     repeatable: Mapping[str, Any] | None = {}
+
+    def make_attack(self, estimator: Any, **settings: Any) -> Any:
+        """Return the attack on an estimator; ``settings`` override those of your own.
+
+        They are among ``eps``, ``targeted``, ``batch_size``, ``verbose``, ``summary_writer``, those in
+        ``wrong_settings`` and those in ``repeatable``.
+        """
+        raise NotImplementedError
+
+    def make_network(self, bounds: Bounds, classes: int) -> nn.Module:
+        """Return the network to attack, in eval mode."""
+        return small_network(self.shape, classes, bounds=bounds)
 
     def test_attack_params_are_the_parameters_of_the_constructor(self) -> None:
         """``set_params`` reaches every parameter, and each can be read."""
@@ -69,7 +113,7 @@ class ArtAttackInvariants(ArtProblems):
                 self._make(self._classifier(), **wrong)
 
     def test_estimators_that_are_no_classifiers_are_refused(self) -> None:
-        """The requirements on estimators are stated, and checked by ART."""
+        """The attack declares which estimators it needs, and ART checks them."""
         regressor = PyTorchRegressor(
             model=self.make_network((0.0, 1.0), 1), loss=nn.MSELoss(), input_shape=self.shape, device_type="cpu"
         )
@@ -78,7 +122,7 @@ class ArtAttackInvariants(ArtProblems):
 
     @EachBounds
     def test_points_are_float32_in_the_ball_and_in_bounds(self, bounds: Bounds) -> None:
-        """What comes back is a float32 array of the inputs' shape, within ``eps`` and ``clip_values``."""
+        """Points are float32 in the inputs' shape, within ``eps`` and ``clip_values``."""
         estimator, x, y = self._problem(bounds)
         points = self._make(estimator, bounds).generate(x, y)
         assert isinstance(points, np.ndarray)
@@ -115,7 +159,7 @@ class ArtAttackInvariants(ArtProblems):
             self._make(estimator, targeted=True).generate(x)
 
     def test_inputs_and_labels_are_not_changed(self) -> None:
-        """What the user passed is as it was."""
+        """The user's arrays stay unchanged."""
         estimator, x, y = self._problem()
         hot = np.eye(self.classes, dtype=np.float32)[y]
         x_before, hot_before = x.copy(), hot.copy()
@@ -169,8 +213,7 @@ class ArtAttackInvariants(ArtProblems):
 
     def test_preprocessing_of_the_estimator_is_attacked_through(self) -> None:
         """A mean and a deviation given to the estimator act as a layer of the network does."""
-        network = self.make_network((0.0, 1.0), self.classes)
-        x, y = self._inputs((0.0, 1.0)), self._predictions(network, (0.0, 1.0))
+        network, _, x, y = self._network_problem()
         mean, deviation = 0.25, 1.5
         inside = nn.Sequential(_Standardised(mean, deviation), network).eval()
         outside = self._classifier(network, preprocessing=(mean, deviation))
@@ -213,11 +256,11 @@ class ArtAttackInvariants(ArtProblems):
 
     def test_weights_and_their_gradients_are_left_as_they_were(self) -> None:
         """Weights, their gradients and ``requires_grad`` are the user's."""
-        network = self.make_network((0.0, 1.0), self.classes)
+        network, estimator, x, y = self._network_problem()
         kept, *others = network.parameters()
         kept.grad = torch.ones_like(kept)
         values = {name: value.clone() for name, value in network.state_dict().items()}
-        self._run(self._classifier(network), self._inputs((0.0, 1.0)), self._predictions(network, (0.0, 1.0)))
+        self._run(estimator, x, y)
         assert all(torch.equal(value, values[name]) for name, value in network.state_dict().items())
         assert torch.equal(_gradient(kept), torch.ones_like(kept))
         assert not any(_gradient(parameter).any() for parameter in others)
@@ -225,9 +268,7 @@ class ArtAttackInvariants(ArtProblems):
 
     def test_a_network_that_trains_is_attacked_in_eval_mode(self) -> None:
         """A network in train mode is attacked as ART predicts with it, and its statistics are not updated."""
-        network = self.make_network((0.0, 1.0), self.classes)
-        x, y = self._inputs((0.0, 1.0)), self._predictions(network, (0.0, 1.0))
-        estimator = self._classifier(network)
+        network, estimator, x, y = self._network_problem()
         evaluated = self._run(estimator, x, y)
         statistics = {name: value.clone() for name, value in network.named_buffers()}
         network.train()
@@ -236,21 +277,66 @@ class ArtAttackInvariants(ArtProblems):
 
     def test_the_mode_of_the_network_is_kept(self) -> None:
         """A network that trains still does afterwards, and each part of it."""
-        network = self.make_network((0.0, 1.0), self.classes)
-        x, y = self._inputs((0.0, 1.0)), self._predictions(network, (0.0, 1.0))
-        estimator = self._classifier(network)
+        network, estimator, x, y = self._network_problem()
         network.train()
         next(network.children()).eval()
         flags = [part.training for part in network.modules()]
         self._run(estimator, x, y)
         assert [part.training for part in network.modules()] == flags
 
+    def _problem(self, bounds: Bounds = (0.0, 1.0), *, classes: int | None = None) -> tuple[Any, Any, Any]:
+        """Return an estimator, inputs, and its predictions as labels."""
+        return self._network_problem(bounds, classes=classes)[1:]
+
+    def _network_problem(
+        self, bounds: Bounds = (0.0, 1.0), *, classes: int | None = None
+    ) -> tuple[nn.Module, Any, Any, Any]:
+        network, inputs = self.make_network(bounds, classes or self.classes), small_batch(8, self.shape, bounds=bounds)
+        with torch.no_grad():
+            y = network(inputs).argmax(1).numpy()
+        return network, self._classifier(network, clip_values=bounds, classes=classes), inputs.numpy(), y
+
+    def _classifier(
+        self,
+        network: nn.Module | None = None,
+        *,
+        clip_values: Bounds = (0.0, 1.0),
+        classes: int | None = None,
+        preprocessing: Any = (0.0, 1.0),
+    ) -> Any:
+        classes = classes or self.classes
+        return PyTorchClassifier(
+            model=self.make_network(clip_values, classes) if network is None else network,
+            loss=nn.CrossEntropyLoss(),
+            input_shape=self.shape,
+            nb_classes=classes,
+            clip_values=clip_values,
+            preprocessing=preprocessing,
+            device_type="cpu",
+        )
+
+    def _eps(self, bounds: Bounds) -> float:
+        values = int(torch.Size(self.shape).numel())
+        return self.epsilon * (bounds[1] - bounds[0]) * math.pow(values, 1 / self.norm)
+
+    def _make(self, estimator: Any, bounds: Bounds = (0.0, 1.0), **settings: Any) -> Any:
+        return self.make_attack(estimator, **{"eps": self._eps(bounds), "verbose": False, **settings})
+
+    def _run(self, estimator: Any, x: Any, y: Any, **settings: Any) -> Any:
+        attack = self._make(estimator, **settings)
+        np.random.seed(3)
+        return attack.generate(x, y) if y is not None else attack.generate(x)
+
+
+def margin_of(estimator: Any, x: Any, classes: Any) -> Any:
+    """Return by how much the classes ``(N,)`` beat the best other class."""
+    return margins(torch.from_numpy(estimator.predict(x)), torch.from_numpy(classes)).numpy()
+
 
 class _Standardised(nn.Module):
     def __init__(self, mean: float, deviation: float) -> None:
         super().__init__()
-        self.mean = mean
-        self.deviation = deviation
+        self.mean, self.deviation = mean, deviation
 
     def forward(self, x: Tensor) -> Tensor:
         return (x - self.mean) / self.deviation

@@ -1,4 +1,4 @@
-"""A unit test for an attack: does it find what was planted in this model?"""
+"""A unit test for an attack: it must find the points planted in a model."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from robust_ext.evaluations.causes.finding import WEIGHTS
 from robust_ext.evaluations.diagnosis import diagnose
 from robust_ext.reports.findings import numbered
 
-# Samples on which a weak attack is compared with others, and findings that are shown.
+# Samples for the comparison of a weak attack with others, and findings to show.
 _COMPARED, _SHOWN = 16, 3
 
 
@@ -54,14 +54,14 @@ def assert_attack_passes(
         attack: Anything :func:`robust_ext.as_attack` takes.
         inputs: Clean samples, a tensor or numpy array of floats ``(N, ...)`` in bounds; 32 or more.
         threat_model: The norm, epsilon and bounds.
-        labels: Classes of the samples ``(N,)``, for the diagnosis; what the model predicts when left out.
+        labels: Classes of the samples ``(N,)``, for the diagnosis; the model's predictions when left out.
         device: Where to run it, on a copy of a model that lies elsewhere; the model's own device when left out.
         samples: How many of the first samples are used at most.
-        budget: Seconds after which the test ends with what is decided by then; None for those of pytest's option
-            ``--robust-ext-budget``, or any time.
-        inconclusive: What that verdict comes to: ``"fail"``, ``"skip"`` or ``"pass"``; None for pytest's option
+        budget: Seconds after which the test ends with its verdict so far; None for pytest's option
+            ``--robust-ext-budget``, or no limit.
+        inconclusive: The outcome of that verdict: ``"fail"``, ``"skip"`` or ``"pass"``; None for pytest's option
             ``--robust-ext-inconclusive``, or ``"fail"``.
-        **settings: Of the binarization test.
+        **settings: Settings of the binarization test.
 
     Returns:
         The result, for further assertions.
@@ -94,7 +94,7 @@ def assert_attack_passes(
             passes = result.verdict == "passed" or (result.verdict, otherwise) == ("inconclusive", "pass")
             causes = [] if passes else _causes(result, model, attack, some, labels, threat_model, device)
     except RobustExtError as error:
-        # Where this project raised it is of no use to the reader; what the attack raised is.
+        # Only the traceback of the attack helps the reader, not that of this project.
         raise error.with_traceback(None) from error.__cause__
     words = f"{result.verdict}: {_words(result)}, {time.monotonic() - begun:.1f} s"
     plugin.note(words)
@@ -109,7 +109,7 @@ def assert_attack_passes(
 
 
 def _words(result: BinarizationResult) -> str:
-    """What the best attack of a result came to."""
+    """Describe the best attack of a result."""
     best = max(result.attacks.values(), key=lambda entry: entry["score"] or 0.0)
     if best["score"] is None:
         return f"{best['name']}, nothing decided"
@@ -125,7 +125,7 @@ def _causes(
     threat_model: ThreatModel,
     device: str | torch.device | None,
 ) -> list[str]:
-    """Findings of the test, and of a diagnosis on a few clean samples where there is time, as lines."""
+    """List findings of the test and, time permitting, of a diagnosis on a few clean samples."""
     causes: list[Mapping[str, Any]] = list(result.content["findings"])
     some = inputs[:_COMPARED]
     try:

@@ -1,4 +1,4 @@
-"""What every Foolbox attack on PyTorch models keeps to, as a base test class."""
+"""The invariants of Foolbox attacks on PyTorch models, as a base test class."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ EachAim = pytest.mark.parametrize("targeted", [False, True])
 
 
 class FoolboxAttackInvariants:
-    """The invariants of a Foolbox attack; subclass it and say how the attack is made.
+    """The invariants of a Foolbox attack; subclass it and define :meth:`make_attack`.
 
-    An attack that breaks one for a reason overrides that one method, with a mark or a test of what it does instead.
+    Where an attack breaks one for a reason, override that method with a mark or with a test of what the attack does.
 
     Attributes:
         shape: Shape of one input.
@@ -47,11 +47,11 @@ class FoolboxAttackInvariants:
     any_criterion = False
 
     def make_attack(self) -> Any:
-        """The attack, with settings under which it takes a fraction of a second on eight inputs."""
+        """Return the attack, with settings under which it takes a fraction of a second on eight inputs."""
         raise NotImplementedError
 
     def make_network(self, bounds: Bounds) -> nn.Module:
-        """The network that is attacked, in eval mode."""
+        """Return the network to attack, in eval mode."""
         return small_network(self.shape, self.classes, bounds=bounds)
 
     @EachBounds
@@ -169,7 +169,7 @@ class FoolboxAttackInvariants:
 
     @EachBounds
     def test_inputs_and_labels_are_not_changed(self, bounds: Bounds) -> None:
-        """What the user passed is as it was."""
+        """The user's tensors stay unchanged."""
         model, x, y = self._problem(bounds)
         before = x.clone(), y.clone()
         self._attack(model, x, y, self._epsilon(bounds))
@@ -260,7 +260,7 @@ class FoolboxAttackInvariants:
 
     @EachBounds
     def test_models_may_be_wrapped(self, bounds: Bounds) -> None:
-        """A wrapper of Foolbox around the model is queried, not passed by."""
+        """The attack queries a wrapper of Foolbox around the model, not the model inside."""
         inner, x, y = self._problem(bounds)
         model = inner.transform_bounds((0, 2), wrapper=True)
         low, high = bounds
@@ -271,7 +271,7 @@ class FoolboxAttackInvariants:
         assert margins(_logits(inner, back), y).mean() < margins(_logits(inner, x), y).mean()
 
     def _problem(self, bounds: Bounds) -> tuple[Any, Tensor, Tensor]:
-        """A Foolbox model, inputs, and labels that are its predictions."""
+        """Return a Foolbox model, inputs, and its predictions as labels."""
         network = self.make_network(bounds)
         x = self._inputs(bounds)
         with torch.no_grad():

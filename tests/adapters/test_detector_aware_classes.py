@@ -10,9 +10,9 @@ from robust_ext.adapters.foolbox.models import DefendedPyTorchModel, Undetected
 from robust_ext.core.errors import AttackRefusedError, InvalidArgumentError
 from robust_ext.models.defended import Defended
 from robust_ext.registry import as_attack
-from robust_ext.testing.defenses import FarHidden, small_defense
 from tests.adapters.common import art_classifier
 from tests.adapters.hosts import CORE, HOSTS, ORDERS, class_of, foolbox, foolbox_attacks, foolbox_model, in_words_of
+from tests.attacks.defenses import FarHidden, small_defense
 
 QUICK = {
     "OrthogonalPGD": {"steps": 12, "rel_step_size": 0.2},

@@ -6,10 +6,11 @@ import torch
 
 from robust_ext.attacks.catalogue import ATTACKS
 from robust_ext.core.settings import trial_settings
-from robust_ext.testing.defenses import small_defense
-from robust_ext.testing.networks import affine_network, small_batch
+from robust_ext.testing.networks import small_batch
 from tests.adapters.common import art_classifier
 from tests.adapters.hosts import CORE, SHAPE, art_attacks, foolbox, foolbox_attacks, foolbox_model, in_words_of
+from tests.attacks.defenses import small_defense
+from tests.attacks.problems import affine_network
 
 FOOLBOX = [
     kind

@@ -15,9 +15,9 @@ from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
 from robust_ext.registry import as_attack
-from robust_ext.testing.networks import affine_network
 from tests.adapters.common import art_classifier
 from tests.adapters.hosts import HOSTS, ORDERS, EachNorm, class_of, foolbox, foolbox_attacks, foolbox_model, in_words_of
+from tests.attacks.problems import affine_network
 
 TINY = {"draws": 2, "target_classes": 1, "start_steps": 3, "hops": 1, "regions": 1}
 STILL = TINY | {"starts": (), "start_steps": 0, "hops": 0, "regions": 0}

@@ -11,9 +11,10 @@ from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.target import frozen
 from robust_ext.models.defended import Defended
 from robust_ext.testing import art_invariants, foolbox_invariants
-from robust_ext.testing.defenses import FarHidden
-from robust_ext.testing.networks import affine_network, margins, small_batch, small_network
+from robust_ext.testing.networks import margins, small_batch, small_network
 from tests.adapters.hosts import art_attacks, class_of, foolbox, foolbox_attacks, in_words_of
+from tests.attacks.defenses import FarHidden
+from tests.attacks.problems import affine_network
 
 ArtBase = art_invariants.ArtAttackInvariants
 FoolboxBase = foolbox_invariants.FoolboxAttackInvariants

@@ -14,7 +14,7 @@ from robust_ext.core.threat import ThreatModel
 from robust_ext.engine.verify import verify
 from robust_ext.models.binarized import BinarizedClassifier
 from robust_ext.registry.base import adapters
-from robust_ext.testing.conformance.problems import digits, network
+from robust_ext.testing.conformance import digits, network
 from tests.adapters.common import LIBRARIES, UNIT, Recorder, cases, network_in, predicted, require, run, usable
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.usefixtures("uncompiled_brendel_bethge")]

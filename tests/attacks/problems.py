@@ -186,3 +186,17 @@ def watched(attack, problem, **extras):
     steps = []
     attacked(attack, problem, watch=steps.append, **extras)
     return steps
+
+
+def affine_network(shape: tuple[int, ...], classes: int, *, bounds: tuple[float, float] = (0.0, 1.0)) -> nn.Module:
+    """A random piecewise affine network whose decision boundaries run through the middle of the box, in eval mode."""
+    low, high = bounds
+    values = int(torch.Size(shape).numel())
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        first, last = nn.Linear(values, 8), nn.Linear(8, classes)
+    with torch.no_grad():
+        first.weight.mul_(4 / (high - low))
+        first.bias.sub_(first.weight.sum(1) * (low + high) / 2)
+        last.bias.sub_(last(first(torch.full((values,), (low + high) / 2)).relu()))
+    return nn.Sequential(nn.Flatten(), first, nn.ReLU(), last).eval()

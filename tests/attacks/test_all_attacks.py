@@ -27,7 +27,7 @@ from robust_ext.core.random import stream
 from robust_ext.core.threat import NORMS, ThreatModel
 from robust_ext.models.defended import Defended
 from robust_ext.registry import as_attack
-from robust_ext.testing.defenses import small_defense
+from tests.attacks.defenses import small_defense
 from tests.attacks.problems import MADE, Lambda, Rowwise, attacked, in_every_norm, predicted, rowwise_problem, watched
 
 every = pytest.mark.parametrize("made", MADE.values(), ids=MADE)

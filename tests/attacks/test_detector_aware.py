@@ -15,7 +15,7 @@ from robust_ext.core.errors import AttackError, AttackRefusedError, InvalidArgum
 from robust_ext.core.threat import NORMS
 from robust_ext.detectors import Detector
 from robust_ext.models.defended import Defended
-from robust_ext.testing.defenses import linear_defense, small_defense
+from tests.attacks.defenses import linear_defense, small_defense
 from tests.attacks.problems import MADE, attacked, watched
 
 AWARE = [name for name, made in MADE.items() if made.traits.detector]

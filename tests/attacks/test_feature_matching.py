@@ -12,7 +12,7 @@ from robust_ext.core.errors import AttackRefusedError, InvalidArgumentError
 from robust_ext.core.threat import NORMS, ThreatModel
 from robust_ext.detectors import Detector
 from robust_ext.models.defended import Defended
-from robust_ext.testing.defenses import small_defense
+from tests.attacks.defenses import small_defense
 from tests.attacks.problems import Lambda, attacked, predicted, watched
 
 

@@ -7,7 +7,7 @@ from robust_ext.attacks._common.best_tracker import Prediction
 from robust_ext.attacks.joint_loss import JointLoss, _Weights
 from robust_ext.attacks.orthogonal import OrthogonalPGD
 from robust_ext.core.threat import NORMS
-from robust_ext.testing.defenses import linear_defense, small_defense
+from tests.attacks.defenses import linear_defense, small_defense
 from tests.attacks.problems import attacked, watched
 
 

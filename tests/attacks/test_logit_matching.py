@@ -12,7 +12,7 @@ from robust_ext.attacks.logit_matching import LogitMatching, _draw
 from robust_ext.core.threat import ThreatModel
 from robust_ext.detectors.odds import OddsDetector
 from robust_ext.models.defended import Defended
-from robust_ext.testing.defenses import Rowwise, small_defense
+from tests.attacks.defenses import Rowwise, small_defense
 from tests.attacks.problems import attacked, predicted, watched
 
 

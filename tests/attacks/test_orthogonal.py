@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from robust_ext.attacks._common.objectives import cross_entropy, margin
 from robust_ext.attacks.orthogonal import OrthogonalPGD, SelectivePGD, without_component
 from robust_ext.core.threat import NORMS
-from robust_ext.testing.defenses import linear_defense, small_defense
+from tests.attacks.defenses import linear_defense, small_defense
 from tests.attacks.problems import attacked, watched
 
 

@@ -13,9 +13,15 @@ from robust_ext.attacks.base import AttackTraits, CallableAttack
 from robust_ext.core.errors import AttackRefusedError, InvalidArgumentError, MissingDependencyError
 from robust_ext.registry.base import Adapter, AttackListing
 from robust_ext.reports.conformance import matrix_cell, matrix_page, matrix_table
-from robust_ext.testing.conformance import TARGETS, conformance, conformance_row, matrix
-from robust_ext.testing.conformance.monitor import BatchMonitor
-from robust_ext.testing.conformance.problems import digits, planted, threat_model
+from robust_ext.testing.conformance import (
+    TARGETS,
+    BatchMonitor,
+    conformance,
+    conformance_row,
+    digits,
+    planted,
+    threat_model,
+)
 
 
 def pgd(model, x, y, threat_model):
@@ -80,7 +86,7 @@ class Fake(Adapter):
 def run(monkeypatch):
     def one(name, target="binarized", **listed):
         listing = AttackListing(name=name, **listed)
-        monkeypatch.setattr(matrix, "adapters", lambda: {"fake": Fake(listing)})
+        monkeypatch.setattr("robust_ext.testing.conformance.adapters", lambda: {"fake": Fake(listing)})
         return conformance_row("fake", listing, target)
 
     return one
@@ -150,7 +156,7 @@ def test_refusals_come_before_any_work(run):
 
 def test_workers_find_the_same_rows_and_outlive_an_attack_that_does_not(monkeypatch):
     listings = [AttackListing(name=name, traits=ordered()) for name in ("pgd", "half_way")]
-    monkeypatch.setattr(matrix, "adapters", lambda: {"fake": Fake(*listings)})
+    monkeypatch.setattr("robust_ext.testing.conformance.adapters", lambda: {"fake": Fake(*listings)})
     # Processes that are forked have the stand-in for a library too.
     forked, seen = partial(ProcessPoolExecutor, 2, mp_context=get_context("fork")), []
     pooled = conformance(executor=forked, progress=lambda row, total: seen.append((row, total)))
@@ -172,7 +178,7 @@ def test_the_whole_matrix_shows_progress_and_prints(monkeypatch):
         AttackListing(name="odd", reason="because"),
         AttackListing(name="broken", traits=ordered(minimum_classes=3, packages=("torch",)), channels=3),
     ]
-    monkeypatch.setattr(matrix, "adapters", lambda: {"fake": Fake(*listings), "gone": Fake()})
+    monkeypatch.setattr("robust_ext.testing.conformance.adapters", lambda: {"fake": Fake(*listings), "gone": Fake()})
     seen = []
     rows = conformance(progress=lambda row, total: seen.append((row, total)))
     assert seen == [(None, 6), *((row, 6) for row in rows)]
