@@ -12,7 +12,7 @@ import types
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 
@@ -48,13 +48,12 @@ def make_executor(text: str, *, workers: int | None = None, devices: Sequence[st
         text: ``local`` (processes of this machine) or ``local:2``; ``dask:ADDRESS`` (a cluster that runs) or ``dask``
             (one that is started on this machine); ``file.py:name`` or ``package.module:name`` (a function that makes
             an executor).
-        workers: Calls that run at a time, at least 1; None for one a device or core here, and for all that a cluster
-            has.
+        workers: Number of workers that are started on this machine, at least 1; one a device or core when left out.
         devices: Where workers compute. Those of a cluster have one GPU each where it is ``("cuda",)``.
 
     Raises:
-        InvalidArgumentError: The text has another form, ``workers`` is stated twice, or devices are numbered where a
-            cluster assigns them.
+        InvalidArgumentError: The text has another form, ``workers`` is stated where the text decides it, or devices are
+            numbered where a cluster assigns them.
         MissingDependencyError: Dask is not installed.
 
     Example:
@@ -73,9 +72,10 @@ def make_executor(text: str, *, workers: int | None = None, devices: Sequence[st
         return partial(LocalExecutor, _local_workers(text, place, workers, devices))
     if kind == "dask":
         _imported_dask()
-        return partial(DaskExecutor, place or None, workers=workers, gpus=_wants_gpus(text, devices))
-    if workers is not None:
-        raise InvalidArgumentError("workers", workers, f"None (no --jobs): {text} decides")
+    if workers is not None and place:
+        raise InvalidArgumentError("workers", workers, f"None (no --jobs), as {text} decides how many there are")
+    if kind == "dask":
+        return partial(_start_dask, place or None, workers=workers, gpus=_wants_gpus(text, devices))
     check_code(text, "executor")
     return partial(resolve_object, text if text.endswith(")") else f"{text}()", argument="executor")
 
@@ -156,63 +156,34 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-class DaskExecutor(Executor):
-    """Workers of a Dask cluster.
+def _start_dask(address: str | None, *, workers: int | None, gpus: bool) -> Executor:
+    """Return Dask's own executor; InvalidArgumentError where no scheduler replies, or none of its workers will do."""
+    here = {"n_workers": workers or cores(), "threads_per_worker": 1, "dashboard_address": None, "silence_logs": 50}
+    client, text = None, "dask" if address is None else f"dask:{address}"
+    try:
+        expected = "the address of a Dask scheduler"
+        more = here if address is None else {"timeout": _PATIENCE}
+        client = _imported_dask().Client(address, set_as_default=False, **more)
+        expected = "a scheduler with workers; start some (dask worker)"
+        client.wait_for_workers(1, timeout=_PATIENCE)
+        known = client.scheduler_info(n_workers=-1)["workers"].values()
+        if gpus and not any(worker["resources"].get("GPU") for worker in known):
+            expected = 'workers with the resource GPU (dask worker --nthreads 1 --resources "GPU=1")'
+            raise ValueError("there are none")
+    except (OSError, ValueError, TimeoutError) as error:
+        if client is not None:
+            client.close()
+        raise InvalidArgumentError("executor", text, f"{expected} ({error})") from error
+    # Networks are large, and sent to each worker once.
+    importlib.import_module("dask").config.set({"distributed.admin.large-graph-warning-threshold": "1 TiB"})
+    executor: Any = client.get_executor(pure=False, retries=0, resources={"GPU": 1} if gpus else None)
+    executor.shutdown = partial(_end_dask, executor.shutdown, client)
+    return cast(Executor, executor)
 
-    Args:
-        address: Address of the scheduler, such as ``tcp://head:8786``; None starts a cluster on this machine.
-        workers: Calls at a time; None for as many as there are workers.
-        gpus: Whether a call needs a worker with the resource ``GPU`` to itself.
 
-    Raises:
-        InvalidArgumentError: No scheduler replies, it has no workers, or none has a GPU.
-        MissingDependencyError: ``distributed`` is not installed.
-    """
-
-    def __init__(self, address: str | None, *, workers: int | None = None, gpus: bool = False) -> None:
-        dask = _imported_dask()
-        self._most, self._gpus = workers, gpus
-        here = {"n_workers": workers or cores(), "threads_per_worker": 1, "dashboard_address": None, "silence_logs": 50}
-        text, expected = "dask" if address is None else f"dask:{address}", "the address of a Dask scheduler"
-        self._client: Any = None
-        try:
-            more = here if address is None else {"timeout": _PATIENCE}
-            self._client = dask.Client(address, set_as_default=False, **more)
-            self._calls = self._client.get_executor(pure=False, retries=0, resources={"GPU": 1} if gpus else None)
-            expected = "a scheduler with workers; start some (dask worker)"
-            self._client.wait_for_workers(1, timeout=_PATIENCE)
-            if gpus and not self._able():
-                expected = 'workers with the resource GPU (dask worker --nthreads 1 --resources "GPU=1")'
-                raise ValueError("there are none")
-        except (OSError, ValueError, TimeoutError) as error:
-            self.shutdown(wait=False)
-            raise InvalidArgumentError("executor", text, f"{expected} ({error})") from error
-
-    @property
-    def workers(self) -> int:
-        """How many calls run at a time; clusters grow and shrink."""
-        found = self._able()
-        return max(1, min(found, self._most or found))
-
-    def _able(self) -> int:
-        """Return the number of workers that can run a call."""
-        known = self._client.scheduler_info(n_workers=-1)["workers"].values()
-        return sum(not self._gpus or worker["resources"].get("GPU", 0) >= 1 for worker in known)
-
-    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
-        """Call ``fn`` on a worker."""
-        import dask.config
-
-        # Networks are large, and sent to each worker once.
-        with dask.config.set({"distributed.admin.large-graph-warning-threshold": "1 TiB"}):
-            future: Future[T] = self._calls.submit(fn, *args, **kwargs)
-        return future
-
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Leave the cluster, and end it where it was started here; calls that are not waited for are cancelled."""
-        if self._client is not None:
-            self._calls.shutdown(wait=wait and not cancel_futures)
-            self._client.close()
+def _end_dask(end: Callable[..., object], client: Any, wait: bool = True, *, cancel_futures: bool = False) -> None:
+    end(wait=wait and not cancel_futures)
+    client.close()
 
 
 def _imported_dask() -> Any:

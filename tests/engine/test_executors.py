@@ -159,7 +159,7 @@ REFUSED = {
     "local:3": ({"devices": ["cpu", "cpu"]}, "workers: got 3, expected one a device .2.; name a device several times"),
     "ray:auto": ({}, "executor: got ray:auto, expected file.py:name of a function .* has one for Ray"),
     "slurm": ({}, "executor: got slurm, expected dask:ADDRESS; docs/clusters.md has a script for Slurm"),
-    "none.py:make": ({"workers": 3}, r"workers: got 3, expected None .no --jobs.: none.py:make decides"),
+    "none.py:make": ({"workers": 3}, r"workers: got 3, expected None .no --jobs., as none.py:make decides"),
 }
 
 
