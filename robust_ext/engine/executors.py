@@ -158,7 +158,7 @@ def _end_with_parent() -> None:
 
 def _start_dask(address: str | None, *, workers: int | None, gpus: bool) -> Executor:
     """Return Dask's own executor; InvalidArgumentError where no scheduler replies, or none of its workers will do."""
-    here = {"n_workers": workers or cores(), "threads_per_worker": 1, "dashboard_address": None, "silence_logs": 50}
+    here = {"n_workers": workers or cores(), "threads_per_worker": 1, "dashboard_address": ":0", "silence_logs": 50}
     client, text = None, "dask" if address is None else f"dask:{address}"
     try:
         expected = "the address of a Dask scheduler"

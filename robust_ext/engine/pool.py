@@ -84,17 +84,12 @@ class Pool:
         self.isolate, self.attack_timeout = isolate, attack_timeout
         self._devices = check_devices(devices)
         self._free = list(self._devices)
-        self._executor = executor if isinstance(executor, Executor) else None
-        self._make: Callable[[], Executor] | None = None
-        if isinstance(executor, str):
-            self._make = make_executor(executor, devices=self._devices)
-        elif self._executor is not None:
-            _check_processes(self._executor)
-        elif callable(executor):
-            self._make = executor
-        else:
+        self._given = isinstance(executor, Executor)
+        self._executor: Executor | None = _check_processes(executor) if self._given else None
+        if not (self._given or isinstance(executor, str) or callable(executor)):
             expected = "a concurrent.futures.Executor, a callable that makes one, or a text such as 'local'"
             raise InvalidArgumentError("executor", executor, expected)
+        self._make: Any = make_executor(executor, devices=self._devices) if isinstance(executor, str) else executor
         self._flying: dict[Future[Any], _Job] = {}
         self._alone: list[_Job] = []  # That failed once; the first runs, or is the next to run
         self._returned = self._lost = 0
@@ -172,7 +167,12 @@ class Pool:
     def _failed(self, job: _Job, error: BaseException) -> Reply | None:
         """Have a call run again, or return why it is lost."""
         if isinstance(error, BrokenExecutor) and job.executor is self._executor:
-            self._discard(error)
+            if self._given:
+                raise RobustExtError(
+                    f"executor: it broke ({error}); finished blocks are kept in the run folder, and the same call with "
+                    "a new executor resumes the run; give a callable that makes one, to be called again where it breaks"
+                ) from error
+            self._end()
         if not job.failed:
             job.failed = True
             self._alone.append(job)
@@ -185,26 +185,19 @@ class Pool:
 
     def _started(self) -> Executor:
         if self._executor is None:
-            assert self._make is not None
             self._executor = _check_processes(self._make())
         return self._executor
 
-    def _discard(self, error: BaseException) -> None:
-        if self._make is None or self._executor is None:
-            raise RobustExtError(
-                f"executor: it broke ({error}); finished blocks are kept in the run folder, and the same call with a "
-                "new executor resumes the run; give a callable that makes one, which is called again where it breaks"
-            ) from error
-        end_executor(self._executor)
-        self._executor = None
+    def _end(self) -> None:
+        if self._executor is not None and not self._given:
+            end_executor(self._executor)
+            self._executor = None
 
     def close(self) -> None:
         """Cancel what waits; an executor that was made here ends at once with its workers."""
         for future in self._flying:
             future.cancel()
-        if self._make is not None and self._executor is not None:
-            end_executor(self._executor)
-            self._executor = None
+        self._end()
 
 
 def _check_processes(executor: object) -> Executor:
