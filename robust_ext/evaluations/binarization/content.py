@@ -106,7 +106,11 @@ def make_content(outcome: Outcome[BinarizationRun], *, begun: float | None) -> d
         "attacks": attacks,
         "witnesses": witness_curve(outcome.records, run.settings),
         "findings": [finding.to_dict() for finding in findings],
-        "warnings": attack_warnings(attempted, consequence=", and count as not found") + outside_warnings(outside),
+        "warnings": [
+            *attack_warnings(attempted, consequence=", and count as not found"),
+            *outside_warnings(outside),
+            *_head_warnings(run, attacks),
+        ],
         "calibration": run.calibration,
         "settings": {
             **run.identity,
@@ -119,6 +123,17 @@ def make_content(outcome: Outcome[BinarizationRun], *, begun: float | None) -> d
         "seed": run.settings.seed,
         "time": time_table([outcome], begun=begun, others=_calibration(run)),
     }
+
+
+def _head_warnings(run: BinarizationRun, attacks: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A warning where the head may matter, and no problem was planted behind it for attacks that were tested."""
+    untested = [one["name"] for one in attacks if one["samples"] and "at_logits" not in one]
+    if run.behind is None or not untested:
+        return []
+    return [
+        f"Nothing could be planted at the logits for {', '.join(untested)}: a verdict says nothing of the model's own "
+        "head, which the test replaces. Measure robust accuracy next to Square too, which meets the whole model."
+    ]
 
 
 def _easier(run: BinarizationRun, records: Sequence[Record]) -> str:

@@ -83,10 +83,10 @@ class BinarizationRun(Run):
         inputs = self.inputs[:2].to(self.device)
         return choose_forward(self.features, inputs, rows=rows, fold=fold, drawn=self.drawn("measured"))
 
-    def drawn(self, purpose: str) -> nn.Module:
+    def drawn(self, purpose: str, features: Counted | None = None) -> nn.Module:
         """The features that the readout reads: of a random model, over draws for a purpose."""
         seed = derive_seed(self.given.seed_of_judge, purpose)
-        return self.given.fitting.measured(self.features, seed=seed)
+        return self.given.fitting.measured(self.features if features is None else features, seed=seed)
 
     @contextmanager
     def session(self) -> Iterator[None]:
@@ -236,22 +236,32 @@ class BinarizationRun(Run):
                 record["planting"] = {"found": found, "source": planting.source, "tries": planting.tries}
             records.append(record)
         if rows[0] < _AT_LOGITS and (behind := self.behind) is not None:
-            yield from self._attack_behind(behind, inputs, records[: _AT_LOGITS - rows[0]], results, phases)
+            some = slice(_AT_LOGITS - rows[0])
+            given = inputs[some], None if drawn is None else drawn[some]
+            yield from self._attack_behind(behind, *given, records[some], results, phases)
         return Block(records=records, timing=timing, arrays=arrays)
 
     @property
     def behind(self) -> Counted | None:
-        """The network as features of a second problem; None with a sound linear head, a detector or draws."""
-        if self.defense is not None or self.given.draws > 1 or (self.head.linear and not self.head.fault):
+        """The network as features of a second problem; None with a sound linear head."""
+        if self.head.linear and not self.head.fault:
             return None
-        return Counted(whole(self.features.module, self.readout), self.features.counter)
+        parts = self.features
+        return Counted(whole(parts.module, self.readout), parts.counter, counts=parts.counts)
 
     def _attack_behind(
-        self, behind: Counted, inputs: Tensor, made: Sequence[Record], results: Mapping[str, Attacked], phases: Phases
+        self,
+        behind: Counted,
+        inputs: Tensor,
+        drawn: Sequence[Drawn] | None,
+        made: Sequence[Record],
+        results: Mapping[str, Attacked],
+        phases: Phases,
     ) -> Work[None]:
         """Plant at the logits, where attacks go through the head too, and add what becomes of it to records."""
-        forward, ids = Forward(behind, self.forward.rows), [record["sample"] for record in made]
-        posed = pose(forward, nn.Identity().eval(), inputs[: len(made)], ids, None, self.settings, phases)
+        forward = Forward(self.drawn("measured", behind), self.forward.rows)
+        parts = forward, nn.Identity().eval(), inputs, [record["sample"] for record in made], drawn
+        posed = pose(*parts, self.settings, phases, defense=self.defense)
         if posed.problems is None or not posed.problems.samples:
             return
         for name, result in results.items():

@@ -92,7 +92,11 @@ def judge(
         reason = explain(verdict, at, first, rules, without=inseparable + unplanted + unfound)
         depth = at.depth
         stops = behind is not None and rules.stops_at_head(behind, masked=bool(masking))
-        if behind is not None and stops and (verdict == "passed" or rules.fails(behind.found, behind.samples)):
+        # An attack that fails already need not get through a sound head.
+        spoken = verdict == "passed" or (
+            behind is not None and (bool(masking) or verdict != "failed") and rules.fails(behind.found, behind.samples)
+        )
+        if behind is not None and stops and spoken:
             verdict, reason = "failed", f"{reason} {explain_head(behind, masking)}"
     if non_finite:
         reason += (

@@ -13,6 +13,7 @@ import robust_ext
 from robust_ext.demo.network import digits_network
 from robust_ext.evaluations.binarization.head import OF_HEAD, probe_head
 from robust_ext.models.features import split
+from tests.evaluations.subjects import Pattern
 
 LINF = robust_ext.ThreatModel(norm="linf", epsilon=0.1)
 
@@ -130,3 +131,78 @@ def test_attacks_pass_with_sound_heads(name: str, digits: Tensor) -> None:
     (attack,) = result.content["attacks"]
     # Of a linear head nothing is planted a second time.
     assert ("at_logits" in attack) == (name in ("log-softmax", "cosine"))
+
+
+class Noisy(Headed):
+    """The same for noisy inputs."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.network(x + 0.01 * torch.randn_like(x)))
+
+
+class Dropping(Headed):
+    """A head that draws."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(F.dropout(self.network(x), 0.05, training=True))
+
+
+BEHIND = [
+    ("opposite sign", False),
+    pytest.param("rounded", False, marks=pytest.mark.exhaustive),
+    pytest.param("function of the other sign", False, marks=pytest.mark.exhaustive),
+    pytest.param("mostly without a graph", False, marks=pytest.mark.exhaustive),
+    ("log-softmax", True),
+    pytest.param("cosine", True, marks=pytest.mark.exhaustive),
+]
+
+
+@pytest.mark.parametrize(("name", "sound"), BEHIND)
+@pytest.mark.filterwarnings("ignore:APGD. some rows had a gradient of zeros")
+def test_random_models_are_planted_behind_their_heads(name: str, sound: bool, digits: Tensor) -> None:
+    head = SOUND[name] if sound else MASKING[name][0]
+    options = {"inner_points": 60, "depths": (1,), "draws": 3, "canaries": 0}
+    result = robust_ext.binarization_test(Noisy(head), "robust_ext:APGD(steps=10)", digits[:16], LINF, **options)
+    (attack,) = result.content["attacks"]
+    assert attack["score"] == 1
+    check_behind(attack, sound=sound)
+    assert not any("at the logits" in one for one in result.content["warnings"])
+
+
+@pytest.mark.parametrize(("name", "sound"), BEHIND)
+@pytest.mark.filterwarnings("ignore:.* some rows had a gradient of zeros")
+def test_classifiers_with_a_detector_are_planted_behind_their_heads(name: str, sound: bool, digits: Tensor) -> None:
+    model = Headed(SOUND[name] if sound else MASKING[name][0])
+    detector = Pattern(model)
+    detector.calibrate(digits, false_positive_rate=0.3)
+    options = {"inner_points": 60, "depths": (1,), "canaries": 0, "detector": detector}
+    attack = "robust_ext:OrthogonalPGD(steps=100)"
+    result = robust_ext.binarization_test(model, attack, digits[:16], LINF, **options)
+    for test in result.content["attacks"][0]["tests"].values():
+        assert test["score"] == 1
+        check_behind(test, sound=sound)
+
+
+def check_behind(attack: dict[str, object], *, sound: bool) -> None:
+    """A sound head is passed, one that masks gradients is named, and no attack passes there."""
+    counts, reason = attack["at_logits"], str(attack["reason"])
+    assert isinstance(counts, dict)
+    assert counts["samples"] >= 8
+    assert counts["found"] == (counts["samples"] if sound else 0)
+    assert ("the head, which the test replaces, masks gradients" in reason) != sound
+    assert (attack["verdict"] == "failed") != sound
+
+
+def test_a_head_behind_which_nothing_is_planted_is_said_not_to_be_tested(digits: Tensor) -> None:
+    with pytest.warns(robust_ext.RobustExtWarning, match="Nothing could be planted at the logits"):
+        result = robust_ext.binarization_test(
+            Dropping(SOUND["linear"]),
+            "robust_ext:APGD(steps=10)",
+            digits[:16],
+            LINF,
+            inner_points=60,
+            depths=(1,),
+            draws=3,
+        )
+    assert result.content["findings"] == []
+    assert "at_logits" not in result.content["attacks"][0]
