@@ -3,6 +3,9 @@
 import pytest
 import torch
 
+import robust_ext
+from robust_ext.attacks.adapted import AdaptedAttack
+from robust_ext.attacks.base import Attack, AttackTraits
 from robust_ext.core.threat import ThreatModel
 from robust_ext.demo.network import digits_network
 from robust_ext.evaluations.binarization import binarization_test
@@ -51,4 +54,46 @@ def test_who_depends_on_the_batch(attack, found, digits):
         digits_network(), attack, digits[:16], L2, batch_size=8, depths=(1,), inner_points=100, canaries=0
     )
     assert result.content["attacks"][0]["score"] == 1
+    assert [one["code"] for one in result.content["findings"]] == ["batch_size_matters"] * found
+
+
+class Own(Attack):
+    """A class of a user's."""
+
+    name, traits = "Own", AttackTraits(batching="full")
+
+    def __init__(self, scaled, length=0.003):
+        self.steps = descent(scaled, length=length)
+
+    def search(self, target, inputs, labels, *, threat_model, generator):
+        return self.steps(target.module, inputs, labels, threat_model.epsilon)
+
+
+def seldom(model, x, y, epsilon, generator):
+    """Rows that are solved nine times of ten, whatever their number."""
+    tried = torch.rand(len(x), generator=generator) < 0.97
+    return torch.where(tried.view(-1, 1, 1, 1), descent(by_row)(model, x, y, epsilon), x)
+
+
+@pytest.mark.parametrize(
+    ("attack", "found"),
+    [
+        (lambda: Own(lambda g: g / len(g)), True),
+        (lambda: Own(lambda g: g / g.norm(), length=0.1), True),
+        (lambda: Own(lambda g: g / len(g) ** 2, length=0.02), True),
+        (lambda: AdaptedAttack(attack=Own(lambda g: g / len(g)), keep_best=True), True),
+        (lambda: Own(lambda g: g), False),
+        (lambda: seldom, False),
+        (lambda: "foolbox:L2PGD(steps=30)", False),
+        (lambda: "art:ProjectedGradientDescent(max_iter=30, eps_step=0.06, batch_size=1)", False),
+        (lambda: "torchattacks:PGDL2(steps=30, alpha=0.06)", False),
+        (lambda: "adv_lib:pgd_linf(steps=30)", False),
+    ],
+)
+def test_attacks_of_libraries_and_classes(attack, found, digits):
+    made = attack()
+    threat_model = ThreatModel(norm="linf", epsilon=0.1) if "linf" in str(made) else L2
+    options = {"batch_size": 8, "depths": (1,), "inner_points": 100, "canaries": 0}
+    result = robust_ext.binarization_test(digits_network(), made, digits[:16], threat_model, **options)
+    assert result.content["attacks"][0]["score"] >= 0.8
     assert [one["code"] for one in result.content["findings"]] == ["batch_size_matters"] * found
