@@ -198,11 +198,11 @@ def test_a_head_behind_which_nothing_is_planted_is_said_not_to_be_tested(digits:
         result = robust_ext.binarization_test(
             Dropping(SOUND["linear"]),
             "robust_ext:APGD(steps=10)",
-            digits[:16],
+            digits[:32],
             LINF,
-            inner_points=60,
+            inner_points=100,
             depths=(1,),
-            draws=3,
+            draws=4,
         )
     assert result.content["findings"] == []
     assert "at_logits" not in result.content["attacks"][0]
