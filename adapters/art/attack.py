@@ -71,6 +71,7 @@ class ArtAttack(WrappedAttack):
 
     def __init__(self, attack_class: type, settings: Mapping[str, Any], *, name: str, entry: Entry) -> None:
         super().__init__(attack_class, settings, name=name, entry=entry, traits=traits_of(entry, settings))
+        self.unlisted = not CATALOGUE.owns(attack_class)
 
     def search(
         self, target: Target, inputs: Tensor, labels: Tensor, *, threat_model: ThreatModel, generator: torch.Generator

@@ -60,6 +60,7 @@ class FoolboxAttack(Attack):
         self.entry = entry
         self.traits = entry.traits
         self.chooses_norm = chooses_norm
+        self.unlisted = not CATALOGUE.owns(type(_innermost(attack)))
 
     @property
     def description(self) -> str:

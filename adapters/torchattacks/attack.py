@@ -62,6 +62,7 @@ class TorchattacksAttack(WrappedAttack):
         self.parts = tuple(map(_part, parts))
         entry = entry_of(CATALOGUE.entry(attack_class), own, [(part.name, part.entry) for part in self.parts])
         super().__init__(attack_class, own, name=name, entry=entry, traits=entry.traits)
+        self.unlisted = not CATALOGUE.owns(attack_class)
         loss = own.get("loss", "")
         self.positive: bool = entry.positive_for == loss or any(part.positive for part in self.parts)
 

@@ -102,11 +102,13 @@ class Attack(ABC):
         name: Its name in tables and files.
         traits: What it needs and how it treats rows.
         code_text: The text that names its code, where one does: by it, it is told from others without being loaded.
+        unlisted: Whether it is of a user's own class of a library, which is attacked one row at a time out of caution.
     """
 
     name: str
     traits: AttackTraits
     code_text: str | None = None
+    unlisted: bool = False
 
     @property
     def description(self) -> str:

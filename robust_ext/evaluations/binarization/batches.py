@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -19,41 +20,57 @@ from robust_ext.models.binarized import identifiable
 
 # Copies of one row that are attacked at once, and from how far apart, in epsilons, candidates are others.
 _COPIES, _APART = 8, 1e-3
-# Rows of the batch in which the attack is then run again.
-_ROWS = 64
+# Rows of the batch in which the attack is then run again; and how many rows take turns where it may mix up rows.
+_ROWS, _ALONE = 64, 8
 
 
 def compare_batches(attack: ProblemAttack, problems: Problems, result: Attacked) -> Work[dict[str, Any] | None]:
     """Attack one row alone and among copies of itself; where its candidates differ, many rows at once.
 
-    Where fewer of these are solved than a pass needs, they are attacked once more in small batches, so that attacks
-    whose draws differ are held against themselves. Only attacks that follow gradients and solve most of the problems
-    are looked into; those of this project are known.
+    Where fewer of these are solved than a pass needs, they are attacked once more in batches as small as the test's, so
+    that attacks whose draws differ are held against themselves. Only attacks that follow gradients and solve most of
+    the problems are looked into; those of this project are known. A user's own class of a library, which the test
+    attacks row by row, is given copies of one row at a time, as it may mix up others.
 
     Returns:
-        Of how many rows at once, which it solved before, it solves how many, how many more it ``gained`` in small
-        batches and how many it ``lost`` there; None where candidates are the same.
+        Of how many rows, which it solved before, it solves how many, how many more it ``gained`` in small batches and
+        how many it ``lost`` there; None where candidates are the same.
     """
     outcomes = [result.records[one]["outcome"] for one in problems.samples]
     solved, rules = [row for row, one in enumerate(outcomes) if one == "found"], Rules(attack.settings)
     if not solved or rules.fails(len(solved), len(outcomes)) or _known(attack.attack) or attack.settings.draws > 1:
         return None
+    groups, size, step = [solved], _COPIES, _COPIES
     if attack.attack.traits.one_by_one or not identifiable(problems.inputs, attack.settings.threat_model):
-        # It is attacked row by row.
-        return None
+        if not attack.attack.unlisted:
+            # It is attacked row by row.
+            return None
+        attack = replace(attack, attack=_at_once(attack.attack))
+        groups, size, step = [[row] for row in solved[:_ALONE]], 1, _ROWS
     candidates = []
     for copies in (1, _COPIES):
         found = yield from _copied(attack, problems, solved[:1], range(copies))
+        if not _runs(found):
+            return None
         candidates.append(found.candidates[0])
     away = (candidates[0] - candidates[1]).abs().max() / attack.settings.threat_model.epsilon
     if not bool(away > _APART):
         return None
-    large = _found((yield from _copied(attack, problems, solved, range(_ROWS))))
-    small = set[int]()
-    if rules.fails(len(large), _ROWS):
-        for start in range(0, _ROWS, _COPIES):
-            small |= _found((yield from _copied(attack, problems, solved, range(start, start + _COPIES))))
-    return {"rows": _ROWS, "found": len(large), "gained": len(small - large), "lost": len(large - small)}
+    total, large = 0, set[int]()
+    for group in groups:
+        found = yield from _copied(attack, problems, group, range(total, total + _ROWS))
+        if not _runs(found):
+            return None
+        total, large = total + _ROWS, large | _found(found)
+        if not rules.fails(len(large), total):
+            return {"rows": total, "found": len(large), "gained": 0, "lost": 0}
+    small, again = set[int](), set[int]()
+    for start in range(0, total, step):
+        numbers = range(start, start + size)
+        small |= _found((yield from _copied(attack, problems, groups[start // _ROWS], numbers)))
+        again |= set(numbers)
+    gained, lost = len(small - large), len((large & again) - small)
+    return {"rows": total, "found": len(large), "gained": gained, "lost": lost}
 
 
 def _known(attack: Attack) -> bool:
@@ -63,6 +80,18 @@ def _known(attack: Attack) -> bool:
     return not attack.traits.gradients or (
         type(attack).__module__.startswith("robust_ext.attacks.") and not isinstance(attack, CallableAttack)
     )
+
+
+def _at_once(attack: Attack) -> Attack:
+    """The same attack, which is given all rows at once."""
+    changed = copy(attack)
+    changed.traits = replace(attack.traits, batching="any")
+    return changed
+
+
+def _runs(result: Attacked) -> bool:
+    """Whether no row raised: an attack may be made for single rows."""
+    return not any("error" in record for record in result.records.values())
 
 
 def _found(result: Attacked) -> set[int]:
@@ -89,8 +118,8 @@ def find_batch_dependence(name: str, records: Sequence[Record], rules: Rules) ->
                 code="batch_size_matters",
                 cause="It solves fewer of the same problems where more rows are attacked at once.",
                 evidence=(
-                    f"Of {found['rows']} rows at once, copies of what it solves in the batches of the test, it solves "
-                    f"{found['found']}.",
+                    f"Of {found['rows']} copies of what it solves in the batches of the test, {_ROWS} at once, it "
+                    f"solves {found['found']}.",
                 ),
                 attack=name,
                 samples=missed,

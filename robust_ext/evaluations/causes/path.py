@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from robust_ext.core.statistics import lower_bound
+from robust_ext.engine.outcomes import BROKEN
 from robust_ext.evaluations.causes import remedies, step_remedies
-from robust_ext.evaluations.causes.evidence import Case, Sample, number, typical
+from robust_ext.evaluations.causes.evidence import FEWEST, OF_ALL, Case, Sample, number, typical
 from robust_ext.evaluations.causes.finding import Finding
 from robust_ext.evaluations.causes.gradients import MOSTLY
 
@@ -14,6 +16,9 @@ GAIN, LOSS, FLAT = 0.01, 0.05, 1e-3
 # Part of its whole gain that the best margin makes in the last tenth of the queries: a tenth where it rises evenly all
 # the way; a hundredth where an ascent has converged, and up to .06 of Foolbox's PGD with its own steps.
 LATE = 0.08
+# Of fewer queries there is no last tenth: what counts is the part of the open samples that the last step alone solves.
+# More steps then solve more; ascents that have converged solve a few in a hundred.
+SHORT, AT_LAST = 10, 0.1
 # Steps of half a ball and more leap over what lies inside it.
 LEAP = 0.5
 # Share of consecutive gradients that turn against each other: .5 is a coin's, and smooth ascents stay below .1.
@@ -116,9 +121,11 @@ def step_too_large(case: Case) -> Finding | None:
 
 
 def still_improving(case: Case) -> Finding | None:
-    """The best margin still rose in the last tenth of the queries."""
+    """The best margin still rose in the last tenth of the queries, or the last of few steps solved many samples."""
     if case.black_box or case.minimum_norm:
         return None
+    if _most_steps(case) > 1 and all(one.count("batch_queries") < SHORT for one in case.samples):
+        return _solves_at_last(case)
     rows = case.showing(lambda one: one.known("late") is not None and one.count("gradients") > 1 and _rises(one))
     if not case.enough(rows) or len(rows) < MOSTLY * len(case.unsolved):
         return None
@@ -131,6 +138,31 @@ def still_improving(case: Case) -> Finding | None:
         f"In {case.part(rows)} the best margin gained {number(late)} in the last tenth "
         f"of the queries, where the largest logit is {number(typical(rows, lambda one: one.scale) or 0)}.",
         remedies=step_remedies.for_more_steps(case.attack, steps=steps, most=_most_steps(case)),
+    )
+
+
+def _solves_at_last(case: Case) -> Finding | None:
+    """The finding about an attack of few steps, of which the last solved a large part of what was open."""
+    steps, unsolved = _most_steps(case), case.showing(lambda one: not one.count("outside"))
+
+    def shows(one: Sample) -> bool:
+        found = one.known("adversarial_at")
+        right = one.outcome in BROKEN and one.entry.get("correct") is not False
+        late = found >= steps if found is not None else one.count("gradients") == steps
+        return right and one.traced and late and not one.count("outside")
+
+    late = [one for one in case.samples if shows(one)]
+    considered = len(late) + len(unsolved)
+    if len(unsolved) < FEWEST or len(late) < OF_ALL * len(case.samples) or not considered:
+        return None
+    if lower_bound(len(late), considered) <= AT_LAST:
+        return None
+    return case.finding(
+        "still_improving",
+        "It was stopped while it was still improving.",
+        unsolved,
+        f"The last of {steps} steps alone solved {len(late)} of the {considered} samples that were open before it.",
+        remedies=step_remedies.for_more_steps(case.attack, steps=steps, most=steps),
     )
 
 

@@ -57,6 +57,35 @@ def test_who_depends_on_the_batch(attack, found, digits):
     assert [one["code"] for one in result.content["findings"]] == ["batch_size_matters"] * found
 
 
+def steps_of(library, scaled, length=0.003):
+    """A user's class of a library."""
+    steps = descent(scaled, length=length)
+    if library == "foolbox":
+        foolbox = pytest.importorskip("foolbox")
+
+        class Mine(foolbox.attacks.L2PGD):
+            def run(self, model, inputs, criterion, *, epsilon, **settings):
+                return steps(model, inputs, criterion.labels, epsilon)
+
+        return Mine()
+    if library == "torchattacks":
+        torchattacks = pytest.importorskip("torchattacks")
+
+        class Other(torchattacks.PGDL2):
+            def forward(self, images, labels):
+                return steps(self.get_logits, images, labels, self.eps)
+
+        return Other
+    evasion = pytest.importorskip("art.attacks.evasion")
+
+    class Third(evasion.FastGradientMethod):
+        def generate(self, x, y=None, **settings):
+            model, x, y = self.estimator.model, torch.from_numpy(x), torch.from_numpy(y).argmax(1)
+            return steps(model, x, y, self.eps).numpy()
+
+    return Third
+
+
 class Own(Attack):
     """A class of a user's."""
 
@@ -82,6 +111,12 @@ def seldom(model, x, y, epsilon, generator):
         (lambda: Own(lambda g: g / g.norm(), length=0.1), True),
         (lambda: Own(lambda g: g / len(g) ** 2, length=0.02), True),
         (lambda: AdaptedAttack(attack=Own(lambda g: g / len(g)), keep_best=True), True),
+        (lambda: steps_of("foolbox", lambda g: g / len(g)), True),
+        (lambda: steps_of("art", lambda g: g / g.norm(), length=0.1), True),
+        (lambda: steps_of("torchattacks", lambda g: g / len(g)), True),
+        (lambda: steps_of("foolbox", lambda g: g), False),
+        (lambda: steps_of("art", by_row), False),
+        (lambda: steps_of("torchattacks", lambda g: g * (0.5 + torch.rand(len(g), 1, 1, 1))), False),
         (lambda: Own(lambda g: g), False),
         (lambda: seldom, False),
         (lambda: "foolbox:LinfPGD(steps=30)", False),
