@@ -181,6 +181,52 @@ def test_an_attack_that_took_all_its_steps_was_not_stopped():
     assert _code(find_attack_faults("own", ten, left, threat_model=LINF)) == "short_path"
 
 
+@pytest.mark.parametrize(
+    ("queries", "late", "early", "unsolved", "expected"),
+    [
+        ((4, 3), 20, 30, 40, "still_improving"),
+        ((3, None), 20, 30, 40, "still_improving"),
+        # An ascent that has converged; all that was left; of too many steps to count the last alone.
+        ((4, 3), 3, 57, 40, None),
+        ((4, 3), 20, 30, 0, None),
+        ((41, 40), 20, 30, 40, None),
+    ],
+)
+def test_the_last_of_few_steps_solves_much(queries, late, early, unsolved, expected):
+    count, at = queries
+    steps = 3 if count < 10 else 40
+    trace = {"queries": count, "batch_queries": count, "gradients": steps, "step": 1 / 3, "longest": 1 / 3}
+    trace["late"] = 0.0 if count >= 10 else None
+    left = entries(unsolved, solved=0, trace=trace)
+    left += [entry(outcome="found", trace={**trace, "adversarial_at": at})] * late
+    left += [entry(outcome="found", trace={**trace, "adversarial_at": 1})] * early
+    attack = as_attack(f"foolbox:LinfBasicIterativeAttack(steps={steps})")
+    found = find_attack_faults("bim", attack, left, threat_model=LINF)
+    assert _code(found) == expected
+    if expected:
+        assert "The last of 3 steps alone solved 20 of the 60 samples" in found[0].evidence[0]
+        assert found[0].remedies[0].attack == "foolbox:LinfBasicIterativeAttack(steps=12)"
+
+
+FEW = {
+    "foolbox:LinfBasicIterativeAttack(steps=3, rel_stepsize=0.334)": "still_improving",
+    "torchattacks:BIM(steps=3, alpha=0.0334)": "still_improving",
+    "foolbox:LinfPGD(steps=7, rel_stepsize=0.25)": None,
+    "torchattacks:MIFGSM(steps=5, alpha=0.025)": None,
+    "robust_ext:APGD(steps=5)": None,
+    "foolbox:LinfPGD(steps=40, rel_stepsize=0.1)": None,
+    "robust_ext:APGD(steps=100)": None,
+}
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("spec", FEW)
+def test_few_steps_on_a_network(spec):
+    attack, model = as_attack(spec), ThreatModel(norm="linf", epsilon=0.1)
+    left = attacked(digits_network().requires_grad_(False), attack, model, count=300)
+    assert _code(find_attack_faults("few", attack, left, threat_model=model)) == FEW[spec]
+
+
 def test_too_short_a_path_in_numbers():
     trace = {"gradients": 20, "step": 1 / 30, "reach": 0.667, "end": 0.667, "late": 1.2}
     left = entries(12, solved=0, distance=0.0667, trace=trace)
