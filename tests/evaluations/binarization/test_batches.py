@@ -65,7 +65,7 @@ def steps_of(library, scaled, length=0.003):
 
         class Mine(foolbox.attacks.L2PGD):
             def run(self, model, inputs, criterion, *, epsilon, **settings):
-                return steps(model, inputs, criterion.labels, epsilon)
+                return type(inputs)(steps(model, inputs.raw, criterion.labels.raw, epsilon))
 
         return Mine()
     if library == "torchattacks":
@@ -112,7 +112,7 @@ def seldom(model, x, y, epsilon, generator):
         (lambda: Own(lambda g: g / len(g) ** 2, length=0.02), True),
         (lambda: AdaptedAttack(attack=Own(lambda g: g / len(g)), keep_best=True), True),
         (lambda: steps_of("foolbox", lambda g: g / len(g)), True),
-        (lambda: steps_of("art", lambda g: g / g.norm(), length=0.1), True),
+        (lambda: steps_of("art", lambda g: g / g.norm(), length=0.06), True),
         (lambda: steps_of("torchattacks", lambda g: g / len(g)), True),
         (lambda: steps_of("foolbox", lambda g: g), False),
         (lambda: steps_of("art", by_row), False),
