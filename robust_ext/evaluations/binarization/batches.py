@@ -9,6 +9,7 @@ from typing import Any
 
 from robust_ext.attacks.adapted import AdaptedAttack
 from robust_ext.attacks.base import Attack, CallableAttack
+from robust_ext.core.errors import AttackError
 from robust_ext.core.statistics import more_often
 from robust_ext.engine.store import Record
 from robust_ext.engine.task import Work
@@ -34,8 +35,16 @@ def compare_batches(attack: ProblemAttack, problems: Problems, result: Attacked)
 
     Returns:
         Of how many rows, which it solved before, it solves how many, how many more it ``gained`` in small batches and
-        how many it ``lost`` there; None where candidates are the same.
+        how many it ``lost`` there; None where candidates are the same, or the attack raises on copies.
     """
+    try:
+        return (yield from _compare(attack, problems, result))
+    except AttackError:
+        # It may be made for single rows, or run out of memory: the test itself is over.
+        return None
+
+
+def _compare(attack: ProblemAttack, problems: Problems, result: Attacked) -> Work[dict[str, Any] | None]:
     outcomes = [result.records[one]["outcome"] for one in problems.samples]
     solved, rules = [row for row, one in enumerate(outcomes) if one == "found"], Rules(attack.settings)
     if not solved or rules.fails(len(solved), len(outcomes)) or _known(attack.attack) or attack.settings.draws > 1:
@@ -50,8 +59,6 @@ def compare_batches(attack: ProblemAttack, problems: Problems, result: Attacked)
     candidates = []
     for copies in (1, _COPIES):
         found = yield from _copied(attack, problems, solved[:1], range(copies))
-        if not _runs(found):
-            return None
         candidates.append(found.candidates[0])
     away = (candidates[0] - candidates[1]).abs().max() / attack.settings.threat_model.epsilon
     if not bool(away > _APART):
@@ -59,8 +66,6 @@ def compare_batches(attack: ProblemAttack, problems: Problems, result: Attacked)
     total, large = 0, set[int]()
     for number, group in enumerate(groups, 1):
         found = yield from _copied(attack, problems, group, range(total, total + _ROWS))
-        if not _runs(found):
-            return None
         total, large = total + _ROWS, large | _found(found)
         # A single row may be an easy one.
         if number >= min(2, len(groups)) and not rules.fails(len(large), total):
@@ -90,21 +95,19 @@ def _at_once(attack: Attack) -> Attack:
     return changed
 
 
-def _runs(result: Attacked) -> bool:
-    """Whether no row raised: an attack may be made for single rows."""
-    return not any("error" in record for record in result.records.values())
-
-
 def _found(result: Attacked) -> set[int]:
     return {number for number, record in result.records.items() if record["outcome"] == "found"}
 
 
 def _copied(attack: ProblemAttack, problems: Problems, rows: Sequence[int], numbers: range) -> Work[Attacked]:
-    """The attack on copies of these rows in turn, by their numbers."""
+    """The attack on copies of these rows in turn, by their numbers; AttackError where nothing comes back."""
     some = problems.select([rows[number % len(rows)] for number in numbers])
     # Each has a record of its own.
     numbered = replace(some, samples=tuple(numbers))
-    return (yield from replace(attack, canaries=frozenset()).run(numbered, together=True))
+    result = yield from replace(attack, canaries=frozenset()).run(numbered, together=True)
+    if any("error" in record for record in result.records.values()):
+        raise AttackError(f"{attack.attack.name}: nothing came back for copies of a row")
+    return result
 
 
 def find_batch_dependence(name: str, records: Sequence[Record], rules: Rules) -> Finding | None:
