@@ -1,11 +1,11 @@
-"""Robust accuracy of a case study under one of its recipes, measured as its authors do and as it should be."""
+"""Robust accuracy under a recipe, measured by candidates alone, as its authors do, and with clean errors."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -16,6 +16,7 @@ from robust_ext.casestudies.base import Recipe
 from robust_ext.core.cost import Cost, Costs
 from robust_ext.core.random import derive_seed
 from robust_ext.core.target import Target
+from robust_ext.detectors.base import Detector
 from robust_ext.engine.code_digest import attack_code
 from robust_ext.engine.identity import describe
 from robust_ext.engine.inputs import EvaluationInputs
@@ -23,10 +24,9 @@ from robust_ext.engine.run import Block, Outcome, Probe, Run
 from robust_ext.engine.store import Store
 from robust_ext.engine.task import Check, Task, Work
 from robust_ext.evaluations.binarization.defense import Defense
-from robust_ext.evaluations.references import draw_references, passed_inputs
 
-# Samples attacked at once.
-_BATCH = 32
+# Samples attacked at once, and queries of a random detector for each of its decisions.
+_BATCH, _DRAWS = 32, 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,112 +35,82 @@ class RecipeRun(Run):
 
     kind: ClassVar[str] = "case_study"
 
-    given: EvaluationInputs  # With the module that judges
-    shown: nn.Module  # The module that is attacked
+    given: EvaluationInputs  # With the module that decides
+    shown: nn.Module  # The module to attack
     attack: Attack
     defense: Defense | None
     seed: int
 
     def costs(self) -> Costs:
-        """The attack on a sample, and its verification; what a detector is queried for is measured."""
+        """Return the cost of the attack on a sample, and of its verification; a detector's queries are unknown."""
         found = self.attack.cost(self.given.threat_model, classes=self.given.logits.shape[1])
         known = found is not None and self.defense is None
         attack = (found or Cost()) + Cost(unknown=() if known else (self.title,))
         return {("attack", self.title): attack, ("verify", None): Cost(1)}
 
     def probe(self) -> Probe:
-        """The module that is attacked, at the first inputs."""
+        """Return the attacked module with the first inputs."""
         return self.shown, self.given.inputs, len(self.blocks[0])
 
     def place(self) -> torch.device:
-        """The inputs' device."""
+        """Return the inputs' device."""
         return self.given.inputs.device
 
     def common(self) -> Sequence[object]:
-        """The modules, the detector and the attack."""
+        """Return the modules, the detector and the attack."""
         detector = () if self.defense is None else (self.defense.detector,)
         return (self.given.module, self.shown, *detector, self.attack)
 
     def samples(self) -> Sequence[Tensor]:
-        """Those of the evaluation."""
+        """Return the tensors of the evaluation."""
         return self.given.samples
 
     def needs(self, rows: range, store: Store) -> Mapping[str, Any]:
-        """The rows, which of them are classified correctly, and the points that some attacks imitate."""
-        given, references = self.given, None
-        inputs, labels = given.rows(rows)
-        if self.defense is not None and self.attack.traits.references:
-            references = draw_references(given, rows, passed=self.passed, seed=self.seed)
-        correct = given.correct[rows.start : rows.stop].tolist()
-        return {"inputs": inputs, "labels": labels, "references": references, "correct": correct}
-
-    @cached_property
-    def passed(self) -> Tensor:
-        """Which clean inputs the detector lets pass."""
-        assert self.defense is not None
-        return passed_inputs(self.given, detector=self.defense.detector, seed=self.seed)
+        """Return the rows."""
+        inputs, labels = self.given.rows(rows)
+        return {"inputs": inputs, "labels": labels}
 
     def work(self, rows: range, needs: Mapping[str, Any]) -> Work[Block]:
-        """One task: the attack on these rows."""
-        given, defense, inputs = self.given, self.defense, needs["inputs"]
-        target, module = self._target(inputs, needs["references"]), given.module
-        rejects = None
-        if defense is not None:
-            rejects = partial(defense.rejects, seed=derive_seed(self.seed, given.ids[rows[0]], "case study verdict"))
-        attempt = yield (
-            Task(
-                attack=self.attack,
-                target=target,
-                inputs=inputs,
-                labels=needs["labels"],
-                threat_model=given.threat_model,
-                stream=(self.seed, given.ids[rows[0]], "case study", self.attack.name),
-                counted=self.shown,
-            ),
-            Check(module=module, name=self.attack.name, rejects=rejects),
-        )
-        found = attempt.verified
-        return Block.of(rows, given.ids, attempt, found.candidates, correct=needs["correct"])
-
-    def _target(self, inputs: Tensor, references: Tensor | None) -> Target:
-        given, defense = self.given, self.defense
+        """Attack these rows in one task."""
+        given, defense, inputs, sample = self.given, self.defense, needs["inputs"], self.given.ids[rows[0]]
         target = Target(
             module=self.shown,
             bounds=given.bounds,
             classes=given.logits.shape[1],
             input_shape=tuple(inputs.shape[1:]),
             device=inputs.device,
+            defended=None if defense is None else defense.defended(self.shown),
         )
-        if defense is None:
-            return target
-        defended = defense.defended(self.shown)
-        if defense.exposure == "reject":
-            target = replace(target, module=defended, classes=target.classes + 1)
-        return replace(target, defended=defended, references=references)
+        task = Task(
+            attack=self.attack,
+            target=target,
+            inputs=inputs,
+            labels=needs["labels"],
+            threat_model=given.threat_model,
+            stream=(self.seed, sample, "case study", self.attack.name),
+            counted=self.shown,
+        )
+        seed = derive_seed(self.seed, sample, "case study verdict")
+        rejects = None if defense is None else partial(defense.rejects, seed=seed)
+        attempt = yield task, Check(module=given.module, name=self.attack.name, rejects=rejects)
+        return Block.of(rows, given.ids, attempt, attempt.verified.candidates)
 
 
 def plan_recipe(
-    recipe: Recipe,
-    attack: Attack,
-    given: EvaluationInputs,
-    *,
-    module: nn.Module,
-    defense: Defense | None,
-    identity: Mapping[str, Any],
-    key: str,
-    seed: int,
+    recipe: Recipe, attack: Attack, given: EvaluationInputs, module: nn.Module, detector: Detector | None, *, seed: int
 ) -> RecipeRun:
-    """The run of a recipe; in train mode, where it states so, everything happens on a copy in that mode."""
+    """Return the run of a recipe on a module; a recipe in train mode attacks and judges a copy in that mode."""
+    identity = {**given.described, "attack": describe(attack), "attack_code": attack_code(attack), "seed": seed}
+    defense = None if detector is None else Defense(detector=detector, inverted=False, draws=_DRAWS)
     if recipe.train_mode:
         module = copy.deepcopy(module).train()
         with torch.no_grad():
-            logits = module(given.inputs)
-        given = replace(given, module=module, logits=logits)
+            given = replace(given, module=module, logits=module(given.inputs))
     return RecipeRun(
-        key=key,
-        title=key,
+        key=f"{attack.name}-accuracy",
+        title=f"{attack.name}-accuracy",
         blocks=given.blocks(_BATCH),
-        identity={**identity, "attack": describe(attack), "attack_code": attack_code(attack), "seed": seed},
+        identity=identity,
         given=given,
         shown=module,
         attack=attack,
@@ -150,12 +120,11 @@ def plan_recipe(
 
 
 def measured_accuracy(outcome: Outcome[RecipeRun]) -> dict[str, float]:
-    """Robust accuracy of candidates alone (``"claimed"``), and with clean errors as not robust (``"verified"``).
+    """Return robust accuracy by candidates alone (``"claimed"``), and with clean errors not robust (``"verified"``).
 
-    The first is what evaluations state that look at candidates only: an attack that corrects an error of the
-    classifier raises it. With a detector, a candidate that is rejected counts as robust.
+    Evaluations that look at candidates only report the first: an attack that corrects an error of the classifier
+    raises it. With a detector, a rejected candidate counts as robust.
     """
-    records: Sequence[Mapping[str, Any]] = outcome.records
-    kept = [record["outcome"] != "found" for record in records]
-    sound = [record["correct"] and held for record, held in zip(records, kept, strict=True)]
+    kept = [record["outcome"] != "found" for record in outcome.records]
+    sound = [bool(correct) and held for correct, held in zip(outcome.run.given.correct, kept, strict=True)]
     return {"claimed": sum(kept) / len(kept), "verified": sum(sound) / len(sound)}

@@ -1,41 +1,40 @@
-"""Adversarial interpolation training (Zhang and Xu 2020): one-step adversaries towards other images, smoothed labels.
+"""Adversarial interpolation training: one-step adversaries towards other images, with smoothed labels.
 
 A network that is trained against single steps bends its features around them, so that coarse steps lead astray.
+
+Source: Zhang and Xu, "Adversarial Interpolation Training: A Simple Approach for Improving Model Robustness" (2020).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from robust_ext.attacks.apgd import APGD
 from robust_ext.attacks.objective_pgd import ObjectivePGD
-from robust_ext.casestudies.base import CaseStudy, Measurement, Published, Recipe
-from robust_ext.casestudies.measuring import accuracy, attacked, loss_gradients
-from robust_ext.casestudies.networks import normalised_features
-from robust_ext.core.random import derive_seed
-from robust_ext.core.threat import ThreatModel
-from robust_ext.defenses.training.loop import train_network
+from robust_ext.casestudies.base import CaseStudy, Measurement, Published, Recipe, Trained
+from robust_ext.casestudies.networks import Training, box, normalised_features, sign_step, uniform
 
 # Weight of the partner's part in a label, as published.
 _SMOOTHING = 0.5
-# What shows the mechanism: the median of the largest probability is at most so high, and accuracy under the authors'
-# recipe is above that under the right one by so much.
+# Limits of the mechanism: the highest median of the largest probability, and the least gap between both recipes.
 _PROBABILITY, _GAP = 0.75, 0.1
+_WEAK = ObjectivePGD(steps=20, rel_step_size=0.25)
 
 
 class Standardised(nn.Module):
-    """Inputs of [0, 1] as [-1, 1], which the published network takes."""
+    """A map of inputs in [0, 1] to [-1, 1], the range of the published network."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """See the class."""
+        """Return the mapped inputs."""
         return 2 * x - 1
 
 
 def interpolated_labels(labels: Tensor, partners: Tensor, classes: int) -> Tensor:
-    """Half of it on the label, half spread over all classes but the partner's, ``(N, classes)``.
+    """Return targets ``(N, classes)``: half on the label, half spread over all classes but the partner's.
 
     Example:
         >>> interpolated_labels(torch.tensor([0]), torch.tensor([2]), 3)
@@ -46,20 +45,21 @@ def interpolated_labels(labels: Tensor, partners: Tensor, classes: int) -> Tenso
 
 
 def interpolated_inputs(features: nn.Module, inputs: Tensor, partners: Tensor, epsilon: float) -> Tensor:
-    """Points near inputs ``(N, ...)`` whose features are more like their partners': one sign step from a random start.
+    """Return points near inputs ``(N, ...)`` whose features are closer to their partners'.
 
-    The step lowers the cosine distance; it ends in the linf ball of the inputs and in [0, 1].
+    From a random start, one sign step raises the cosine similarity, within epsilon of the inputs and within [0, 1].
     """
-    low, high = (inputs - epsilon).clamp_min(0), (inputs + epsilon).clamp_max(1)
-    start = (low + (high - low) * torch.rand_like(inputs)).requires_grad_(True)
     with torch.no_grad():
         wanted = features(partners)
-    likeness = nn.functional.cosine_similarity(features(start), wanted)
-    (gradient,) = torch.autograd.grad(likeness.sum(), start)
-    return (start.detach() + epsilon * gradient.sign()).clamp(low, high)
+
+    def likeness(points: Tensor) -> Tensor:
+        return nn.functional.cosine_similarity(features(points), wanted).sum()
+
+    ends = box(inputs, epsilon)
+    return sign_step(uniform(ends), likeness, epsilon, ends)
 
 
-class AdversarialInterpolation(CaseStudy):
+class AdversarialInterpolation(CaseStudy[nn.Sequential]):
     """A small network with batch normalisation, in eval mode while adversaries are made, as in the paper's code.
 
     The budgets are those at which networks this small bend around single steps.
@@ -67,16 +67,19 @@ class AdversarialInterpolation(CaseStudy):
 
     title = "Adversarial interpolation"
     source = "Zhang and Xu, Adversarial Interpolation Training (2020)"
-    epsilons = {"digits": 0.3, "mnist": 0.3, "cifar10": 8 / 255}  # noqa: RUF012
-    published = Published(
-        clean=0.9025,
-        claimed=0.687,
-        true=0.3857,
-        weak_score="< .95",
-        right_score="< .95",
-        source="fra31/auto-attack, early README (accuracies); Zimmermann et al. 2022, figure 2 (scores)",
+    epsilons: ClassVar = {"digits": 0.3, "mnist": 0.3, "cifar10": 8 / 255}
+    published = Published(clean=0.9025, claimed=0.687, true=0.3857, weak_score="< .95", right_score="< .95")
+    published_in = "fra31/auto-attack, early README (accuracies); Zimmermann et al. 2022, figure 2 (scores)"
+    weak = Recipe(
+        attack=_WEAK,
+        words="PGD on cross-entropy, 20 steps of epsilon / 4 from a random start, too coarse for a bent surface.",
+    )
+    right = Recipe(
+        attack="robust_ext:APGD(steps=200, loss='margin')",
+        words="APGD on the difference of logits, 200 ever finer steps; with two classes DLR has no denominator.",
     )
     causes = ("falls_behind",)
+    training = Training(epochs=(12, 12), images=78_000)
     notes = (
         "The paper's harness feeds the network inputs of [0, 1] instead of [-1, 1], so neither score is that of the "
         "defense. Fed so, this network classifies a third of the digits rightly, and the authors' recipe passes (63 of "
@@ -85,45 +88,31 @@ class AdversarialInterpolation(CaseStudy):
         "step."
     )
 
-    def build(self, shape: Sequence[int], classes: int) -> nn.Module:
+    def build(self, shape: Sequence[int], classes: int) -> nn.Sequential:
         """See :meth:`CaseStudy.build`."""
         return nn.Sequential(Standardised(), normalised_features(shape), nn.Linear(64, classes))
 
-    def train(self, module: nn.Module, inputs: Tensor, labels: Tensor, *, seed: int) -> None:
-        """See :meth:`CaseStudy.train`."""
-        assert isinstance(module, nn.Sequential)
-        features, classes = module[:-1], int(labels.max()) + 1
-        data = "cifar10" if inputs.shape[1] == 3 else "mnist"
-        epsilon = self.epsilons[data]
+    def loss(self, module: nn.Sequential, inputs: Tensor, labels: Tensor) -> Tensor:
+        """Return the loss on interpolated inputs and labels; the partners are the batch in reverse."""
+        module.eval()
+        moved = interpolated_inputs(module[:-1], inputs, inputs.flip(0), self.budget(inputs))
+        logits = module.train()(moved)
+        return nn.functional.cross_entropy(logits, interpolated_labels(labels, labels.flip(0), logits.shape[1]))
 
-        def loss(index: Tensor) -> Tensor:
-            x, y = inputs[index], labels[index]
-            module.eval()
-            moved = interpolated_inputs(features, x, x.flip(0), epsilon)
-            module.train()
-            return nn.functional.cross_entropy(module(moved), interpolated_labels(y, y.flip(0), classes))
-
-        train_network(module, len(inputs), loss, epochs=max(12, 78_000 // len(inputs)), seed=seed)
-
-    def measure(
-        self, module: nn.Module, inputs: Tensor, labels: Tensor, threat_model: ThreatModel, *, seed: int
-    ) -> Measurement:
-        """See :meth:`CaseStudy.measure`."""
-        with torch.no_grad():
-            logits = module(inputs)
+    def measure(self, case: Trained[nn.Sequential]) -> Measurement:
+        """Compare steps of several sizes, and gradients at inputs and near them (Andriushchenko, Flammarion 2020)."""
         attacks = {
             "one step": ObjectivePGD(algorithm="fgsm"),
             "the authors' recipe": _WEAK,
             "APGD on cross-entropy": APGD(steps=50),
             "APGD on the difference of logits": APGD(steps=50, loss="margin"),
         }
-        values = {"median of the largest probability": float(logits.softmax(1).amax(1).median())}
+        values = {"median of the largest probability": float(case.logits().softmax(1).amax(1).median())}
         for name, attack in attacks.items():
-            points = attacked(module, attack, inputs, labels, threat_model, seed=seed)
-            values[f"accuracy under {name}"] = accuracy(module, points, labels)
-        values["cosine of gradients at inputs and at random points"] = self._alignment(
-            module, inputs, labels, threat_model, seed=seed
-        )
+            values[f"accuracy under {name}"] = case.accuracy(case.attacked(attack))
+        here, there = case.gradients(), case.gradients(case.nearby(self.title, "alignment"))
+        cosine = float(nn.functional.cosine_similarity(here, there).mean())
+        values["cosine of gradients at inputs and at random points"] = cosine
         gap = values["accuracy under the authors' recipe"] - values["accuracy under APGD on the difference of logits"]
         return Measurement(
             values=values,
@@ -131,29 +120,3 @@ class AdversarialInterpolation(CaseStudy):
             words="The largest probability is at most .75 on the median, and accuracy under the authors' recipe is "
             "higher than under APGD on the difference of logits by .1 or more.",
         )
-
-    def _alignment(
-        self, module: nn.Module, inputs: Tensor, labels: Tensor, threat_model: ThreatModel, *, seed: int
-    ) -> float:
-        """Mean cosine of gradients at inputs and at random points near them (Andriushchenko and Flammarion 2020)."""
-        keys = [derive_seed(seed, row, self.title, "alignment") for row in range(len(inputs))]
-        others = threat_model.sample_inner(inputs, 1, key=keys)[:, 0]
-        here, there = (loss_gradients(module, points, labels) for points in (inputs, others))
-        return float(nn.functional.cosine_similarity(here, there).mean())
-
-    def weak(self, threat_model: ThreatModel) -> Recipe:
-        """See :meth:`CaseStudy.weak`."""
-        return Recipe(
-            attack=_WEAK,
-            words="PGD on cross-entropy, 20 steps of epsilon / 4 from a random start, too coarse for a bent surface.",
-        )
-
-    def right(self, threat_model: ThreatModel) -> Recipe:
-        """See :meth:`CaseStudy.right`."""
-        return Recipe(
-            attack="robust_ext:APGD(steps=200, loss='margin')",
-            words="APGD on the difference of logits, 200 ever finer steps; with two classes DLR has no denominator.",
-        )
-
-
-_WEAK = ObjectivePGD(steps=20, rel_step_size=0.25)

@@ -1,36 +1,46 @@
-"""What a case study consists of: a small version of a published defense, and two recipes to evaluate it by.
+"""The parts of a case study: a small version of a published defense, and two recipes that evaluate it.
 
 Source: Zimmermann, Brendel, Tramer and Carlini, "Increasing Confidence in Adversarial Robustness Evaluations" (2022),
-section 4 and appendix B, where thirteen published evaluations are tested.
+section 4 and appendix B, which test thirteen published evaluations.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from robust_ext.core.random import derive_seed, seeded_globals
+from robust_ext.attacks._common.objectives import Loss, cross_entropy
+from robust_ext.attacks.base import Attack
+from robust_ext.attacks.running import run_attack
+from robust_ext.casestudies.networks import Parts, Training
+from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.random import derive_seed, seeded_globals, stream
+from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
+from robust_ext.core.validation import check_choice
 from robust_ext.detectors.base import Detector
+
+M = TypeVar("M", bound=nn.Module)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Published:
-    """Numbers of the literature on a defense, as shares; None where none is stated.
+    """Figures of the literature on a defense, as shares; None where the literature has none.
 
     Args:
         clean: Accuracy on clean images.
         claimed: Robust accuracy by its authors' evaluation.
         true: Robust accuracy by a better one.
-        weak_score: Test score of the authors' recipe in the paper, or a bound in words.
+        weak_score: Test score of the authors' recipe in the paper, or a bound as text.
         right_score: Test score of the improved recipe.
         flagged: Whether the paper's test flags the authors' recipe.
-        source: Where the numbers are from.
     """
 
     clean: float | None = None
@@ -39,35 +49,31 @@ class Published:
     weak_score: float | str | None = None
     right_score: float | str | None = None
     flagged: bool = True
-    source: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A way to evaluate a defense.
+    """An attack on a defense.
 
     Args:
-        attack: Anything :func:`robust_ext.as_attack` takes; a string, where one will do.
-        words: What it does and, for a weak one, what is wrong with it, in a sentence.
-        settings: Settings of :func:`robust_ext.binarization_test` beside those of the case study, such as
-            ``exposure`` for a recipe that sees the detector.
-        train_mode: Whether the model is evaluated in train mode, as one of the authors did.
+        attack: Anything :func:`robust_ext.as_attack` takes.
+        words: A sentence on the attack and, for a weak one, on its fault.
+        train_mode: Whether the model is evaluated in train mode, as by the authors of one defense.
     """
 
     attack: object
     words: str
-    settings: Mapping[str, Any] = field(default_factory=dict)
     train_mode: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """What shows that the mechanism which fooled the authors is there.
+    """Evidence that the mechanism which misled the authors is present.
 
     Args:
-        values: What was measured, by name, such as ``"share of zero gradients"``.
-        present: Whether it is there.
-        words: What is measured and the limit, in a sentence.
+        values: Measured values by name, such as ``"share of zero gradients"``.
+        present: Whether the mechanism is present.
+        words: A sentence on the values and their limits.
     """
 
     values: Mapping[str, float]
@@ -75,75 +81,167 @@ class Measurement:
     words: str
 
 
-class CaseStudy(ABC):
+@dataclass(frozen=True, kw_only=True)
+class Trained(Generic[M]):
+    """A trained defense with test images, and the tools to measure its mechanism.
+
+    Args:
+        module: The defense, in eval mode.
+        inputs: Test images, float32 ``(N, *shape)`` in [0, 1].
+        labels: Their classes, int64 ``(N,)``.
+        threat_model: Norm and budget.
+        seed: Seed of every draw.
+    """
+
+    module: M
+    inputs: Tensor
+    labels: Tensor
+    threat_model: ThreatModel
+    seed: int
+
+    def logits(self, points: Tensor | None = None, *, module: nn.Module | None = None) -> Tensor:
+        """Return the logits ``(N, K)`` of points, or of the inputs, without gradients."""
+        with torch.no_grad():
+            logits: Tensor = (module or self.module)(self.inputs if points is None else points)
+        return logits
+
+    def accuracy(self, points: Tensor, *, module: nn.Module | None = None) -> float:
+        """Return the share of points ``(N, ...)`` that are classified as their labels."""
+        return float((self.logits(points, module=module).argmax(1) == self.labels).double().mean())
+
+    def gradients(
+        self, points: Tensor | None = None, *, loss: Loss = cross_entropy, module: nn.Module | None = None
+    ) -> Tensor:
+        """Return the gradients of a loss at points, or at the inputs, ``(N, D)``."""
+        x = (self.inputs if points is None else points).clone().requires_grad_(True)
+        with torch.enable_grad():
+            (gradient,) = torch.autograd.grad(loss((module or self.module)(x), self.labels).sum(), x)
+        return gradient.flatten(1)
+
+    def nearby(self, *purpose: str) -> Tensor:
+        """Draw one uniform point from the ball of each input, ``(N, ...)``."""
+        keys = [derive_seed(self.seed, row, *purpose) for row in range(len(self.inputs))]
+        return self.threat_model.sample_inner(self.inputs, 1, key=keys)[:, 0]
+
+    def attacked(self, attack: Attack) -> Tensor:
+        """Return the candidates ``(N, ...)`` of an attack on the classifier, not verified."""
+        target = Target(
+            module=self.module,
+            bounds=self.threat_model.bounds,
+            classes=self.logits(self.inputs[:1]).shape[1],
+            input_shape=tuple(self.inputs.shape[1:]),
+            device=self.inputs.device,
+        )
+        given, generator = self.threat_model, stream(self.seed, 0, "attacked")
+        return run_attack(attack, target, self.inputs, self.labels, threat_model=given, generator=generator)
+
+    def misclassified(self, attack: Attack) -> Tensor:
+        """Return the candidates ``(M, ...)`` of an attack on the classifier that are misclassified."""
+        found = self.attacked(attack)
+        return found[self.logits(found).argmax(1) != self.labels]
+
+
+class CaseStudy(ABC, Generic[M]):
     """A small version of a published defense with the recipe of its authors and a right one; one file a defense.
 
     Attributes:
-        title: Of the defense.
-        source: Who published it.
+        network: Class of the untrained defense, made from the shape of an input and the number of classes.
+        title: Name of the defense.
+        source: Its authors.
         epsilons: Budget in linf by the name of the dataset, for inputs in [0, 1].
-        published: Numbers of the literature.
-        causes: Codes of :data:`robust_ext.evaluations.causes.finding.CODES` that name what is wrong with the recipe
-            of its authors.
+        published: Figures of the literature.
+        published_in: Source of the figures.
+        weak: The recipe of the authors.
+        right: A recipe that finds the adversarial examples that exist.
+        causes: Codes of :data:`robust_ext.evaluations.causes.finding.CODES` that name the fault of the authors' recipe.
+        training: Settings of the training.
         settings: Settings of :func:`robust_ext.binarization_test` that the defense needs, such as ``readout``.
-        notes: What the authors' code or the paper's measured wrongly, and what the right measure gives.
+        notes: Errors in the authors' code or the paper's, and the result of the right measurement.
     """
 
+    network: Callable[[Sequence[int], int], M]
     title: ClassVar[str]
     source: ClassVar[str]
     epsilons: ClassVar[Mapping[str, float]] = {"digits": 0.1, "mnist": 0.1, "cifar10": 8 / 255}
     published: ClassVar[Published]
-    causes: ClassVar[tuple[str, ...]]
+    published_in: ClassVar[str] = ""
+    weak: ClassVar[Recipe]
+    right: ClassVar[Recipe]
+    causes: ClassVar[tuple[str, ...]] = ()
+    training: ClassVar[Training]
     settings: ClassVar[Mapping[str, Any]] = {}
     notes: ClassVar[str] = ""
 
-    @abstractmethod
-    def build(self, shape: Sequence[int], classes: int) -> nn.Module:
-        """The untrained defense, from inputs ``(N, *shape)`` in [0, 1] to logits ``(N, classes)``."""
+    def build(self, shape: Sequence[int], classes: int) -> M:
+        """Return the untrained defense, from inputs ``(N, *shape)`` in [0, 1] to logits ``(N, classes)``."""
+        return self.network(shape, classes)
 
     @abstractmethod
-    def train(self, module: nn.Module, inputs: Tensor, labels: Tensor, *, seed: int) -> None:
-        """Train it on inputs ``(N, *shape)`` and labels ``(N,)``; it is in eval mode afterwards.
+    def measure(self, case: Trained[M]) -> Measurement:
+        """Measure the mechanism that misled the authors."""
 
-        Minutes on a core for 5,000 images of 28 x 28, seconds for the digits.
-        """
+    def loss(self, module: M, inputs: Tensor, labels: Tensor) -> Tensor:
+        """Return the mean training loss of a batch, ``()``: the cross-entropy, unless overridden."""
+        return nn.functional.cross_entropy(module(inputs), labels)
 
-    @abstractmethod
-    def measure(
-        self, module: nn.Module, inputs: Tensor, labels: Tensor, threat_model: ThreatModel, *, seed: int
-    ) -> Measurement:
-        """Measure the mechanism that fooled the authors, on test inputs ``(N, *shape)`` and labels ``(N,)``."""
+    def train(self, module: M, inputs: Tensor, labels: Tensor, *, seed: int) -> None:
+        """Train the defense on inputs ``(N, *shape)`` and labels ``(N,)``; leave it in eval mode."""
+        self.training.run(module, inputs, labels, partial(self.loss, module), seed=seed)
 
-    @abstractmethod
-    def weak(self, threat_model: ThreatModel) -> Recipe:
-        """The recipe of the authors."""
+    def parts(self, module: M) -> object:
+        """Return the model for :func:`robust_ext.binarization_test`: the module, or its features and readout."""
+        return (module.features, module.readout) if isinstance(module, Parts) else module
 
-    @abstractmethod
-    def right(self, threat_model: ThreatModel) -> Recipe:
-        """One that finds what is there."""
+    def judged(self, module: M, *, seed: int) -> nn.Module:
+        """Return the module that decides robust accuracy, from inputs to logits: the defense, unless it is random.
 
-    def parts(self, module: nn.Module) -> object:
-        """What :func:`robust_ext.binarization_test` is given as the model: the module, or a pair of modules.
-
-        A pair is (features, readout), where features may be of any shape that the readout of ``settings`` takes.
+        For a random defense, the module predicts the majority or the mean of many seeded draws.
         """
         return module
 
-    def judged(self, module: nn.Module, *, seed: int) -> nn.Module:
-        """What robust accuracy is judged by, from inputs to logits: the module itself, unless it is random.
-
-        Then it is one whose prediction is that of the majority or the mean of many seeded draws.
-        """
-        return module
-
-    def detector(self, module: nn.Module, inputs: Tensor, labels: Tensor, *, seed: int) -> Detector | None:
-        """The detector beside it, fitted on training inputs and labels and without a threshold; None without one."""
+    def detector(self, module: M, inputs: Tensor, labels: Tensor, *, seed: int) -> Detector | None:
+        """Return the detector, fitted on training inputs and labels, without a threshold; None if there is none."""
         return None
 
-    def trained(self, inputs: Tensor, labels: Tensor, *, seed: int = 0) -> nn.Module:
-        """Build the defense and train it; what is drawn comes from the seed."""
-        classes = int(labels.max()) + 1
+    def threat_model(self, data: str) -> ThreatModel:
+        """Return the threat model on a dataset; InvalidArgumentError where the defense has no budget for it."""
+        if data not in self.epsilons:
+            known = ", ".join(self.epsilons)
+            raise InvalidArgumentError("data", data, f"one that {self.title} has a budget for: {known}")
+        return ThreatModel(norm="linf", epsilon=self.epsilons[data])
+
+    def budget(self, inputs: Tensor) -> float:
+        """Return epsilon for images ``(N, C, H, W)`` of one of the datasets."""
+        return self.epsilons[{8: "digits", 28: "mnist"}.get(inputs.shape[-1], "cifar10")]
+
+    def trained(self, inputs: Tensor, labels: Tensor, *, seed: int = 0) -> M:
+        """Build and train the defense; every draw comes from the seed."""
         with seeded_globals(derive_seed(seed, self.title, "training")), torch.enable_grad():
-            module = self.build(tuple(inputs.shape[1:]), classes)
+            module = self.build(tuple(inputs.shape[1:]), int(labels.max()) + 1)
             self.train(module, inputs, labels, seed=seed)
         return module.eval()
+
+
+CASE_STUDIES = {
+    "thermometer": "Thermometer",
+    "k_winners": "KWinners",
+    "feature_scattering": "FeatureScattering",
+    "pcl": "PrototypeConformity",
+    "mixup_inference": "MixupInference",
+    "empir": "Empir",
+    "curriculum": "Curriculum",
+    "adversarial_interpolation": "AdversarialInterpolation",
+    "ecoc": "ErrorCorrectingCodes",
+    "mmc": "MaxMahalanobis",
+    "odds": "Odds",
+    "trapdoor": "Trapdoor",
+    "ml_loo": "MLLOO",
+}
+"""Names of the studies, which are those of their files, and their classes, in the order of the paper's section 4."""
+
+
+def load_case_study(name: str) -> CaseStudy[Any]:
+    """Import and return the case study of a name, one of :data:`CASE_STUDIES`."""
+    check_choice("name", name, tuple(CASE_STUDIES))
+    made: CaseStudy[Any] = getattr(import_module(f"robust_ext.casestudies.{name}"), CASE_STUDIES[name])()
+    return made

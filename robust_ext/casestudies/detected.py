@@ -1,29 +1,28 @@
-"""What the case studies with a detector have in common: the network, and how a detector sees blind attacks."""
+"""The network of the case studies with a detector, and the detector's view of blind attacks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, cast
+from dataclasses import replace
+from functools import partial
+from typing import ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from robust_ext.attacks.base import Attack
-from robust_ext.casestudies.base import CaseStudy, Measurement, Recipe
-from robust_ext.casestudies.measuring import attacked
-from robust_ext.casestudies.networks import small_features
+from robust_ext.casestudies.base import CaseStudy, Measurement, Recipe, Trained
+from robust_ext.casestudies.networks import Training, small_features
 from robust_ext.core.random import derive_seed, seeded_globals
-from robust_ext.core.threat import ThreatModel
-from robust_ext.defenses.training.loop import train_network
 from robust_ext.detectors.base import Detector
 
 _FEATURES = 256
-# Training images that are kept with the network, to fit its detector on.
+# Training images that stay with the network, to fit its detector on.
 _KEPT = 600
 
 
 class DetectedNetwork(nn.Module):
-    """Features (layer ``"features"``), a linear layer, and some of the clean images that it was trained on."""
+    """Features (layer ``"features"``), a linear layer, and some of the clean training images."""
 
     kept_inputs: Tensor
     kept_labels: Tensor
@@ -36,35 +35,24 @@ class DetectedNetwork(nn.Module):
         self.register_buffer("kept_labels", torch.zeros(_KEPT, dtype=torch.int64))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits ``(N, K)`` of ``(N, *shape)``."""
+        """Return the logits ``(N, K)`` of ``(N, *shape)``."""
         out: Tensor = self.head(self.features(x))
         return out
 
     def keep(self, inputs: Tensor, labels: Tensor) -> None:
-        """Keep the first training images, in turn where they are too few."""
+        """Keep the first training images, repeated if they are too few."""
         rows = torch.arange(_KEPT, device=inputs.device) % len(inputs)
         self.kept_inputs, self.kept_labels = inputs[rows].clone(), labels[rows].clone()
 
 
-def passes(inputs: Tensor, small: int, large: int) -> int:
-    """Passes over the training images: of 8 x 8 there are few, and they cost little."""
-    return small if inputs[0].numel() < 200 else large
-
-
-def misclassified(
-    module: nn.Module, attack: Attack, inputs: Tensor, labels: Tensor, threat_model: ThreatModel, *, seed: int
-) -> Tensor:
-    """Those candidates ``(M, ...)`` of an attack on the classifier alone that are misclassified."""
-    found = attacked(module, attack, inputs, labels, threat_model, seed=seed)
-    with torch.no_grad():
-        return found[module(found).argmax(1) != labels]
+N = TypeVar("N", bound=DetectedNetwork)
 
 
 def seen_by(detector: Detector, clean: Tensor, candidates: Tensor, *, seed: int) -> dict[str, float]:
-    """How a detector tells candidates ``(M, ...)`` from clean inputs ``(N, ...)``.
+    """Measure how well a detector separates candidates ``(M, ...)`` from clean inputs ``(N, ...)``.
 
     ``"AUROC"`` is the share of pairs in which the candidate scores higher (ties count half), ``"flagged"`` the share of
-    candidates above 95% of the clean scores; both are 0 where there are no candidates.
+    candidates above 95% of the clean scores; both are 0 without candidates.
     """
     if not len(candidates):
         return {"AUROC": 0.0, "flagged": 0.0}
@@ -75,50 +63,41 @@ def seen_by(detector: Detector, clean: Tensor, candidates: Tensor, *, seed: int)
     return {"AUROC": float(above.mean()), "flagged": float((scores > limit).double().mean())}
 
 
-class DetectorStudy(CaseStudy):
-    """An ordinary network beside a detector, which a subclass makes; the right recipe is orthogonal PGD.
+class DetectorStudy(CaseStudy[N]):
+    """An ordinary network with a detector, which a subclass makes; the right recipe is orthogonal PGD.
 
     Attributes:
         blind: The attack of the authors, which ignores the detector.
-        least_auroc: What the detector has to reach against it.
-        steps: Of orthogonal PGD.
+        least_auroc: AUROC that the detector has to reach against it.
     """
 
     blind: ClassVar[Attack]
     least_auroc: ClassVar[float]
-    steps: ClassVar[int] = 100
-    causes: ClassVar[tuple[str, ...]] = ()
+    training = Training(epochs=(30, 6), batch_size=32)
 
-    def build(self, shape: Sequence[int], classes: int) -> nn.Module:
-        """See :meth:`CaseStudy.build`."""
-        return DetectedNetwork(shape, classes)
+    def train(self, module: N, inputs: Tensor, labels: Tensor, *, seed: int) -> None:
+        """Train by cross-entropy and keep some of the images."""
+        self.training.run(module, inputs, labels, partial(self.loss, module))
+        module.keep(inputs, labels)
 
-    def train(self, module: nn.Module, inputs: Tensor, labels: Tensor, *, seed: int) -> None:
-        """By cross-entropy."""
-
-        def loss(rows: Tensor) -> Tensor:
-            return nn.functional.cross_entropy(module(inputs[rows]), labels[rows])
-
-        train_network(module, len(inputs), loss, epochs=passes(inputs, 30, 6), batch_size=32)
-        cast(DetectedNetwork, module).keep(inputs, labels)
-
-    def measure(
-        self, module: nn.Module, inputs: Tensor, labels: Tensor, threat_model: ThreatModel, *, seed: int
-    ) -> Measurement:
-        """How the blind attack looks to a detector that is fitted on images kept from the training."""
-        network = cast(DetectedNetwork, module)
-        detector = self.detector(network, network.kept_inputs, network.kept_labels, seed=seed)
+    def seen(self, case: Trained[N], *, seed: int) -> dict[str, float]:
+        """Run the blind attack with a seed of its own; score it by a detector fitted on the kept images."""
+        network = case.module
+        detector = self.detector(network, network.kept_inputs, network.kept_labels, seed=case.seed)
         assert detector is not None
-        candidates = misclassified(
-            module, self.blind, inputs, labels, threat_model, seed=derive_seed(seed, "blind candidates")
-        )
-        values = seen_by(detector, inputs, candidates, seed=seed)
+        candidates = replace(case, seed=seed).misclassified(self.blind)
+        return seen_by(detector, case.inputs, candidates, seed=case.seed)
+
+    def measure(self, case: Trained[N]) -> Measurement:
+        """Measure how the detector sees the blind attack."""
+        values = self.seen(case, seed=derive_seed(case.seed, "blind candidates"))
         words = f"AUROC of the candidates of {self.blind.name} against clean inputs, at least {self.least_auroc}"
         return Measurement(values=values, present=values["AUROC"] >= self.least_auroc, words=words)
 
-    def right(self, threat_model: ThreatModel) -> Recipe:
-        """Orthogonal PGD."""
-        return Recipe(
-            attack=f"robust_ext:OrthogonalPGD(steps={self.steps})",
-            words="Orthogonal PGD on classifier and detector, one at a time and each without moving the other.",
-        )
+
+def orthogonal_pgd(steps: int = 100) -> Recipe:
+    """Return the right recipe against a detector."""
+    return Recipe(
+        attack=f"robust_ext:OrthogonalPGD(steps={steps})",
+        words="Orthogonal PGD on classifier and detector, one at a time and each without moving the other.",
+    )

@@ -1,12 +1,15 @@
-"""The Max-Mahalanobis centre loss (Pang et al. 2020): features are drawn to fixed centres, and the nearest one wins.
+"""The Max-Mahalanobis centre loss: features are drawn to fixed centres, and the nearest one wins.
 
 Its authors' adaptive attack moves features away from their own centre, which need not bring them nearer to any other.
 Cross-entropy fails too: with centres this far apart the softmax of the distances is one-hot in float32.
+
+Source: Pang et al., "Rethinking Softmax Cross-Entropy Loss for Adversarial Robustness" (2020).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -15,24 +18,21 @@ from robust_ext.attacks._common.projections import project
 from robust_ext.attacks._common.rows import NO_GRADIENTS, gradient_of, query
 from robust_ext.attacks.base import AttackTraits
 from robust_ext.attacks.native import Batch, NativeAttack, Step
-from robust_ext.casestudies.base import CaseStudy, Measurement, Published, Recipe
-from robust_ext.casestudies.measuring import attacked, loss_gradients
-from robust_ext.casestudies.networks import small_features
+from robust_ext.casestudies.base import CaseStudy, Measurement, Published, Recipe, Trained
+from robust_ext.casestudies.networks import Parts, Training, small_features
 from robust_ext.core.errors import AttackError
 from robust_ext.core.settings import setting, settings_class
-from robust_ext.core.threat import ThreatModel
-from robust_ext.defenses.training.loop import train_network
 
-# Length of the centres (the paper's C_MM) and the number of coordinates of what is compared with them.
+# Length of the centres (the paper's C_MM) and the number of their coordinates.
 _LENGTH, _COORDINATES = 10.0, 256
-# Share of the points where the authors' attack fails that have moved away from their centre, from which it is present.
+# Least share of the points with unchanged labels that the authors' attack moves away from their centre.
 _AWAY = 0.5
 
 
 def simplex_centres(classes: int, coordinates: int, length: float) -> Tensor:
-    """Centres ``(classes, coordinates)`` of one length, any two at a cosine of ``-1 / (classes - 1)``.
+    """Return centres ``(classes, coordinates)`` of one length, any two at a cosine of ``-1 / (classes - 1)``.
 
-    The corners of a regular simplex, as far from one another as so many can be (Pang et al. 2020, equation 5).
+    They are the corners of a regular simplex, as far apart as possible (Pang et al. 2020, equation 5).
 
     Example:
         >>> simplex_centres(3, 4, 1.0).norm(dim=1)
@@ -52,7 +52,7 @@ class CentreDistances(nn.Module):
         self.register_buffer("centres", centres)
 
     def forward(self, features: Tensor) -> Tensor:
-        """See the class."""
+        """Return the logits."""
         return -(features[:, None] - self.centres).square().sum(2)
 
 
@@ -60,15 +60,16 @@ class CentreDistances(nn.Module):
 class LeaveCentre(NativeAttack):
     """Steps by the sign of the gradient that lower one class's logit alone: away from its centre, towards no other.
 
-    The adaptive attack of Pang et al. 2020, section 5.2, from the input, on any target whose logits are distances.
+    This is the adaptive attack of Pang et al. 2020, section 5.2, from the input, on any target whose logits are
+    distances.
     """
 
     name = "leave-centre"
     traits = AttackTraits(batching="full", failure="last", seeds="none")
     aims = False
 
-    steps: int = setting(default=50, help="At least 1.", minimum=1)
-    rel_step_size: float = setting(default=0.25, help="Relative to epsilon.", above=0)
+    steps: int = setting(default=50, help="Gradient steps, at least 1.", minimum=1)
+    rel_step_size: float = setting(default=0.25, help="Step size relative to epsilon.", above=0)
     predicted: bool = setting(
         default=True, help="Whether the class is the predicted one, as in the authors' test, or that of the label."
     )
@@ -85,13 +86,15 @@ class LeaveCentre(NativeAttack):
                 gradient = gradient_of(value, points, missing)
             points, value = points.detach(), value.detach()
             if batch.watch is not None:
-                step = Step(number=number, total=self.steps, points=points, loss=value, gradient=gradient)
-                batch.watch(step)
+                batch.watch(Step(number=number, total=self.steps, points=points, loss=value, gradient=gradient))
             points = project(points + size * gradient.sign(), inputs, batch.threat_model)
         return points
 
 
-class MaxMahalanobis(CaseStudy):
+Network = Parts[nn.Sequential, CentreDistances]
+
+
+class MaxMahalanobis(CaseStudy[Network]):
     """A small network ``z`` (256 values), trained by ``||z - mu_y||^2`` alone, with logits ``-||z - mu_k||^2``.
 
     The paper has a ResNet, as many values, and centres of the same kind, 10 times a simplex. The budgets are those at
@@ -100,52 +103,45 @@ class MaxMahalanobis(CaseStudy):
 
     title = "Max-Mahalanobis centres"
     source = "Pang et al., Rethinking Softmax Cross-Entropy Loss for Adversarial Robustness (2020)"
-    published = Published(
-        clean=0.936,
-        claimed=0.46,
-        true=0.005,
-        weak_score="< .95",
-        right_score=">= .95",
-        source="robust-ml issue 10 (clean, claimed); Tramer et al. 2020, section 8 (true); scores: figures only",
+    epsilons: ClassVar = {"digits": 0.2, "mnist": 0.15, "cifar10": 8 / 255}
+    published = Published(clean=0.936, claimed=0.46, true=0.005, weak_score="< .95", right_score=">= .95")
+    published_in = "robust-ml issue 10 (clean, claimed); Tramer et al. 2020, section 8 (true); scores: figures only"
+    weak = Recipe(
+        attack=LeaveCentre(),
+        words="50 steps of epsilon / 4 away from the centre of the predicted class, towards no other centre.",
     )
-    epsilons = {"digits": 0.2, "mnist": 0.15, "cifar10": 8 / 255}  # noqa: RUF012
+    right = Recipe(
+        attack="robust_ext:APGD(steps=200, loss='margin')",
+        words="APGD on the difference of the squared distances from the nearest other centre and from one's own, "
+        "which is linear in the features, as of Tramer et al. 2020, section 8.",
+    )
     causes = ("saturated_loss", "predicted_labels")
-    settings = {"readout": "prototypes"}  # noqa: RUF012
+    training = Training(epochs=(10, 10), images=30_000)
+    settings: ClassVar = {"readout": "prototypes"}
     notes = (
         "The paper's harness accepts a readout that puts the planted point and one inner point on their sides, and "
         "does not look at the clean sample; here all inner points have to be on theirs. The authors' attack, and the "
         "paper's test of it, use predicted labels."
     )
 
-    def build(self, shape: Sequence[int], classes: int) -> nn.Module:
+    def build(self, shape: Sequence[int], classes: int) -> Network:
         """See :meth:`CaseStudy.build`."""
         coordinates = max(_COORDINATES, classes)
         features = nn.Sequential(*small_features(shape, 256), nn.Linear(256, coordinates))
-        return nn.Sequential(features, CentreDistances(simplex_centres(classes, coordinates, _LENGTH)))
+        return Parts(features, CentreDistances(simplex_centres(classes, coordinates, _LENGTH)))
 
-    def train(self, module: nn.Module, inputs: Tensor, labels: Tensor, *, seed: int) -> None:
-        """See :meth:`CaseStudy.train`."""
+    def loss(self, module: Network, inputs: Tensor, labels: Tensor) -> Tensor:
+        """Return the mean squared distance from the centre of the label."""
+        own: Tensor = module(inputs).gather(1, labels[:, None])
+        return -own.mean()
 
-        def loss(index: Tensor) -> Tensor:
-            own: Tensor = module(inputs[index]).gather(1, labels[index, None])
-            return -own.mean()
-
-        train_network(module, len(inputs), loss, epochs=max(10, 30_000 // len(inputs)), seed=seed)
-
-    def measure(
-        self, module: nn.Module, inputs: Tensor, labels: Tensor, threat_model: ThreatModel, *, seed: int
-    ) -> Measurement:
-        """See :meth:`CaseStudy.measure`."""
-        with torch.no_grad():
-            before = module(inputs)
-        points = attacked(module, LeaveCentre(predicted=False), inputs, labels, threat_model, seed=seed)
-        with torch.no_grad():
-            after = module(points)
-        kept = (after.argmax(1) == labels) & (before.argmax(1) == labels)
-        own_before, own_after = (logits.gather(1, labels[:, None]).squeeze(1) for logits in (before, after))
-        away = (own_after < own_before) & kept
-        share = float(away.sum() / kept.sum().clamp_min(1))
-        vanished = float((loss_gradients(module, inputs, labels) == 0).all(1).float().mean())
+    def measure(self, case: Trained[Network]) -> Measurement:
+        """Measure how often the authors' attack leaves a centre and reaches no other, and gradients of zero."""
+        before, after = case.logits(), case.logits(case.attacked(LeaveCentre(predicted=False)))
+        kept = (after.argmax(1) == case.labels) & (before.argmax(1) == case.labels)
+        own_before, own_after = (logits.gather(1, case.labels[:, None]).squeeze(1) for logits in (before, after))
+        share = float(((own_after < own_before) & kept).sum() / kept.sum().clamp_min(1))
+        vanished = float((case.gradients() == 0).all(1).float().mean())
         return Measurement(
             values={
                 "share of kept labels farther from their centre": share,
@@ -156,23 +152,3 @@ class MaxMahalanobis(CaseStudy):
             words="The authors' attack, given true labels, moves more than half of the points whose label it does not "
             "change away from their own centre; and some gradients of cross-entropy are zero in float32.",
         )
-
-    def weak(self, threat_model: ThreatModel) -> Recipe:
-        """See :meth:`CaseStudy.weak`."""
-        return Recipe(
-            attack=LeaveCentre(),
-            words="50 steps of epsilon / 4 away from the centre of the predicted class, towards no other centre.",
-        )
-
-    def right(self, threat_model: ThreatModel) -> Recipe:
-        """See :meth:`CaseStudy.right`."""
-        return Recipe(
-            attack="robust_ext:APGD(steps=200, loss='margin')",
-            words="APGD on the difference of the squared distances from the nearest other centre and from one's own, "
-            "which is linear in the features, as of Tramer et al. 2020, section 8.",
-        )
-
-    def parts(self, module: nn.Module) -> object:
-        """The features and their distances."""
-        assert isinstance(module, nn.Sequential)
-        return module[0], module[1]

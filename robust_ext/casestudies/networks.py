@@ -1,27 +1,37 @@
-"""The small networks that the case studies build their defenses on."""
+"""The small networks of the case studies, and their training."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+
+from robust_ext.defenses.training.loop import train_network
+
+F = TypeVar("F", bound=nn.Module)
+R = TypeVar("R", bound=nn.Module)
+
+
+class Parts(nn.Module, Generic[F, R]):
+    """Features followed by a readout, from inputs ``(N, *shape)`` to logits ``(N, K)``."""
+
+    def __init__(self, features: F, readout: R) -> None:
+        super().__init__()
+        self.features, self.readout = features, readout
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits."""
+        logits: Tensor = self.readout(self.features(x))
+        return logits
 
 
 def small_features(shape: Sequence[int], features: int = 64, *, activation: type[nn.Module] = nn.ReLU) -> nn.Sequential:
-    """Two convolutions (three for images of 16 pixels or more) and a linear layer.
+    """Return two convolutions (three for images of 16 pixels or more) and a linear layer.
 
-    Args:
-        shape: Of an input, (channels, height, width).
-        features: Number F of features that it ends in.
-        activation: What follows every layer, made without arguments.
-
-    Returns:
-        From inputs ``(N, *shape)`` to features ``(N, F)``, as initialised by torch's global generator.
-
-    Example:
-        >>> import torch
-        >>> small_features((1, 28, 28), 32)(torch.rand(2, 1, 28, 28)).shape
-        torch.Size([2, 32])
+    They map inputs ``(N, *shape)`` to ``(N, features)``; an activation follows each of them.
     """
     channels, height, width = shape
     layers: list[nn.Module] = [nn.Conv2d(channels, 16, 3, padding=1), activation()]
@@ -34,20 +44,9 @@ def small_features(shape: Sequence[int], features: int = 64, *, activation: type
 
 
 def normalised_features(shape: Sequence[int], features: int = 64) -> nn.Sequential:
-    """Six convolutions with batch normalisation and a linear layer, for mechanisms that need some depth.
+    """Return six convolutions with batch normalisation and a linear layer, for mechanisms that need some depth.
 
-    Args:
-        shape: Of an input, (channels, height, width); of images of 16 pixels or more the first convolution halves the
-            resolution.
-        features: Number F of features that it ends in.
-
-    Returns:
-        From inputs ``(N, *shape)`` to features ``(N, F)``, as initialised by torch's global generator.
-
-    Example:
-        >>> import torch
-        >>> normalised_features((1, 8, 8), 32)(torch.rand(2, 1, 8, 8)).shape
-        torch.Size([2, 32])
+    They map inputs ``(N, *shape)`` to ``(N, features)``; images of 16 pixels or more are halved at first.
     """
     channels, first = shape[0], 2 if shape[1] >= 16 else 1
     layers: list[nn.Module] = []
@@ -55,3 +54,72 @@ def normalised_features(shape: Sequence[int], features: int = 64) -> nn.Sequenti
         layers += [nn.Conv2d(channels, number, 3, stride, 1), nn.BatchNorm2d(number), nn.ReLU()]
         channels = number
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(4 * channels, features), nn.ReLU())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """Settings of Adam; the first value of each pair is for images of less than 16 pixels, the second for others.
+
+    Args:
+        epochs: Passes over the images, at least.
+        images: Images to see in all the passes; small training sets get more passes.
+        batch_size: Images in a step.
+        learning_rate: Learning rate of Adam.
+    """
+
+    epochs: tuple[int, int]
+    images: int = 0
+    batch_size: int = 128
+    learning_rate: tuple[float, float] = (1e-3, 1e-3)
+
+    def passes(self, inputs: Tensor) -> int:
+        """Return the number of passes over these training inputs."""
+        return max(self.epochs[inputs.shape[-1] >= 16], self.images // len(inputs))
+
+    def run(
+        self,
+        module: nn.Module,
+        inputs: Tensor,
+        labels: Tensor,
+        loss: Callable[[Tensor, Tensor], Tensor],
+        *,
+        seed: int | None = None,
+    ) -> None:
+        """Train a module by a mean loss of a batch of inputs and labels; leave it in eval mode.
+
+        Without a seed the training draws from the caller's global generators.
+        """
+        train_network(
+            module,
+            len(inputs),
+            lambda rows: loss(inputs[rows], labels[rows]),
+            epochs=self.passes(inputs),
+            batch_size=self.batch_size,
+            learning_rate=self.learning_rate[inputs.shape[-1] >= 16],
+            seed=seed,
+        )
+
+
+Box = tuple[Tensor, Tensor]
+
+
+def box(inputs: Tensor, epsilon: float | Tensor) -> Box:
+    """Return the lowest and the highest points in [0, 1] within epsilon of inputs."""
+    return (inputs - epsilon).clamp_min(0), (inputs + epsilon).clamp_max(1)
+
+
+def uniform(ends: Box) -> Tensor:
+    """Draw one uniform point of each box from the global generator."""
+    low, high = ends
+    return low + (high - low) * torch.rand_like(low)
+
+
+def sign_step(points: Tensor, objective: Callable[[Tensor], Tensor], size: float | Tensor, ends: Box) -> Tensor:
+    """Return points after a step along the sign of an objective's gradient, clipped to their boxes.
+
+    ``objective`` maps points to a value ``()`` that the step raises.
+    """
+    points = points.detach().requires_grad_(True)
+    with torch.enable_grad():
+        (gradient,) = torch.autograd.grad(objective(points), points)
+    return (points.detach() + size * gradient.sign()).clamp(*ends)

@@ -1,4 +1,4 @@
-"""Odds: how the logits of an input move under noise tells whether it was perturbed.
+"""Odds: a detector of perturbed inputs, which move the logits in another way under noise than clean ones.
 
 Sources: Roth, Kilcher and Hofmann, "The Odds are Odd: A Statistical Test for Detecting Adversarial Examples" (2019);
 Tramer, Carlini, Brendel and Madry, "On Adaptive Attacks to Adversarial Example Defenses" (2020), section on it;
@@ -7,35 +7,36 @@ Zimmermann et al. 2022, appendix B.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor, nn
 
 from robust_ext.attacks.objective_pgd import ObjectivePGD
 from robust_ext.casestudies.base import Published, Recipe
-from robust_ext.casestudies.detected import DetectorStudy
+from robust_ext.casestudies.detected import DetectedNetwork, DetectorStudy, orthogonal_pgd
 from robust_ext.core.random import derive_seed, seeded_globals
-from robust_ext.core.threat import ThreatModel
 from robust_ext.detectors.odds import OddsDetector
 
 
-class Odds(DetectorStudy):
-    """An ordinary network beside a detector that adds noise to its inputs."""
+class Odds(DetectorStudy[DetectedNetwork]):
+    """An ordinary network with a detector that adds noise to its inputs."""
 
+    network = DetectedNetwork
     title = "Odds"
     source = "Roth, Kilcher and Hofmann 2019"
-    epsilons: ClassVar[Mapping[str, float]] = {"digits": 0.15, "mnist": 0.1, "cifar10": 8 / 255}
-    published = Published(
-        true=0.163,
-        weak_score="< .95",
-        right_score=">= .95",
-        source="Zimmermann et al. 2022, section 4; accuracy with the detector under logit matching: notebook of Tramer "
-        "et al. 2020 (.000 with expectation over noise)",
+    epsilons: ClassVar = {"digits": 0.15, "mnist": 0.1, "cifar10": 8 / 255}
+    published = Published(true=0.163, weak_score="< .95", right_score=">= .95")
+    published_in = (
+        "Zimmermann et al. 2022, section 4; accuracy with the detector under logit matching: notebook of Tramer et "
+        "al. 2020 (.000 with expectation over noise)"
     )
     blind = ObjectivePGD(steps=10, rel_step_size=0.2)
     least_auroc = 0.8
-    settings: ClassVar[Mapping[str, Any]] = {"planting_tries": 400, "detector_draws": 2}
+    weak = Recipe(
+        attack=blind, words="PGD on the cross-entropy, 10 steps of a fifth of epsilon, that ignores the detector"
+    )
+    right = orthogonal_pgd()
+    settings: ClassVar = {"planting_tries": 400, "detector_draws": 2}
     notes = (
         "The call of the test in the authors' code passes an argument that its harness lacks, and the strong attack "
         "averages over noise of 2/255 where the detector adds 30/255. Here the noise is 15/255, which a small network "
@@ -43,15 +44,8 @@ class Odds(DetectorStudy):
     )
 
     def detector(self, module: nn.Module, inputs: Tensor, labels: Tensor, *, seed: int) -> OddsDetector:
-        """Normal noise, and 128 draws: with few, points are detected in one call and not in the next."""
+        """Return a detector with normal noise and 128 draws: with few, its decision changes from call to call."""
         detector = OddsDetector(module, noises=[("normal", 15 / 255)], draws=128)
         with seeded_globals(derive_seed(seed, "odds")):
             detector.fit(inputs[:1000], labels[:1000])
         return detector
-
-    def weak(self, threat_model: ThreatModel) -> Recipe:
-        """PGD on the classifier alone."""
-        return Recipe(
-            attack=self.blind,
-            words="PGD on the cross-entropy, 10 steps of a fifth of epsilon, that ignores the detector",
-        )

@@ -1,12 +1,12 @@
-"""What several recipes have in common: attacks on predicted labels, and attacks that are shown other logits."""
+"""Attacks around other attacks: one on predicted labels, and one that sees other logits than those that decide."""
 
 from __future__ import annotations
 
 import copy
 from abc import abstractmethod
 from dataclasses import replace
+from typing import Any, ClassVar
 
-import torch
 from torch import Tensor, nn
 
 from robust_ext.attacks._common.rows import query
@@ -20,31 +20,32 @@ from robust_ext.core.threat import ThreatModel
 
 @settings_class
 class _Wrapped(Settings, Attack):
-    """An attack with something changed around it."""
+    """An attack with a change around it.
 
-    attack: Attack = setting(help="What is run, see :func:`robust_ext.as_attack`.", check=check_attack)
+    Attributes:
+        words: The change, for the name.
+    """
+
+    words: ClassVar[str]
+
+    attack: Attack = setting(help="The attack to run, see :func:`robust_ext.as_attack`.", check=check_attack)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._set("name", f"{self.attack.name} {self.words}")
         self._set("traits", self.attack.traits)
 
-    @property
-    def words(self) -> str:
-        """What is changed, for its name."""
-        raise NotImplementedError
-
     def refusal(self, *, threat_model: ThreatModel, detector: bool = False) -> str | None:
-        """The attack's reason, if any."""
+        """Return the attack's reason, if any."""
         return self.attack.refusal(threat_model=threat_model, detector=detector)
 
 
 @settings_class
 class PredictedLabels(_Wrapped):
-    """Any attack, given the predicted classes of its inputs in the place of their labels.
+    """Any attack, given the predicted classes of its inputs instead of their labels.
 
-    Where an input is misclassified, it moves it away from the wrong class, and may correct the error. Many attacks do
-    so where they are given no labels.
+    It moves a misclassified input away from the wrong class, and may correct the error. Many attacks do so when they
+    get no labels.
 
     Example:
         >>> from robust_ext.attacks.apgd import APGD
@@ -52,58 +53,37 @@ class PredictedLabels(_Wrapped):
         'APGD-CE on predicted labels'
     """
 
-    @property
-    def words(self) -> str:
-        """See the base."""
-        return "on predicted labels"
+    words: ClassVar[str] = "on predicted labels"
 
-    def search(
-        self,
-        target: Target,
-        inputs: Tensor,
-        labels: Tensor,
-        *,
-        threat_model: ThreatModel,
-        generator: torch.Generator,
-    ) -> Tensor:
-        """See :meth:`Attack.search`; one query of the whole batch goes before."""
-        predicted = query(target, inputs).argmax(1)
-        return run_attack(self.attack, target, inputs, predicted, threat_model=threat_model, generator=generator)
+    def search(self, target: Target, inputs: Tensor, labels: Tensor, **given: Any) -> Tensor:
+        """Query the whole batch once, then run the attack; see :meth:`Attack.search`."""
+        return run_attack(self.attack, target, inputs, query(target, inputs).argmax(1), **given)
 
 
 @settings_class
 class ThroughOtherLogits(_Wrapped):
-    """Any attack, shown other logits of a defense than those that decide; a subclass states which.
+    """Any attack, run on other logits of a defense than those that decide; a subclass defines them.
 
-    The module that is attacked, and judged, stays as it is: what is shown is another one that shares all parts with it
-    but those that are exchanged. Where the target has none of them the attack is refused.
+    The attack sees another module, which shares all parts with the target except the exchanged ones; the target
+    decides and does not change. A target without such parts refuses the attack.
     """
 
     @abstractmethod
     def other(self, part: nn.Module) -> nn.Module | None:
-        """What is shown in the place of a part of the target, or None where it stays."""
+        """Return the module to show instead of a part of the target, or None to keep the part."""
 
-    def search(
-        self,
-        target: Target,
-        inputs: Tensor,
-        labels: Tensor,
-        *,
-        threat_model: ThreatModel,
-        generator: torch.Generator,
-    ) -> Tensor:
+    def search(self, target: Target, inputs: Tensor, labels: Tensor, **given: Any) -> Tensor:
         """See :meth:`Attack.search`."""
         shown = self._exchanged(target.module)
         if shown is None:
             raise AttackRefusedError(
                 f"{self.name}: got {type(target.module).__name__}, in which there is nothing to exchange; run "
-                f"{self.attack.name} on it as it is"
+                f"{self.attack.name} on it instead"
             )
-        other = replace(target, module=shown)
-        return run_attack(self.attack, other, inputs, labels, threat_model=threat_model, generator=generator)
+        return run_attack(self.attack, replace(target, module=shown), inputs, labels, **given)
 
     def _exchanged(self, module: nn.Module) -> nn.Module | None:
-        """The module with its parts exchanged, which shares all others and its hooks; None where there are none."""
+        """Return the module with its parts exchanged, which shares all others and its hooks; None if it has none."""
         made = self.other(module)
         if made is not None:
             return made

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from robust_ext.evaluations.binarization.verdict import REPAIRED
 from robust_ext.evaluations.result import EvaluationResult, bounds_of
 from robust_ext.reports.tabular import Columns, Row
 
+_TEST = ("score", "score_interval", "random_score", "random_score_interval", "samples", "canaries", "depth", "depths")
+
 
 class CaseStudyResult(EvaluationResult):
-    """What became of the recipes; see :class:`robust_ext.evaluations.result.EvaluationResult`."""
+    """The verdicts on the recipes; see :class:`robust_ext.evaluations.result.EvaluationResult`."""
 
     kind = "case_studies"
     columns: ClassVar[Columns] = {
@@ -36,12 +39,12 @@ class CaseStudyResult(EvaluationResult):
 
     @property
     def studies(self) -> dict[str, Mapping[str, Any]]:
-        """What was measured of each study, by name."""
+        """The studies by name, as in ``result.json``."""
         return {study["name"]: study for study in self.content["studies"]}
 
     @property
     def headline(self) -> str:
-        """How many recipes were judged rightly."""
+        """The numbers of authors' recipes flagged and of right ones passed."""
         of = len(self.content["studies"])
         return (
             f"case studies: {self.content['flagged']} of {of} recipes of the authors flagged, "
@@ -49,7 +52,7 @@ class CaseStudyResult(EvaluationResult):
         )
 
     def rows(self) -> list[Row]:
-        """Two a study, one for each recipe; robust accuracy of the authors' is what it claims."""
+        """Return two rows a study, one for each recipe; robust accuracy of the authors' is their claim."""
         found: list[Row] = []
         for study in self.content["studies"]:
             for kind, accuracy, published in (("weak", "claimed", "claimed"), ("right", "verified", "true")):
@@ -59,14 +62,10 @@ class CaseStudyResult(EvaluationResult):
                     {
                         "study": study["name"],
                         "recipe": kind,
-                        "verdict": recipe["verdict"],
-                        "flagged_by": recipe["flagged_by"],
+                        **{name: recipe[name] for name in ("verdict", "flagged_by")},
                         "robust_accuracy": recipe["robust_accuracy"][accuracy],
-                        "score": recipe["score"],
                         **bounds_of("score", recipe["score_interval"]),
-                        "random_score": recipe["random_score"],
-                        "depth": recipe["depth"],
-                        "samples": recipe["samples"],
+                        **{name: recipe[name] for name in ("score", "random_score", "depth", "samples")},
                         "canaries": canaries.get("planted"),
                         "canaries_repaired": canaries.get("repaired"),
                         "published_robust_accuracy": study["published"][published],
@@ -74,3 +73,40 @@ class CaseStudyResult(EvaluationResult):
                     }
                 )
         return found
+
+
+def refused_entry(reason: str) -> dict[str, Any]:
+    """Return the entry of a recipe whose model the binarization test refuses."""
+    empty: dict[str, Any] = {"reason": "", "findings": [], "hardness": None, "tests": {}, **dict.fromkeys(_TEST)}
+    return {"refused": reason, "verdict": "refused", **empty}
+
+
+def tested_entry(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entry of a recipe from its binarization test; with a detector, from the worse of both tests."""
+    attack = content["attacks"][0]
+    tests = attack.get("tests", {})
+    worst = min(tests.values(), key=lambda test: -1.0 if test["score"] is None else test["score"]) if tests else attack
+    shown = {name: worst.get(name) for name in _TEST}
+    if tests:
+        shown["random_score"] = max((test["random_score"] or 0.0) for test in tests.values())
+    return {
+        "refused": None,
+        "verdict": attack["verdict"],
+        "reason": attack["reason"],
+        "findings": content["findings"],
+        "hardness": worst["hardness"],
+        "tests": {name: {key: test.get(key) for key in ("verdict", *_TEST)} for name, test in tests.items()},
+        **shown,
+    }
+
+
+def flagged_by(entry: Mapping[str, Any], causes: Sequence[str]) -> str | None:
+    """Return the evidence against a recipe: a refusal, canaries, the score, or a finding of one of the causes."""
+    if entry["refused"] is not None:
+        return "refused"
+    if (entry["canaries"] or {}).get("repaired", 0) >= REPAIRED:
+        return "canaries"
+    if entry["verdict"] == "failed":
+        return "score"
+    found = [finding["code"] for finding in entry["findings"] if finding["weight"] != "low"]
+    return next((f"diagnosis: {code}" for code in found if code in causes), None)

@@ -1,8 +1,8 @@
-"""The result of case studies: two rows a study, one for each recipe, and what the paper reports."""
+"""The result of case studies: two rows a study, one for each recipe, with the figures of the paper."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from robust_ext.reports.drawing import INK, MUTED, RANDOM, SCORE, Drawing, draw
@@ -16,15 +16,13 @@ _THRESHOLD = 0.95
 
 
 def text(result: Mapping[str, Any]) -> str:
-    """Two rows a study, and how many recipes were judged rightly.
+    """Return a table with two rows a study, and the number of recipes judged rightly.
 
-    A row has the verdict and what flags the recipe, the robust accuracy in per cent under it, and of the binarization
-    test the score, the random attack's success rate, the depth and the canaries that it repaired; last what the paper
-    states: the robust accuracy under the recipe of the authors and the score of the test.
+    A row has the verdict, the evidence against the recipe, and the robust accuracy in per cent; of the binarization
+    test the score, the random attack's success rate, the depth, and the canaries that the recipe repaired; and of the
+    paper the robust accuracy and the score.
     """
-    rows: list[Line] = [_HEADER]
-    for study in result["studies"]:
-        rows += [_row(study, kind) for kind in ("weak", "right")]
+    rows = [_HEADER, *(_row(*one) for one in _recipes(result))]
     missing = [study["title"] for study in result["studies"] if not study["mechanism"]["present"]]
     below = [_summary(result)]
     if missing:
@@ -37,7 +35,7 @@ def text(result: Mapping[str, Any]) -> str:
 
 
 def context(result: Mapping[str, Any]) -> dict[str, Any]:
-    """What the page shows."""
+    """Return the values of the page's template."""
     return {
         "studies": result["studies"],
         "summary": _summary(result),
@@ -48,9 +46,8 @@ def context(result: Mapping[str, Any]) -> dict[str, Any]:
         "random_plot": _random_plot(result),
         "hardness": [
             (f"{study['title']}, {kind} recipe", plot)
-            for number, study in enumerate(result["studies"])
-            for kind in ("weak", "right")
-            if (plot := _hardness_plot(study["recipes"][kind], f"hardness-{number}-{kind}"))
+            for number, (study, kind) in enumerate(_recipes(result))
+            if (plot := _hardness_plot(study["recipes"][kind], f"hardness-{number // 2}-{kind}"))
         ],
     }
 
@@ -63,12 +60,20 @@ def _summary(result: Mapping[str, Any]) -> str:
     )
 
 
+def _recipes(result: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], str]]:
+    return ((study, kind) for study in result["studies"] for kind in ("weak", "right"))
+
+
+def _accuracy(study: Mapping[str, Any], kind: str) -> float:
+    """Return the authors' claim for their recipe, and robust accuracy with clean errors for the right one."""
+    accuracy: float = study["recipes"][kind]["robust_accuracy"]["claimed" if kind == "weak" else "verified"]
+    return accuracy
+
+
 def _row(study: Mapping[str, Any], kind: str) -> Line:
     recipe, published = study["recipes"][kind], study["published"]
-    canaries = recipe["canaries"]
-    accuracy = recipe["robust_accuracy"]["claimed" if kind == "weak" else "verified"]
+    canaries, score = recipe["canaries"], published[f"{kind}_score"]
     stated = published["claimed" if kind == "weak" else "true"]
-    score = published[f"{kind}_score"]
     paper = [] if stated is None else [percent(stated)]
     paper += [] if score is None else [f"score {score}"]
     return (
@@ -76,7 +81,7 @@ def _row(study: Mapping[str, Any], kind: str) -> Line:
         kind,
         recipe["verdict"],
         recipe["flagged_by"] or "-",
-        percent(accuracy),
+        percent(_accuracy(study, kind)),
         _share(recipe["score"]),
         _share(recipe["random_score"]),
         "-" if recipe["depth"] is None else f"{recipe['depth']:g}",
@@ -90,7 +95,7 @@ def _share(value: float | None) -> str:
 
 
 def _score_plot(result: Mapping[str, Any]) -> Drawing:
-    """Test scores of both recipes of every study, as in figure 2 of the paper."""
+    """Draw test scores of both recipes of every study, as in figure 2 of the paper."""
 
     def bar(recipe: Mapping[str, Any], colour: str, words: str) -> Bar:
         score = recipe["score"]
@@ -111,7 +116,7 @@ def _score_plot(result: Mapping[str, Any]) -> Drawing:
 
 
 def _accuracy_plot(result: Mapping[str, Any]) -> Drawing:
-    """Robust accuracy against the test score, both recipes of a study joined, as in figure 4 of the paper."""
+    """Draw robust accuracy against the test score, both recipes of a study joined, as in figure 4 of the paper."""
 
     def paint(axes: Any) -> None:
         for study in result["studies"]:
@@ -120,11 +125,9 @@ def _accuracy_plot(result: Mapping[str, Any]) -> Drawing:
                 recipe = study["recipes"][kind]
                 if recipe["score"] is None:
                     continue
-                accuracy = recipe["robust_accuracy"]["claimed" if kind == "weak" else "verified"]
-                ends.append((recipe["score"], 100 * accuracy))
-                # A hollow marker: flagged by something else than its score.
-                hollow = kind == "weak" and recipe["verdict"] == "passed"
-                face = "#ffffff" if hollow else colour
+                ends.append((recipe["score"], 100 * _accuracy(study, kind)))
+                # A hollow marker for a recipe that is flagged by other evidence than its score.
+                face = "#ffffff" if kind == "weak" and recipe["verdict"] == "passed" else colour
                 marker = "^" if recipe["tests"] else "o"
                 axes.plot(
                     *ends[-1], marker, color=colour, markerfacecolor=face, markersize=size, clip_on=False, zorder=3
@@ -140,15 +143,14 @@ def _accuracy_plot(result: Mapping[str, Any]) -> Drawing:
 
 
 def _random_plot(result: Mapping[str, Any]) -> Drawing:
-    """Test score against R-ASR of all recipes."""
+    """Draw the test score against R-ASR of all recipes."""
 
     def paint(axes: Any) -> None:
-        for study in result["studies"]:
-            for kind, colour in (("weak", RANDOM), ("right", SCORE)):
-                recipe = study["recipes"][kind]
-                if recipe["score"] is not None and recipe["random_score"] is not None:
-                    place = recipe["random_score"], recipe["score"]
-                    axes.plot(*place, "o", color=colour, markersize=5, alpha=0.75, clip_on=False)
+        for study, kind in _recipes(result):
+            recipe, colour = study["recipes"][kind], RANDOM if kind == "weak" else SCORE
+            if recipe["score"] is not None and recipe["random_score"] is not None:
+                place = recipe["random_score"], recipe["score"]
+                axes.plot(*place, "o", color=colour, markersize=5, alpha=0.75, clip_on=False)
         axes.plot([0, 1], [0, 1], color=MUTED, linewidth=0.8, linestyle=":")
         axes.axhline(_THRESHOLD, color=INK, linewidth=0.9, linestyle=(0, (3, 2)))
         axes.set(xlim=(0, 1.02), ylim=(0, 1.02), xlabel="R-ASR", ylabel="test score")
@@ -159,7 +161,7 @@ def _random_plot(result: Mapping[str, Any]) -> Drawing:
 
 
 def _hardness_plot(recipe: Mapping[str, Any], prefix: str) -> Drawing | None:
-    """Score and R-ASR against kappa, as in figure 3 of the paper; empty where nothing was judged at another one."""
+    """Draw score and R-ASR against kappa, as in figure 3 of the paper; None if there are no two values of kappa."""
     points = [
         (1 - row["kappa"], row["score"], row["random_score"])
         for row in recipe.get("hardness") or ()

@@ -1,50 +1,49 @@
-"""A case study on the digits, trained once a session, and its recipes in a binarization test."""
+"""Case studies on the digits, trained once a session, and their recipes in a binarization test."""
 
 from __future__ import annotations
 
 from functools import cache
-from types import SimpleNamespace
 
 import robust_ext
-from robust_ext.casestudies import load_case_study
-from robust_ext.core.threat import ThreatModel
+from robust_ext.casestudies import Trained, load_case_study
 from robust_ext.datasets import load_dataset
+
+
+def data(split):
+    """All images and labels of a split, shuffled."""
+    images = load_dataset("digits", split=split)
+    return images.take(images.choose(len(images), seed=0))
 
 
 @cache
 def on_digits(name):
-    """The study with its trained module, threat model and data; 200 test images, and 300 to calibrate detectors on."""
+    """The study and the trained defense, with all test images."""
     study = load_case_study(name)
-    train, test = load_dataset("digits", split="train"), load_dataset("digits")
-    inputs, labels = train.take(train.choose(len(train), seed=0))
-    some, classes = test.take(test.choose(len(test), seed=0))
-    return SimpleNamespace(
-        study=study,
-        module=study.trained(inputs, labels),
-        threat_model=ThreatModel(norm="linf", epsilon=study.epsilons["digits"]),
-        train=(inputs, labels),
-        inputs=some[:200],
-        labels=classes[:200],
-        calibration=some[200:],
+    inputs, labels = data("test")
+    module = study.trained(*data("train"))
+    return study, Trained(
+        module=module, inputs=inputs, labels=labels, threat_model=study.threat_model("digits"), seed=0
     )
+
+
+def some(case, samples):
+    """The case with its first samples only."""
+    return Trained(**{**vars(case), "inputs": case.inputs[:samples], "labels": case.labels[:samples]})
 
 
 def measured(name, samples=200):
     """The measurement of the mechanism on the digits."""
-    case = on_digits(name)
-    return case.study.measure(case.module, case.inputs[:samples], case.labels[:samples], case.threat_model, seed=0)
+    study, case = on_digits(name)
+    return study.measure(some(case, samples))
 
 
 def judged(name, kind, samples=32, **options):
-    """What the binarization test says of the weak or the right recipe; without depths, which cost the most."""
-    case = on_digits(name)
-    recipe = getattr(case.study, kind)(case.threat_model)
-    given = {**case.study.settings, **recipe.settings, "depths": (1.0,), **options}
-    detector = case.study.detector(case.module, *case.train, seed=0)
+    """The binarization test of the weak or the right recipe, at depth 1, as deeper problems cost the most."""
+    study, case = on_digits(name)
+    attacks, given = {kind: getattr(study, kind).attack}, {**study.settings, "depths": (1.0,), **options}
+    detector = study.detector(case.module, *data("train"), seed=0)
     if detector is not None:
-        given |= {"detector": detector, "detector_data": case.calibration}
-    parts = case.study.parts(case.module)
-    result = robust_ext.binarization_test(
-        parts, {kind: recipe.attack}, case.inputs[:samples], case.threat_model, **given
-    )
-    return {**result.content["attacks"][0], "findings": result.content["findings"]}
+        given |= {"detector": detector, "detector_data": case.inputs[200:]}
+    inputs, parts = case.inputs[:samples], study.parts(case.module)
+    content = robust_ext.binarization_test(parts, attacks, inputs, case.threat_model, **given).content
+    return {**content["attacks"][0], "findings": content["findings"]}

@@ -51,6 +51,6 @@ def test_recipes():
 
 @pytest.mark.exhaustive
 def test_a_single_step_which_it_is_trained_against_misses_what_is_there():
-    case = on_digits("adversarial_interpolation")
+    _, case = on_digits("adversarial_interpolation")
     fgsm = "robust_ext:ObjectivePGD(algorithm='fgsm')"
     assert binarization_test(case.module, fgsm, case.inputs[:64], case.threat_model, depths=(1,)).verdict == "failed"

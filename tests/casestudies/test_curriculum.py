@@ -1,4 +1,4 @@
-"""Curriculum adversarial training: train mode loses what is planted and is refused; in eval mode attacks pass."""
+"""Curriculum adversarial training: train mode loses planted points and is refused; in eval mode attacks pass."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import nn
 from robust_ext import ThreatModel, binarization_test, robust_accuracy
 from robust_ext.casestudies.curriculum import Curriculum, planted_in_train_mode
 from robust_ext.core.errors import InconsistentModelError
-from robust_ext.datasets import load_dataset
+from tests.casestudies.on_digits import measured, on_digits
 
 LINF = ThreatModel(norm="linf", epsilon=0.1)
 
@@ -29,26 +29,19 @@ def test_statistics_of_the_model_are_left_alone():
     assert not module.training
 
 
-@pytest.fixture(scope="session")
-def trained():
-    train, test = load_dataset("digits", split="train"), load_dataset("digits")
-    study = Curriculum()
-    return study, study.trained(*train.take(range(len(train)))), test.take(test.choose(32, seed=0))
-
-
 @pytest.mark.exhaustive
-def test_mechanism_and_recipes(trained):
-    study, module, (inputs, labels) = trained
-    found = study.measure(module, inputs, labels, LINF, seed=0)
+def test_mechanism_and_recipes():
+    found = measured("curriculum", 32)
     assert found.present, found.values
-    weak, right = study.weak(LINF), study.right(LINF)
+    study, case = on_digits("curriculum")
+    module, inputs, labels, weak, right = case.module, case.inputs[:32], case.labels[:32], study.weak, study.right
     assert weak.train_mode
     with pytest.raises(InconsistentModelError, match="is in train mode") as refused:
         binarization_test(module.train(), weak.attack, inputs, LINF)
     assert refused.value.kind == "train_mode"
     with pytest.raises(InconsistentModelError, match="is in train mode"):
         robust_accuracy(module, weak.attack, inputs, labels, LINF)
-    # In eval mode the steps of the authors find what is planted, too.
+    # In eval mode the steps of the authors find planted points, too.
     for recipe in (weak, right):
         result = binarization_test(module.eval(), recipe.attack, inputs, LINF)
         assert result.verdict == "passed", str(result)

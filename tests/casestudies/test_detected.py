@@ -1,4 +1,4 @@
-"""What the case studies with a detector share, against scikit-learn and a loop."""
+"""The shared parts of case studies with a detector, against scikit-learn and a loop."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from sklearn.metrics import roc_auc_score
 from torch import nn
 
 from robust_ext.attacks.objective_pgd import ObjectivePGD
-from robust_ext.casestudies.detected import DetectedNetwork, misclassified, seen_by
+from robust_ext.casestudies import Trained
+from robust_ext.casestudies.detected import DetectedNetwork, seen_by
 from robust_ext.casestudies.recipes import PredictedLabels
 from robust_ext.core.threat import ThreatModel
 from robust_ext.detectors.base import Detector
@@ -34,14 +35,14 @@ def test_how_a_detector_sees_candidates():
 
 
 def test_predicted_labels_move_errors_away_from_what_is_predicted():
-    """The wrong class of a misclassified input is left, for the label's where there are two classes."""
+    """A misclassified input leaves its wrong class, of two classes for that of its label."""
     torch.manual_seed(0)
     module = nn.Sequential(nn.Flatten(), nn.Linear(16, 2)).eval()
     x, attack = torch.rand(50, 1, 4, 4), ObjectivePGD(steps=5, rel_step_size=0.5)
     threat_model = ThreatModel(norm="linf", epsilon=0.5)
-    wrong = 1 - module(x).argmax(1)
-    assert len(misclassified(module, attack, x, wrong, threat_model, seed=0)) == len(x)
-    assert len(misclassified(module, PredictedLabels(attack=attack), x, wrong, threat_model, seed=0)) < len(x) / 2
+    case = Trained(module=module, inputs=x, labels=1 - module(x).argmax(1), threat_model=threat_model, seed=0)
+    assert len(case.misclassified(attack)) == len(x)
+    assert len(case.misclassified(PredictedLabels(attack=attack))) < len(x) / 2
 
 
 def test_the_network_keeps_some_of_the_images():

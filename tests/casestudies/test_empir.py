@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from robust_ext.casestudies.empir import EveryMember
-from robust_ext.casestudies.quantised import Members, QuantisedConv, Vote, quantise
+from robust_ext.casestudies.empir import EveryMember, Members, QuantisedConv, Vote, quantise
 from robust_ext.core.errors import AttackRefusedError
 from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel

@@ -6,16 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from robust_ext import ThreatModel, binarization_test
+from robust_ext import ThreatModel
 from robust_ext.attacks.objective_pgd import ObjectivePGD
-from robust_ext.casestudies.mixing import BareFeatures, MeanSoftmax, MixedFeatures
-from robust_ext.casestudies.mixup_inference import MixupInference, WithoutMixing
+from robust_ext.casestudies.mixup_inference import MeanSoftmax, MixedFeatures, WithoutMixing
 from robust_ext.core.errors import AttackRefusedError
 from robust_ext.core.random import seeded_globals, stream
 from robust_ext.core.target import Target
-from robust_ext.datasets import load_dataset
-
-LINF = ThreatModel(norm="linf", epsilon=0.2)
+from tests.casestudies.on_digits import judged, measured
 
 
 @pytest.fixture
@@ -52,7 +49,7 @@ def test_fixed_mixes_repeat_and_others_do_not(parts):
     assert not torch.equal(mixed(x), mixed(x))
     once = mixed.fixed(0)
     assert torch.equal(once(x), once(x))
-    # A row's mixes do not depend on the rows beside it.
+    # A row's mixes do not depend on other rows.
     assert torch.equal(once(x[2:3]), once(x)[2:3])
 
 
@@ -65,27 +62,17 @@ def test_without_mixing_is_the_attack_on_the_network(parts):
         target = Target(module=module, bounds=(0, 1), classes=3, input_shape=(4,), device=x.device)
         return one.search(target, x, y, threat_model=model, generator=stream(0))
 
-    alone = search(attack, nn.Sequential(BareFeatures(mixed.features), mean).eval())
+    alone = search(attack, nn.Sequential(mixed.bare(), mean).eval())
     assert torch.equal(search(WithoutMixing(attack=attack), nn.Sequential(mixed, mean).eval()), alone)
     with pytest.raises(AttackRefusedError, match="nothing to exchange"):
         search(WithoutMixing(attack=attack), nn.Linear(4, 3))
 
 
-@pytest.fixture(scope="session")
-def trained():
-    train, test = load_dataset("digits", split="train"), load_dataset("digits")
-    study = MixupInference()
-    return study, study.trained(*train.take(range(len(train)))), test.take(test.choose(64, seed=0))
-
-
 @pytest.mark.exhaustive
-def test_mechanism_and_recipes(trained):
-    study, module, (inputs, labels) = trained
-    found = study.measure(module, inputs, labels, LINF, seed=0)
+def test_mechanism_and_recipes():
+    found = measured("mixup_inference", 64)
     assert found.present, found.values
     # A failure shows on fewer samples.
-    for recipe, some, verdict in ((study.weak(LINF), inputs[:16], "failed"), (study.right(LINF), inputs, "passed")):
-        # At seed 0 the right recipe misses five of 64, at 1 and 2 one.
-        settings = {**study.settings, "depths": (1,), "seed": 1}
-        result = binarization_test(study.parts(module), recipe.attack, some, LINF, **settings)
-        assert result.verdict == verdict, str(result)
+    assert judged("mixup_inference", "weak", 16, seed=1)["verdict"] == "failed"
+    # At seed 0 the right recipe misses five of 64, at 1 and 2 one.
+    assert judged("mixup_inference", "right", 64, seed=1)["verdict"] == "passed"

@@ -5,13 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from robust_ext import ThreatModel, binarization_test
-from robust_ext.casestudies.mmc import CentreDistances, LeaveCentre, MaxMahalanobis, simplex_centres
+from robust_ext import ThreatModel
+from robust_ext.casestudies.mmc import CentreDistances, LeaveCentre, simplex_centres
 from robust_ext.core.random import stream
 from robust_ext.core.target import Target
-from robust_ext.datasets import load_dataset
-
-LINF = ThreatModel(norm="linf", epsilon=0.2)
+from tests.casestudies.on_digits import judged, measured
 
 
 @pytest.mark.parametrize(("classes", "coordinates"), [(2, 2), (3, 8), (10, 64)])
@@ -44,23 +42,12 @@ def test_leaving_a_centre_ends_in_the_corner_away_from_it():
         torch.testing.assert_close(found, torch.tensor([corner]))
 
 
-@pytest.fixture(scope="session")
-def trained():
-    train, test = load_dataset("digits", split="train"), load_dataset("digits")
-    study = MaxMahalanobis()
-    return study, study.trained(*train.take(range(len(train)))), test.take(test.choose(32, seed=0))
-
-
-def test_mechanism(trained):
-    study, module, (inputs, labels) = trained
-    found = study.measure(module, inputs, labels, LINF, seed=0)
+def test_mechanism():
+    found = measured("mmc", 32)
     assert found.present, found.values
-    assert not module.training
 
 
 @pytest.mark.exhaustive
-def test_recipes(trained):
-    study, module, (inputs, _labels) = trained
-    for recipe, verdict in ((study.weak(LINF), "failed"), (study.right(LINF), "passed")):
-        result = binarization_test(study.parts(module), recipe.attack, inputs, LINF, **study.settings)
-        assert result.verdict == verdict, str(result)
+def test_recipes():
+    assert judged("mmc", "weak")["verdict"] == "failed"
+    assert judged("mmc", "right")["verdict"] == "passed"

@@ -1,4 +1,4 @@
-"""Odds on the digits: the detector sees blind attacks, and the pair of tests tells them from those that know it."""
+"""Odds on the digits: the detector sees blind attacks; the pair of tests fails them and passes adaptive ones."""
 
 from __future__ import annotations
 

@@ -10,15 +10,13 @@ from multiprocessing import get_context
 from typing import ClassVar
 
 import pytest
-import torch
 from torch import nn
 
 from robust_ext.attacks.adapted import AdaptedAttack
 from robust_ext.attacks.apgd import APGD
 from robust_ext.casestudies import CaseStudy, Measurement, Published, Recipe, api
-from robust_ext.casestudies.networks import small_features
+from robust_ext.casestudies.networks import Training, small_features
 from robust_ext.core.errors import InvalidArgumentError
-from robust_ext.defenses.training.loop import train_network
 from robust_ext.reports import report_page, report_text
 from tests.run_folders import records_of
 
@@ -34,26 +32,15 @@ class Quantised(CaseStudy):
     def build(self, shape, classes):
         return nn.Sequential(Rounding(), small_features(shape, 32), nn.Linear(32, classes))
 
-    def train(self, module, inputs, labels, *, seed):
-        def loss(rows):
-            return nn.functional.cross_entropy(module(inputs[rows]), labels[rows])
-
-        train_network(module, len(inputs), loss, epochs=3, learning_rate=3e-3, batch_size=64)
-
-    def measure(self, module, inputs, labels, threat_model, *, seed):
-        x = inputs[:8].clone().requires_grad_(True)
-        (gradient,) = torch.autograd.grad(module(x).sum(), x)
-        share = float((gradient == 0).float().mean())
+    def measure(self, case):
+        share = float((case.gradients() == 0).float().mean())
         return Measurement(values={"zero gradients": share}, present=share == 1.0, words="All gradients are zero.")
 
-    def weak(self, threat_model):
-        return Recipe(attack="robust_ext:APGD(steps=5)", words="No BPDA.")
-
-    def right(self, threat_model):
-        return Recipe(
-            attack=AdaptedAttack(attack=APGD(steps=20), bpda="0"), words="The rounding is passed straight through."
-        )
-
+    weak = Recipe(attack="robust_ext:APGD(steps=5)", words="No BPDA.")
+    right = Recipe(
+        attack=AdaptedAttack(attack=APGD(steps=20), bpda="0"), words="The rounding is passed straight through."
+    )
+    training = Training(epochs=(3, 3), batch_size=64, learning_rate=(3e-3, 3e-3))
     settings: ClassVar = {"inner_points": 99}
 
 
@@ -123,4 +110,4 @@ def test_refusals():
     with pytest.raises(InvalidArgumentError, match=r"samples: got 500, expected less than the 500 test images"):
         api.load_case_data("digits", root=None, samples=500, images=100, seed=0)
     with pytest.raises(InvalidArgumentError, match="expected one that Rounded inputs has a budget for"):
-        api.case_threat_model(Quantised(), "imagenet")
+        Quantised().threat_model("imagenet")
