@@ -94,11 +94,11 @@ def run_case_studies(
     where = torch.device("cpu") if device is None else check_device(device)
     given = load_case_data(data, root=data_root, samples=samples, images=images, seed=seed)
     folder, begun = as_folder(out), time.perf_counter()
-    asked = {"data": data, "samples": samples, "images": images, "seed": seed}
-    begin_evaluation(folder, "case studies", holds={name: name for name in chosen}, settings=asked)
     studies = {name: load_case_study(name) for name in chosen}
     for study in studies.values():
         study.threat_model(data)
+    asked = {"data": data, "samples": samples, "images": images, "seed": seed}
+    begin_evaluation(folder, "case studies", holds={name: name for name in chosen}, settings=asked)
     workers = attack_worker(isolate=isolate, attack_timeout=attack_timeout, executor=executor, devices=devices)
     isolation = {"isolate": isolate, "attack_timeout": attack_timeout}
     with workers as worker, listening(callbacks) as tell:

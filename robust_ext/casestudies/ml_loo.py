@@ -48,6 +48,7 @@ class MLLOO(DetectorStudy[DetectedNetwork]):
         """Return a detector of units of three layers, fitted to candidates of the blind attack and to clean images."""
         threat_model = ThreatModel(norm="linf", epsilon=self.budget(inputs))
         detector = MLLOODetector(module, layers=_LAYERS, fill=0.5, patch=max(1, inputs.shape[-1] // 7))
-        some = Trained(module=module, inputs=inputs[:300], labels=labels[:300], threat_model=threat_model, seed=seed)
-        detector.fit(inputs[300:600], some.misclassified(self.blind))
+        half = min(300, len(inputs) // 2)
+        some = Trained(module=module, inputs=inputs[:half], labels=labels[:half], threat_model=threat_model, seed=seed)
+        detector.fit(inputs[half : 2 * half], some.misclassified(self.blind))
         return detector
