@@ -31,9 +31,9 @@ _SHAPE = {
 
 
 def as_folder(out: str | os.PathLike[str] | None) -> Path | None:
-    """Return the run folder that a caller named, if any; InvalidArgumentError for an empty name."""
-    if out is not None and not os.fspath(out):
-        raise InvalidArgumentError("out", "''", "the name of a folder; '.' is the current one")
+    """Return the run folder that a caller named, if any; InvalidArgumentError for an empty name or none."""
+    if out is not None and (not isinstance(out, (str, os.PathLike)) or not os.fspath(out)):
+        raise InvalidArgumentError("out", repr(out), "the name of a folder; '.' is the current one")
     return None if out is None else Path(out)
 
 

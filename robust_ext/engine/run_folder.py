@@ -166,8 +166,7 @@ class RunFolder(SavedRun):
                 raise damaged(self._file, f"index {beyond[0]} is none of the {samples} samples")
             if repair:
                 self._repair(beyond)
-            if self._file.exists():
-                os.truncate(self._file, self._size)
+            self._cut_torn_line()
             if self.run is None:
                 self._write([to_text({"run": run})])
                 self._begin(run)
@@ -187,8 +186,15 @@ class RunFolder(SavedRun):
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _cut_torn_line(self) -> None:
+        try:
+            if self._file.exists() and self._file.stat().st_size > self._size:
+                os.truncate(self._file, self._size)
+        except OSError as error:
+            raise RunFolderError(unwritable(self._file, error)) from error
+
     def _repair(self, beyond: Iterable[int]) -> None:
-        """Drop what is to be run again, and write the rest."""
+        """Drop what is to be run again, and write the rest; damaged lines stay in ``records.jsonl.damaged``."""
         lost = [index for index, text in self._records.items() if _was_lost(json.loads(text))]
         self._records = {index: text for index, text in self._records.items() if index not in {*lost, *beyond}}
         arrays = [name for name in self._arrays if self._is_damaged(name)]
@@ -206,6 +212,9 @@ class RunFolder(SavedRun):
         if any(found.values()):
             words = ", ".join(f"{number} {what}" for what, number in found.items() if number)
             warn(f"{self._file}: dropped {words}, to be run again", kept=False)
+            if self._dropped:
+                before = read_file(self._file, error=RunFolderError) or b""
+                replace_file(self._file.with_name(f"{RECORDS}.damaged"), before, error=RunFolderError)
             self._rewrite()
 
     def _is_damaged(self, name: str) -> bool:

@@ -73,8 +73,10 @@ def test_an_edit_is_named_and_repaired_or_changes_nothing(whole, number):
     if place is not None:
         with pytest.raises(RunFolderError, match=rf"records\.jsonl: line {place} .*--repair.*repairing"):
             opened(path)
+        before = file.read_bytes()
         with pytest.warns(RobustExtWarning, match="dropped 1 damaged lines"), opened(path, repair=True) as folder:
             assert [folder.holds(rows) for rows in BLOCKS].count(True) >= 2, name
+        assert (path / "records.jsonl.damaged").read_bytes() == before
     assert fill(path) == expected
 
 

@@ -222,8 +222,9 @@ def test_an_empty_name_of_a_folder_is_refused(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     diagnosis = partial(robust_ext.diagnose, NETWORK, inputs=INPUTS, labels=LABELS, threat_model=LINF)
     calls = {**EVALUATIONS, "diagnosis": lambda out, attacks: diagnosis(attacks, out=out)}
-    with pytest.raises(robust_ext.InvalidArgumentError, match="out: got '', expected the name of a folder"):
-        calls[name]("", {"still": still})
+    for out in ("", 5):
+        with pytest.raises(robust_ext.InvalidArgumentError, match=f"out: got {out!r}, expected the name of a folder"):
+            calls[name](out, {"still": still})
     assert not list(tmp_path.iterdir())
 
 
