@@ -76,7 +76,6 @@ def test_memory_and_folder_hold_the_same(tmp_path):
 
 def test_a_worker_is_given_no_more_than_an_attacker_has():
     names = ["attack", "target", "inputs", "labels", "threat_model", "stream", "rows", "counted", "global_seed"]
-    names.append("shared")
     assert sorted(field.name for field in fields(Task)) == sorted(names)
 
 
