@@ -16,9 +16,8 @@ from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.foreign import foreign_code
 from robust_ext.core.settings import trial_settings
 from robust_ext.core.specification import check_keywords, did_you_mean, parse_call
-from robust_ext.registry._common import named_object
 from robust_ext.registry.attack import as_attack
-from robust_ext.registry.base import Adapter, AttackListing, adapters
+from robust_ext.registry.base import Adapter, AttackListing, adapters, named_object
 from robust_ext.registry.model import as_module
 
 

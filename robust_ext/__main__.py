@@ -4,7 +4,7 @@ import sys
 
 
 def main() -> None:
-    """Run the command line; where typer is not installed, status 2 and a line that says how to get it."""
+    """Run the command line; without typer, end with status 2 and the command that installs it."""
     try:
         import typer  # noqa: F401
     except ModuleNotFoundError as error:

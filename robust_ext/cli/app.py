@@ -7,23 +7,19 @@ import logging
 import re
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from robust_ext import __version__
-from robust_ext.cli.adaptive import adaptive_command
 from robust_ext.cli.attacks import attacks
-from robust_ext.cli.binarization import binarization
-from robust_ext.cli.casestudies import casestudies
-from robust_ext.cli.compare import compare_command
-from robust_ext.cli.demo import demo
-from robust_ext.cli.diagnose import diagnose_command
+from robust_ext.cli.evaluations import accuracy, at_test_time, binarization, diagnosis
 from robust_ext.cli.mead import mead_command
-from robust_ext.cli.robust_accuracy import robust_accuracy_command
+from robust_ext.cli.others import casestudies, compare_runs, demo, show
 from robust_ext.cli.run import run_study
-from robust_ext.cli.show import show_command
 from robust_ext.core.errors import RobustExtError
 from robust_ext.core.printable import printable
 from robust_ext.core.warning import on_stderr
@@ -33,34 +29,43 @@ _LONGEST = 2000
 
 
 class _Group(TyperGroup):
-    """The group of commands; what its errors repeat of the command line is made fit for a terminal."""
+    """The group of commands; its errors repeat the command line without control characters."""
 
     def make_context(self, *arguments: Any, **keywords: Any) -> Any:
-        """As typer does."""
-        return _escaping(super().make_context, *arguments, **keywords)
+        with _escaped():
+            return super().make_context(*arguments, **keywords)
 
     def invoke(self, *arguments: Any, **keywords: Any) -> Any:
-        """As typer does."""
-        return _escaping(super().invoke, *arguments, **keywords)
+        with _escaped():
+            return super().invoke(*arguments, **keywords)
+
+
+@contextmanager
+def _escaped() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        # Usage errors have their text here, in every release of typer and click.
+        if isinstance(getattr(error, "message", None), str):
+            error.message = printable(error.message)  # type: ignore[attr-defined]
+        raise
 
 
 class _Lines(logging.Formatter):
-    """Messages made fit for a terminal: names of attacks are whatever the user called them."""
+    """Log messages without control characters, which names of attacks may hold."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The message."""
         return printable(super().format(record))
 
 
 class _Once(logging.Filter):
-    """Lets a message through once: an attack warns in each block of samples."""
+    """A filter that passes each message once: an attack warns in each block of samples."""
 
     def __init__(self) -> None:
         super().__init__()
         self._shown = set[str]()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the message is a new one."""
         text = record.getMessage()
         new = text not in self._shown
         self._shown.add(text)
@@ -74,14 +79,14 @@ app = typer.Typer(
     help="Can this robustness evaluation be trusted? Tests of adversarial attacks for Foolbox, ART and PyTorch.",
 )
 app.command("binarization")(binarization)
-app.command("diagnose")(diagnose_command)
+app.command("diagnose")(diagnosis)
 app.command("mead")(mead_command)
-app.command("robust-accuracy")(robust_accuracy_command)
-app.command("test-time")(adaptive_command)
+app.command("robust-accuracy")(accuracy)
+app.command("test-time")(at_test_time)
 app.command("run")(run_study)
 app.command("casestudies")(casestudies)
-app.command("compare")(compare_command)
-app.command("show")(show_command)
+app.command("compare")(compare_runs)
+app.command("show")(show)
 app.command("demo")(demo)
 app.command("attacks")(attacks)
 
@@ -109,9 +114,9 @@ def _options(
 
 
 def main() -> None:
-    """Run the command line: status 0 with a result, 2 and a line on stderr where it cannot be had.
+    """Run the command line: status 0 with a result, 2 with a line on stderr for an error.
 
-    An error that this project does not raise on purpose has status 1; ``--verbose`` shows where it was raised.
+    An unexpected error has status 1; ``--verbose`` shows where it was raised.
     """
     hide_arguments()
     for stream in (sys.stdout, sys.stderr):
@@ -140,13 +145,3 @@ def _end(text: str, *, status: int, traced: bool = True) -> None:
         shown = f"{shown[: _LONGEST // 2]} ... {shown[-_LONGEST // 2 :]}"
     typer.echo(f"error: {printable(shown)}", err=True)
     raise SystemExit(status) from None
-
-
-def _escaping(function: Any, *arguments: Any, **keywords: Any) -> Any:
-    try:
-        return function(*arguments, **keywords)
-    except Exception as error:
-        # Usage errors keep their words here, in every release of typer and click.
-        if isinstance(getattr(error, "message", None), str):
-            error.message = printable(error.message)  # type: ignore[attr-defined]
-        raise

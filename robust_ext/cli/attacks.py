@@ -10,20 +10,25 @@ from typing import Any
 
 import typer
 
+from robust_ext.cli.loading import ExecutorOptions, SeedOptions
 from robust_ext.cli.options import command
-from robust_ext.cli.workers import ExecutorOptions
 from robust_ext.core.errors import InvalidArgumentError, MissingDependencyError
-from robust_ext.core.settings import LARGEST_SEED, setting, settings_class
+from robust_ext.core.settings import setting, settings_class
 from robust_ext.core.validation import check_choice
 from robust_ext.engine.progress import showing
 from robust_ext.registry.base import AttackListing, adapters
 from robust_ext.reports.conformance import matrix_cell, matrix_page, matrix_table
 from robust_ext.reports.text import table
 
+_OTHERS = (
+    "Besides these: package.module:callable and path/to/file.py:callable, (model, x, y) -> x_adv; and any of them with "
+    "BPDA and EoT, robust_ext:AdaptedAttack(attack='...', bpda='LAYER', eot=8)."
+)
+
 
 @settings_class
-class AttacksOptions(ExecutorOptions):
-    """Options of this command."""
+class AttacksOptions(ExecutorOptions, SeedOptions):
+    """Options of ``robust-ext attacks``."""
 
     matrix: bool = setting(
         default=False,
@@ -38,27 +43,25 @@ class AttacksOptions(ExecutorOptions):
         default=None, help="Write the list or the matrix to this file.", cli="--json", panel="run"
     )
     markdown: Path | None = setting(default=None, help="Write the matrix to this file as documentation.", panel="run")
-    seed: int = setting(default=0, help="Of every draw of the matrix.", minimum=0, maximum=LARGEST_SEED, panel="run")
-    progress: bool = setting(default=True, help="Show a progress bar.", panel="run")
 
 
 @command()
 def attacks(own: AttacksOptions) -> None:
     """List the attacks that can be named on the command line, or see which of them run (--matrix)."""
+    if own.markdown is not None and not own.matrix:
+        raise InvalidArgumentError("--markdown", str(own.markdown), "to be given together with --matrix")
     libraries = list(own.library) or None
-    rows, missing = (_matrix(own, libraries), []) if own.matrix else _list_attacks(libraries)
+    rows, missing = (_matrix(own, libraries), []) if own.matrix else _listed(libraries)
     if own.json_file is not None:
         own.json_file.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
     if own.markdown is not None:
-        if not own.matrix:
-            raise InvalidArgumentError("--markdown", str(own.markdown), "to be given together with --matrix")
         names = dict.fromkeys(row["library"] for row in rows)
         cells = {(row["library"], row["attack"], row["target"]): matrix_cell(row) for row in rows}
         page = matrix_page({name: adapters()[name].list_attacks() for name in names}, cells)
         own.markdown.write_text(page, encoding="utf-8")
     for line in missing:
         typer.echo(line, err=True)
-    typer.echo(matrix_table(rows).rstrip() if own.matrix else _attack_table(rows))
+    typer.echo(matrix_table(rows).rstrip() if own.matrix else _table(rows))
 
 
 def _matrix(own: AttacksOptions, libraries: list[str] | None) -> list[dict[str, Any]]:
@@ -78,8 +81,8 @@ def _matrix(own: AttacksOptions, libraries: list[str] | None) -> list[dict[str, 
         return [row.to_dict() for row in rows]
 
 
-def _list_attacks(libraries: Sequence[str] | None) -> tuple[list[dict[str, Any]], list[str]]:
-    """What is known of each attack of these libraries, or of all installed ones; and why libraries are missing."""
+def _listed(libraries: Sequence[str] | None) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return a row for each attack of some libraries, or of all; and why libraries are missing."""
     rows, missing = [], []
     known = adapters()
     for name in known if libraries is None else libraries:
@@ -102,18 +105,13 @@ def _row(library: str, listing: AttackListing) -> dict[str, Any]:
     }
 
 
-def _attack_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """A line an attack, then those that cannot be used and why."""
-    header = ("attack", "kind", "norms", "batching", "also called")
-    usable = [
-        (row["name"], row["kind"], " ".join(row["norms"]), row["batching"], " ".join(row["aliases"]))
-        for row in rows
-        if not row["reason"]
-    ]
+def _table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return a line for each attack, then the refused ones with their reasons."""
+    lines = [("attack", "kind", "norms", "batching", "also called")]
     refused = [f"{row['name']}: {row['reason']}" for row in rows if row["reason"]]
+    for row in rows:
+        if not row["reason"]:
+            norms, aliases = " ".join(row["norms"]), " ".join(row["aliases"])
+            lines.append((row["name"], row["kind"], norms, row["batching"], aliases))
     refused = ["", "Not usable here:", *refused] if refused else []
-    others = (
-        "Besides these: package.module:callable and path/to/file.py:callable, (model, x, y) -> x_adv; and any of them "
-        "with BPDA and EoT, robust_ext:AdaptedAttack(attack='...', bpda='LAYER', eot=8)."
-    )
-    return "\n".join([*table([header, *usable], words=range(5), width=1000), *refused, "", others])
+    return "\n".join([*table(lines, words=range(5), width=1000), *refused, "", _OTHERS])

@@ -1,7 +1,9 @@
-"""What the commands of all evaluations have in common: the model, the data, the run; nothing is unpickled."""
+"""Options that several commands share: the model, the data, the attacks, the run and its workers."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -11,16 +13,102 @@ from typing import Any
 import typer
 from torch import Tensor
 
+from robust_ext.attacks.adapted import AdaptedAttack, adaptation_words, adapted_text
 from robust_ext.cli.models import LoadedModel, load_model
-from robust_ext.cli.options import number
-from robust_ext.cli.workers import WorkerOptions
+from robust_ext.cli.options import number, numbers
 from robust_ext.core.devices import check_device
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.printable import printable
-from robust_ext.core.settings import setting, settings_class
+from robust_ext.core.settings import LARGEST_SEED, Settings, setting, settings_class
 from robust_ext.core.threat import NORMS, ThreatModel
 from robust_ext.datasets import Dataset, load_dataset
 from robust_ext.engine.context import current_context, run_context
+from robust_ext.engine.executors import make_executor
+from robust_ext.engine.isolation import CAN_ISOLATE
+from robust_ext.evaluations.arms import Arm
+from robust_ext.models.layer_backward import find_layers
+from robust_ext.registry.model import as_module
+
+
+@settings_class
+class ProgressOptions(Settings):
+    """The option of all commands that take a while."""
+
+    progress: bool = setting(default=True, help="Show a progress bar.", panel="run")
+
+
+@settings_class
+class SeedOptions(ProgressOptions):
+    """Options of commands that draw, but are no evaluations with settings of their own."""
+
+    seed: int = setting(default=0, help="Of every draw.", minimum=0, maximum=LARGEST_SEED, panel="run")
+
+
+@settings_class
+class ExecutorOptions(ProgressOptions):
+    """Options that choose where attacks run."""
+
+    executor: str | None = setting(
+        default=None,
+        help="What computes blocks of samples: local (processes of this machine), dask:ADDRESS, or file.py:name of a "
+        "function that makes an executor. See docs/clusters.md.",
+        panel="workers",
+    )
+    jobs: int | None = setting(
+        default=None,
+        help="Number of workers. Processes of this machine without --executor.",
+        minimum=1,
+        maximum=10_000,
+        panel="workers",
+    )
+
+    def make_executor(self, *, devices: Sequence[str] = ()) -> Callable[[], Executor] | None:
+        """Return a function that makes the executor; None to run in this process."""
+        if self.executor is None and not devices and self.jobs in (None, 1):
+            return None
+        text = "local" if self.executor is None else self.executor
+        return make_executor(text, workers=self.jobs, devices=devices)
+
+
+@settings_class
+class WorkerOptions(ExecutorOptions):
+    """Options of commands that run attacks."""
+
+    out: Path | None = setting(
+        default=None, help="Run folder; a killed run goes on there. result.json, report.html.", panel="run"
+    )
+    device: str = setting(default="cpu", help="As torch names it: cpu, cuda, cuda:1.", panel="run")
+    in_process: bool = setting(
+        default=False,
+        help="Run attacks in the process that judges them, which they can then change, instead of each in its own.",
+        cli="--in-process",
+        panel="workers",
+    )
+    attack_timeout: float | None = setting(
+        default=None, help="Seconds an attack may take for a batch; any time when left out.", above=0, panel="workers"
+    )
+    devices: str | None = setting(
+        default=None,
+        help="Devices of the workers, as cuda:0,cuda:1. On a cluster cuda, a GPU for each worker.",
+        panel="workers",
+    )
+
+    @property
+    def isolation(self) -> dict[str, Any]:
+        """Keywords that give attacks processes of their own, see :func:`robust_ext.engine.workers.attack_worker`."""
+        return {"isolate": CAN_ISOLATE and not self.in_process, "attack_timeout": self.attack_timeout}
+
+    @property
+    def workers(self) -> dict[str, Any]:
+        """Keywords for the executor and its devices; None for this process."""
+        devices = None if self.devices is None else [one.strip() for one in self.devices.split(",")]
+        return {"executor": self.make_executor(devices=devices or ()), "devices": devices}
+
+    def show(self, result: object) -> None:
+        """Print a result and name its files."""
+        typer.echo(str(result))
+        if self.out is not None:
+            typer.echo(written(self.out))
 
 
 @settings_class
@@ -59,8 +147,7 @@ class RunOptions(WorkerOptions):
         choices=("random", "first"),
         panel="data",
     )
-    progress: bool = setting(default=True, help="Show a progress bar.", panel="run")
-    repair: bool = setting(default=False, help="Do again what is damaged in --out.", panel="run")
+    repair: bool = setting(default=False, help="Recompute damaged parts of --out.", panel="run")
     dry_run: bool = setting(
         default=False,
         help="Check what can be checked, and print the cost; nothing is run or written.",
@@ -70,10 +157,10 @@ class RunOptions(WorkerOptions):
     @property
     def limits(self) -> tuple[float, float]:
         """The bounds as numbers."""
-        parts = self.bounds.split(",")
-        if len(parts) != 2:
+        if self.bounds.count(",") != 1:
             raise InvalidArgumentError("--bounds", repr(self.bounds), "two numbers, as in 0,1")
-        return number("--bounds", parts[0]), number("--bounds", parts[1])
+        low, high = numbers("--bounds", self.bounds)
+        return low, high
 
     @cached_property
     def loaded(self) -> LoadedModel:
@@ -81,23 +168,21 @@ class RunOptions(WorkerOptions):
         found = load_model(
             self.model,
             weights=self.weights,
-            mean=None if self.mean is None else [number("--mean", text) for text in self.mean.split(",")],
-            std=None if self.std is None else [number("--std", text) for text in self.std.split(",")],
+            mean=None if self.mean is None else numbers("--mean", self.mean),
+            std=None if self.std is None else numbers("--std", self.std),
             device=check_device(self.device, argument="--device"),
         )
         if found.bounds is not None and found.bounds != self.limits:
             raise InvalidArgumentError("--bounds", self.bounds, f"those of {self.model}, {found.bounds}")
         return found
 
-    def load_model(self) -> object:
-        """The model itself."""
-        return self.loaded.model
-
     def load_samples(self, *, seed: int, further: int = 0, at_most: bool = False) -> Samples:
-        """The samples, and so many further ones where the data has them; of the size that the model takes.
+        """Load the samples, and up to ``further`` ones more, in the size that the model takes.
 
-        With ``at_most``, no more than the data has.
+        With ``at_most``, a smaller data set is taken whole.
         """
+        if self.repair and self.out is None:
+            raise InvalidArgumentError("--repair", "no run folder", "the one to repair (--out)")
         dataset = load_dataset(self.data, root=self.data_root, split=self.data_split)
         n = min(self.samples, len(dataset)) if at_most else self.samples
         count = min(n + further, max(n, len(dataset)))
@@ -109,19 +194,14 @@ class RunOptions(WorkerOptions):
         return Samples(dataset, ids[:n], inputs[:n], labels[:n], inputs[n:] if further else None, resized)
 
     def size_for(self, dataset: Dataset) -> tuple[int, ...] | None:
-        """Height and width that images are resized to; None where they have them, or nothing states any."""
+        """Return the height and width to resize images to; None to leave them."""
         size = self.loaded.input_shape[1:] if self.loaded.input_shape else None
         if self.input_size is not None:
             size = (self.input_size, self.input_size)
         return None if size == dataset.images.shape[2:] else size
 
-    def begin(self) -> None:
-        """Check that there is something to repair."""
-        if self.repair and self.out is None:
-            raise InvalidArgumentError("--repair", "no run folder", "the one to repair (--out)")
-
     def context(self, samples: Samples, **more: str | None) -> AbstractContextManager[None]:
-        """The surroundings of the run: where things came from, in words."""
+        """Surround the run with the origins of its parts, as text."""
         origin = {
             "model": self.model
             + ("" if self.weights is None else f", weights {self.weights}")
@@ -135,18 +215,12 @@ class RunOptions(WorkerOptions):
 
     @property
     def keywords(self) -> dict[str, Any]:
-        """What the evaluations' functions take of these."""
+        """Keywords of the evaluations' functions."""
         return {"out": self.out, "progress": self.progress, **self.isolation, **self.workers}
-
-    def show(self, result: object) -> None:
-        """Write a result to the terminal."""
-        typer.echo(str(result))
-        if self.out is not None:
-            typer.echo(written(self.out))
 
 
 def written(folder: Path) -> str:
-    """The line that names the files of a result."""
+    """Return the line that names the files of a result."""
     return printable(f"{folder / 'result.json'} and {folder / 'report.html'} hold the details.")
 
 
@@ -163,11 +237,52 @@ class ThreatOptions(RunOptions):
         return ThreatModel(norm=self.norm, epsilon=number("--eps", self.eps), bounds=self.limits)
 
 
+@settings_class
+class AdaptationOptions(Settings):
+    """Options that adapt every attack of a command, see :class:`robust_ext.attacks.adapted.AdaptedAttack`."""
+
+    bpda: str | None = setting(
+        default=None,
+        help="Name of a layer, as in named_modules(), that every attack sees with the identity's gradient; several "
+        "with commas between them.",
+        panel="attack",
+    )
+    eot: int = setting(
+        default=1, help="Draws that every attack's logits and gradients are averaged over.", minimum=1, panel="attack"
+    )
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings of the adapted attacks; empty if nothing is adapted."""
+        return {**({} if self.bpda is None else {"bpda": self.bpda}), **({"eot": self.eot} if self.eot > 1 else {})}
+
+    def attacks(self, texts: Sequence[str]) -> list[str] | dict[str, str]:
+        """Adapt attacks given as text."""
+        return self.named(dict(zip(texts, texts, strict=True))) if self.settings else list(texts)
+
+    def named(self, attacks: Mapping[str, str]) -> dict[str, str]:
+        """Adapt attacks given as text by name."""
+        if not self.settings:
+            return dict(attacks)
+        words = adaptation_words(**self.settings)
+        return {f"{name} through {words}": adapted_text(text, **self.settings) for name, text in attacks.items()}
+
+    def arms(self, arms: Iterable[Arm]) -> list[Arm]:
+        """Adapt the attacks of arms."""
+        return [replace(arm, attack=AdaptedAttack(attack=arm.resolved, **self.settings)) for arm in arms]
+
+    def model(self, run: RunOptions) -> object:
+        """Load the model; InvalidArgumentError, before any work, if it lacks the layer of ``--bpda``."""
+        if self.bpda is not None:
+            find_layers(as_module(run.loaded.model).module, self.bpda, argument="--bpda")
+        return run.loaded.model
+
+
 @dataclass(frozen=True)
 class Samples:
     """Samples of a data set, their numbers in it, inputs (float32) and labels (int64); and further inputs of it.
 
-    ``resized`` is from what size to what, in words; empty where images are as they were.
+    ``resized`` describes the change of size; empty if images kept theirs.
     """
 
     dataset: Dataset

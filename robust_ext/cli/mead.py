@@ -8,12 +8,11 @@ from typing import Any
 
 import typer
 
-from robust_ext.cli.adaptation import AdaptationOptions
-from robust_ext.cli.loading import RunOptions, Samples
-from robust_ext.cli.options import command, number
+from robust_ext.cli.loading import AdaptationOptions, RunOptions, Samples
+from robust_ext.cli.options import command, numbers
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.printable import printable
-from robust_ext.core.settings import Settings, setting, settings_class
+from robust_ext.core.settings import setting, settings_class
 from robust_ext.core.threat import NORMS, ThreatModel
 from robust_ext.datasets import Dataset, load_dataset
 from robust_ext.engine.workers import attack_worker
@@ -25,13 +24,13 @@ from robust_ext.evaluations.mead.settings import MeadSettings
 from robust_ext.evaluations.mead.suites import as_arms, parse_arm
 from robust_ext.registry.model import as_module
 
-# Samples that detectors are fitted on and calibrated with, where the data has as many.
+# Samples to fit and to calibrate detectors with, if the data has as many.
 _FITTED, _CALIBRATING = 5000, 1000
 
 
 @settings_class
-class MeadOptions(Settings):
-    """Options of this command alone."""
+class MeadOptions(AdaptationOptions):
+    """Options of ``robust-ext mead`` alone."""
 
     detector: tuple[str, ...] = setting(
         help=f"{', '.join(NAMED)} (fitted on training data), or package.module:object or file.py:object; repeatable.",
@@ -89,31 +88,30 @@ class MeadOptions(Settings):
 
 
 @command(MeadSettings)
-def mead_command(run: RunOptions, own: MeadOptions, adapt: AdaptationOptions, settings: dict[str, Any]) -> None:
+def mead_command(run: RunOptions, own: MeadOptions, settings: dict[str, Any]) -> None:
     """Evaluate detectors against many attacks at once."""
-    run.begin()
-    # Attacks are named before they are run.
+    # Attacks get their processes when they are named.
     with attack_worker(**run.isolation):
-        _run(run, own, adapt, settings)
+        _run(run, own, settings)
 
 
-def _run(run: RunOptions, own: MeadOptions, adapt: AdaptationOptions, settings: dict[str, Any]) -> None:
+def _run(run: RunOptions, own: MeadOptions, settings: dict[str, Any]) -> None:
     # Every arm brings a norm and an epsilon of its own.
     low, high = run.limits
     threat_model = ThreatModel(norm="linf", epsilon=max(high - low, 1e-9), bounds=run.limits)
     attacks = _attacks(own, threat_model)
-    # Before any detector is fitted.
+    # Errors in arms come before any detector is fitted.
     arms, _ = as_arms(attacks, threat_model, allow_code=own.allow_code)
-    if adapt.settings:
-        attacks = adapt.arms(arms)
+    if own.settings:
+        attacks = own.arms(arms)
     samples = run.load_samples(seed=settings["seed"])
-    model = adapt.check(run.load_model())
+    model = own.model(run)
     training = _training_data(run, own, samples)
     fitted, calibrating = _sizes(own, training)
     rows, size = training.choose(fitted + calibrating, seed=settings["seed"]), run.size_for(training)
     clean, classes = training.take(rows[:fitted], bounds=run.limits, size=size)
     held_out, _ = training.take(rows[fitted:], bounds=run.limits, size=size)
-    # Workers that fit detectors have ended before those that attack begin.
+    # Workers that fit detectors end before those that attack begin.
     with attack_worker(**run.isolation, **run.workers):
         detectors = find_detectors(
             own.detector,
@@ -148,7 +146,7 @@ def _run(run: RunOptions, own: MeadOptions, adapt: AdaptationOptions, settings: 
 
 
 def _training_data(run: RunOptions, own: MeadOptions, samples: Samples) -> Dataset:
-    """What detectors are fitted and calibrated on: other data than the samples."""
+    """Load the data to fit and calibrate detectors on, which must not be the samples."""
     training = load_dataset(own.train_data or run.data, root=run.data_root, split="train")
     if training.name == samples.dataset.name:
         expected = "other data than the samples, to fit and calibrate detectors on"
@@ -157,7 +155,7 @@ def _training_data(run: RunOptions, own: MeadOptions, samples: Samples) -> Datas
 
 
 def _sizes(own: MeadOptions, training: Dataset) -> tuple[int, int]:
-    """How many samples detectors are fitted on and how many calibrate them, by default as many as there are."""
+    """Return how many samples to fit detectors on and how many to calibrate them with, by default all."""
     there = len(training)
     calibrating = own.calibration_samples or max(1, min(_CALIBRATING, there // 3))
     fitted = own.train_samples or max(1, min(_FITTED, there - calibrating))
@@ -172,9 +170,9 @@ def _sizes(own: MeadOptions, training: Dataset) -> tuple[int, int]:
 
 
 def _attacks(own: MeadOptions, threat_model: ThreatModel) -> list[Any]:
-    """Suites by name and arms; where ``--eps`` is given, the arms of suites that have its norm, at its budgets."""
+    """Return suites and arms; with ``--eps``, only arms of suites in its norm, at its budgets."""
     suites = own.suite or (() if own.arm else ("quick",))
-    epsilons = None if own.eps is None else [number("--eps", text) for text in own.eps.split(",")]
+    epsilons = None if own.eps is None else numbers("--eps", own.eps)
     arms: list[Arm] = []
     for text in own.arm:
         if epsilons is None or text.partition("=")[0].partition(":")[0].strip() in (*NORMS, "none"):

@@ -1,4 +1,4 @@
-"""What the loaders of all formats share: finding files, reading them, turning what is wrong into one error."""
+"""Helpers of the loaders of all formats: find files, read them, and report errors that name them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ DOWNLOAD_AGAIN = "the file is damaged or another one: download it again"
 
 
 def unusable(path: Path | str, got: str, expected: str, then: str = DOWNLOAD_AGAIN) -> DataError:
-    """An error about one file: what it holds, what was expected, what the user can do next."""
+    """Return an error about one file: its content, the expected content, and the next step."""
     return DataError(f"{path}: got {got}, expected {expected}; {then}")
 
 
 @contextmanager
 def reading(path: Path | str) -> Iterator[None]:
-    """Turn errors of the operating system inside the block into a ``DataError`` that names the file."""
+    """Inside the block, turn errors of the operating system into a ``DataError`` that names the file."""
     try:
         yield
     except OSError as error:
@@ -31,7 +31,7 @@ def reading(path: Path | str) -> Iterator[None]:
 
 
 def find_files(places: Sequence[tuple[Path, Sequence[Sequence[str]]]], *, data: str, source: str) -> list[Path]:
-    """Files that belong together, from the first folder that holds all of them, in the order wanted.
+    """Find files that belong together, in the first folder that holds all of them.
 
     ``places`` are folders with the files wanted there, each file by its alternative names. Where no folder holds all,
     a :class:`DataError` names ``data``, what is missing, where it was looked for, and the ``source`` of the files.
@@ -48,11 +48,11 @@ def find_files(places: Sequence[tuple[Path, Sequence[Sequence[str]]]], *, data: 
         if paths and incomplete is None:
             incomplete = missing
     if incomplete is not None:
-        expected = f"it beside the other files of {data}"
-        raise unusable(incomplete, "no such file", expected, f"add it; it can be had from {source}")
+        expected = f"it next to the other files of {data}"
+        raise unusable(incomplete, "no such file", expected, f"add it; download it from {source}")
     raise DataError(
         f"{data}: no files found, looked for {', '.join(map(str, looked))} (and their other usual names); name the "
-        f"folder that holds them as root (--data-root); they can be had from {source}"
+        f"folder that holds them as root (--data-root); download them from {source}"
     )
 
 
@@ -65,7 +65,7 @@ def build_dataset(
     class_names: Sequence[str],
     then: str = DOWNLOAD_AGAIN,
 ) -> Dataset:
-    """A dataset of what the files hold, or a :class:`DataError` that names the files and the next step ``then``."""
+    """Make a dataset from the content of files; a :class:`DataError` names the files and the next step ``then``."""
     try:
         return Dataset(name=name, images=images, labels=labels, class_names=tuple(class_names))
     except InvalidArgumentError as error:

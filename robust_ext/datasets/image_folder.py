@@ -91,7 +91,7 @@ def _read(paths: Sequence[Path]) -> NDArray[np.uint8]:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Image.Image]:
-    """The image, decoded when its pixels are first needed; whatever goes wrong inside names the file."""
+    """Open an image, which is decoded when its pixels are first needed; every error inside names the file."""
     try:
         from PIL import Image
     except ImportError as error:

@@ -36,7 +36,7 @@ class Saturated(nn.Module):
         self.eval()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits ``(N, K)``."""
+        """Return logits ``(N, K)``."""
         logits: Tensor = self.head(self.body(x))
         return logits
 
@@ -56,7 +56,7 @@ class Rounded(nn.Module):
         self.eval()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits ``(N, K)``."""
+        """Return logits ``(N, K)``."""
         logits: Tensor = self.network((x * (self.levels - 1)).round() / (self.levels - 1))
         return logits
 
@@ -69,38 +69,25 @@ def run_demo(*, samples: int = 64, seed: int = 0, progress: bool = False) -> Bin
         seed: Of every draw.
         progress: Show progress bars on stderr.
     """
-    digits = load_dataset("digits")
+    digits, network = load_dataset("digits"), digits_network()
     chosen = digits.choose(samples, seed=seed)
     inputs, _ = digits.take(chosen)
-    network = digits_network()
-    strong = "foolbox:LinfPGD(steps=40, rel_stepsize=0.1)"
-    cases: list[tuple[str, nn.Module, dict[str, str]]] = [
-        (
-            "a plain net",
-            network,
-            {"PGD": strong, "tiny steps": "foolbox:LinfPGD(steps=20, rel_stepsize=0.005)"},
-        ),
-        ("logits x 1000", Saturated(network), {"CE loss": strong}),
-        ("rounded inputs", Rounded(network), {"no BPDA": strong}),
-    ]
+    given: dict[str, Any] = {"sample_ids": [int(index) for index in chosen], "seed": seed, "progress": progress}
+    threat_model = ThreatModel(norm="linf", epsilon=0.1)
+    strong, weak = "foolbox:LinfPGD(steps=40, rel_stepsize=0.1)", "foolbox:LinfPGD(steps=20, rel_stepsize=0.005)"
+    cases: dict[str, tuple[nn.Module, dict[str, str]]] = {
+        "a plain net": (network, {"PGD": strong, "tiny steps": weak}),
+        "logits x 1000": (Saturated(network), {"CE loss": strong}),
+        "rounded inputs": (Rounded(network), {"no BPDA": strong}),
+    }
     results = []
-    for target, model, attacks in cases:
+    for target, (model, attacks) in cases.items():
         with run_context(RunContext(target=target)):
-            results.append(
-                binarization_test(
-                    model,
-                    attacks,
-                    inputs,
-                    ThreatModel(norm="linf", epsilon=0.1),
-                    sample_ids=[int(index) for index in chosen],
-                    seed=seed,
-                    progress=progress,
-                )
-            )
+            results.append(binarization_test(model, attacks, inputs, threat_model, **given))
     found: list[Mapping[str, Any]] = [attack for result in results for attack in result.content["attacks"]]
     passed = sum(attack["verdict"] == "passed" for attack in found)
-    # Of each target the strongest recipe counts, and every target has to be trusted.
     failed = [f"{one['name']} on {one['target']}" for one in found if one["verdict"] == "failed"] or ["none"]
+    # The strongest recipe decides for each target, and every target must be trusted.
     verdicts = {result.content["verdict"] for result in results}
     content = {
         **results[0].content,

@@ -1,4 +1,4 @@
-"""Names and objects of any origin as attacks, models, detectors and defenses; adapters are found here."""
+"""Conversions of names and objects to attacks, models, detectors and defenses; and the adapters of libraries."""
 
 from robust_ext.registry.attack import as_attack as as_attack
 from robust_ext.registry.base import AdaptedModel as AdaptedModel

@@ -1,4 +1,4 @@
-"""Attacks of any kind as attacks of this project."""
+"""The conversion of objects and names to attacks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from robust_ext.core.objects import check_code
 from robust_ext.core.specification import did_you_mean, parse_call
 from robust_ext.core.validation import check_name
 from robust_ext.registry import base as libraries
-from robust_ext.registry._common import named_object
+from robust_ext.registry.base import named_object
 
 _ACCEPTED = (
     "an Attack, a string such as 'foolbox:LinfPGD(steps=40)' or 'file.py:attack', an attack object of an adapted "
@@ -36,7 +36,7 @@ def as_attack(obj: object, *, name: str | None = None, argument: str = "attack")
         argument: What error messages call it.
 
     Raises:
-        InvalidArgumentError: It is none of these, or its settings are not accepted.
+        InvalidArgumentError: ``obj`` is something else, or its settings are not accepted.
         MissingDependencyError: It belongs to a library that is not installed.
 
     Example:
@@ -65,7 +65,7 @@ def as_attack(obj: object, *, name: str | None = None, argument: str = "attack")
 
 @contextmanager
 def attacks_from_text(load: Callable[[str, str], Attack]) -> Iterator[None]:
-    """Texts that name code (not an attack of an adapted library) are given to ``load``, with a name, in the block."""
+    """Inside the block, call ``load`` with each text that names code instead of a library's attack, and with a name."""
     token = _LOADER.set(load)
     try:
         yield
@@ -107,24 +107,14 @@ def _load(text: str, name: str, argument: str) -> Attack:
 
 def _check_callable(function: Callable[..., Any], argument: str) -> None:
     try:
-        parameters = list(inspect.signature(called(function)).parameters.values())
+        signature = inspect.signature(called(function))
     except (TypeError, ValueError):
         return
-    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    positional = [parameter for parameter in parameters if parameter.kind in by_position]
-    unbounded = any(parameter.kind is inspect.Parameter.VAR_POSITIONAL for parameter in parameters)
-    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    others = [
-        parameter for parameter in parameters if parameter not in positional[:3] and parameter.kind not in variadic
-    ]
-    unfilled = [
-        p.name
-        for p in others
-        if p.default is inspect.Parameter.empty
-        and (p.name not in _EXTRAS or p.kind is inspect.Parameter.POSITIONAL_ONLY)
-    ]
-    misplaced = any(parameter.name in _EXTRAS for parameter in positional[:3])
-    if (len(positional) < 3 and not unbounded) or unfilled or misplaced:
-        shown = getattr(function, "__name__", type(function).__name__) + str(inspect.signature(called(function)))
-        extras = "; of further parameters only threat_model, epsilon and generator are filled in"
-        raise InvalidArgumentError(argument, shown, f"a callable (model, x, y) -> x_adv{extras if unfilled else ''}")
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    extras = [one.name for one in signature.parameters.values() if one.name in _EXTRAS and one.kind in by_name]
+    try:
+        signature.bind(None, None, None, **dict.fromkeys(extras))
+    except TypeError as error:
+        shown = getattr(function, "__name__", type(function).__name__) + str(signature)
+        expected = "a callable (model, x, y) -> x_adv; it may also take threat_model, epsilon and generator"
+        raise InvalidArgumentError(argument, shown, expected) from error

@@ -1,21 +1,25 @@
-"""Adapters: how attacks and models of other libraries become this project's, found through entry points.
+"""Adapters, which make attacks and models of other libraries usable here, and helpers to resolve objects.
 
-An adapter is one object, published under the entry-point group ``robust_ext.adapters``; the built-in ones are found
-in the same way as anyone else's. Nothing of it is imported until something is adapted.
+An adapter is one object, published under the entry-point group ``robust_ext.adapters``, built-in ones included. It
+imports its library only to adapt something.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from robust_ext.attacks.base import Attack, AttackTraits
 from robust_ext.core.errors import InvalidArgumentError, RobustExtError
+from robust_ext.core.foreign import foreign_code
+from robust_ext.core.objects import resolve_object
 
 if TYPE_CHECKING:
     from robust_ext.detectors.base import Detector
@@ -25,18 +29,18 @@ GROUP = "robust_ext.adapters"
 
 @dataclass(frozen=True, kw_only=True)
 class AttackListing:
-    """What is known of one attack of a library: a line of ``robust-ext attacks``.
+    """One attack of a library: a line of ``robust-ext attacks``.
 
     Args:
         name: As written in an attack string, without the library.
         traits: What it needs and how it treats the samples of a batch, with its default settings.
         aliases: Other names of the same attack.
-        reason: Why it cannot be used, and what to use instead; empty where it can.
+        reason: Why it cannot be used, and what to use instead; empty if it can.
         trial: Settings with which it runs fast, and finds something where it can, for ``robust-ext attacks --matrix``.
-        trial_norm: Norm of that trial; linf where it can be run for it, else l2, when left out.
-        misses: Why that trial finds nothing on one of the targets, in words; empty where it does.
+        trial_norm: Norm of that trial; if left out, linf, or else the first norm that the attack has.
+        misses: Why that trial finds nothing on one of the targets; empty if it does.
         channels: Fewest channels of the images it takes.
-        defect: What is wrong with it in the library, in words; empty where nothing is known.
+        defect: A known defect of the library's attack; empty without one.
     """
 
     name: str
@@ -56,8 +60,8 @@ class AdaptedModel:
 
     Args:
         module: From inputs in ``bounds`` to logits, preprocessing included.
-        bounds: The bounds the library's model states, or None where it states none.
-        input_shape: Shape of one input that the library states, ``(C, H, W)``, or None where it states none.
+        bounds: The bounds that the library declares, if any.
+        input_shape: Shape of one input ``(C, H, W)`` that the library declares, if any.
     """
 
     module: nn.Module
@@ -66,7 +70,7 @@ class AdaptedModel:
 
 
 class Adapter:
-    """What a library offers here: attacks, models, detectors, or some of these; by default none.
+    """A library of attacks, models or detectors; every method is optional.
 
     Attributes:
         name: Prefix of its names, as in ``foolbox:LinfPGD(steps=40)`` or ``timm:resnet18(num_classes=10)``.
@@ -75,7 +79,7 @@ class Adapter:
     name: str
 
     def list_attacks(self) -> list[AttackListing]:
-        """Every attack of the library, those that cannot be used included, with the reason.
+        """Return every attack of the library, unusable ones with the reason.
 
         Raises:
             MissingDependencyError: The library is not installed.
@@ -83,7 +87,7 @@ class Adapter:
         return []
 
     def attack_names(self) -> list[str]:
-        """Names of its attacks, for a shell to complete."""
+        """Return the names of its attacks, for shell completion."""
         return [one.name for one in self.list_attacks()]
 
     def build_attack(self, attack: str, settings: Mapping[str, Any], *, name: str) -> Attack:
@@ -96,7 +100,7 @@ class Adapter:
         return None
 
     def list_models(self) -> list[str]:
-        """Names of the library's models, without the library, sorted.
+        """Return the sorted names of the library's models, without the library.
 
         Raises:
             MissingDependencyError: The library is not installed.
@@ -125,7 +129,7 @@ class Adapter:
 
 @cache
 def adapters() -> dict[str, Adapter]:
-    """All installed adapters by name.
+    """Return all installed adapters by name.
 
     Raises:
         RobustExtError: An entry point does not lead to an :class:`Adapter`, or two have the same name.
@@ -144,6 +148,35 @@ def adapters() -> dict[str, Adapter]:
 
 
 def comes_from(obj: object, package: str) -> bool:
-    """Whether a class in ``obj``'s family is defined in ``package``; imports nothing."""
+    """Return whether ``obj``'s class or a base of it is defined in ``package``, without importing that."""
     family = obj.__mro__ if isinstance(obj, type) else type(obj).__mro__
     return any(base.__module__.split(".")[0] == package for base in family)
+
+
+def named_object(text: str, *, accepted: str, argument: str) -> object:
+    """Return the object of ``package.module:object`` or ``file.py:object``; text in parentheses calls it.
+
+    InvalidArgumentError if there is no such object, or it is text itself; DataError if its import or call raised.
+    """
+    found: object = resolve_object(text, argument=argument)
+    if isinstance(found, str):
+        raise InvalidArgumentError(argument, text, f"the name of {accepted}; it names a string")
+    return found
+
+
+def takes_classifier(obj: object, *names: str) -> bool:
+    """Return whether ``obj`` is a function whose first parameter has one of the names."""
+    if isinstance(obj, nn.Module) or not callable(obj):
+        return False
+    try:
+        parameters = list(inspect.signature(obj).parameters)
+    except (TypeError, ValueError):
+        return False
+    return bool(parameters) and parameters[0] in names
+
+
+def same_logits(first: nn.Module, second: nn.Module, inputs: Tensor) -> bool:
+    """Return whether two classifiers agree in their logits of inputs ``(n, ...)``, up to rounding."""
+    with torch.no_grad(), foreign_code("classifier", type(first).__name__, hint="it must take the same inputs"):
+        a, b = first(inputs), second(inputs)
+    return a.shape == b.shape and torch.allclose(a, b, rtol=1e-4, atol=1e-5 * (1 + float(b.abs().max())))

@@ -1,19 +1,23 @@
-"""Defenses of any kind as test-time defenses of this project: by name, from an object, or from text that names one."""
+"""The conversion of objects and names to test-time defenses, with their trained parts."""
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import os
 import re
-from collections.abc import Sequence
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from robust_ext.core.bounds import check_bounds
-from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.errors import DataError, InvalidArgumentError, ModelError
 from robust_ext.core.foreign import foreign_code
+from robust_ext.core.modules import SettingsModule
 from robust_ext.core.reached import reached_modules
 from robust_ext.core.settings import declared
 from robust_ext.core.specification import did_you_mean, parse_call
@@ -22,8 +26,7 @@ from robust_ext.core.validation import check_integer
 from robust_ext.defenses.catalogue import NAMED, TRAINED
 from robust_ext.models.adaptive import AdaptiveDefense
 from robust_ext.models.function_purifier import STATED, FunctionPurifier, WholeDefense, called_alone
-from robust_ext.registry._common import named_object, same_logits, takes_classifier
-from robust_ext.registry.defense_parts import default_part, is_complete, made_part, parts_of, trained_arguments
+from robust_ext.registry.base import named_object, same_logits, takes_classifier
 
 _ACCEPTED = (
     "an AdaptiveDefense, a factory (classifier) -> AdaptiveDefense, a function that purifies inputs, a module from "
@@ -47,12 +50,12 @@ def as_defense(
     """Turn anything that defends at test time into an :class:`AdaptiveDefense` of a classifier.
 
     Args:
-        obj: An :class:`AdaptiveDefense` of that classifier; a factory: a class, or a function whose first parameter is
-            called ``classifier``, ``model``, ``network`` or ``static``, that makes any of these; a function or module
-            that purifies inputs, or a module from inputs to logits, with what :func:`robust_ext.purifier` states of
-            it; it may take gradients inside. A string: a name of :data:`robust_ext.defenses.catalogue.NAMED`, with
-            settings as in ``hd(steps=5)``, see :func:`named_defense`; or what names one of the others,
-            ``package.module:object`` or ``file.py:object``.
+        obj: An :class:`AdaptiveDefense` of that classifier; a factory of any of these: a class, or a function whose
+            first parameter is called ``classifier``, ``model``, ``network`` or ``static``; a function or module that
+            purifies inputs, or a module from inputs to logits, with the attributes that :func:`robust_ext.purifier`
+            sets; it may take gradients inside. As a string: a name of
+            :data:`robust_ext.defenses.catalogue.NAMED`, with settings as in ``hd(steps=5)``, see
+            :func:`named_defense`; or ``package.module:object`` or ``file.py:object``.
         classifier: The static classifier.
         inputs: A few inputs ``(n, ...)``, to distinguish a purifier from a classifier.
         weights: File of trained parts, for names in :data:`robust_ext.defenses.catalogue.TRAINED`.
@@ -60,7 +63,7 @@ def as_defense(
         argument: What error messages call it.
 
     Raises:
-        InvalidArgumentError: It is none of these, or defends another classifier.
+        InvalidArgumentError: ``obj`` is something else, or defends another classifier.
         DataError: Trained parts cannot be read.
 
     Example:
@@ -92,7 +95,7 @@ def as_defense(
 
 
 def _made_by(factory: Any, classifier: nn.Module, argument: str) -> Any:
-    """What a factory makes of the classifier, with what it states of that."""
+    """Call a factory with the classifier; its attributes describe the result."""
     with foreign_code(argument, _name(factory), hint="it is called with the classifier alone"):
         made = factory(classifier)
     if isinstance(made, (str, type)) or takes_classifier(made, *_CLASSIFIER):
@@ -112,17 +115,16 @@ def named_defense(
     bounds: Sequence[float] = (0.0, 1.0),
     argument: str = "defense",
 ) -> AdaptiveDefense:
-    """A published defense by its name, one of :data:`robust_ext.defenses.catalogue.NAMED`, as in ``"hd(steps=5)"``.
+    """Make a published defense by its name in :data:`robust_ext.defenses.catalogue.NAMED`, as in ``"hd(steps=5)"``.
 
-    Settings in parentheses are those that its class declares; for those in
-    :data:`~robust_ext.defenses.catalogue.TRAINED` the file of their trained part as ``weights``, which is tried on the
-    inputs ``(n, ...)``; and its parts that are networks or functions, as text that names one,
-    ``package.module:object`` or ``file.py:make()``, or as a dict of settings where they are made of settings. Other
-    arguments and errors are those of :func:`as_defense`.
+    Parentheses hold settings that its class declares; ``weights``, the file of its trained part, for those in
+    :data:`~robust_ext.defenses.catalogue.TRAINED`; and its parts that are networks or functions, as text that names
+    one, ``package.module:object`` or ``file.py:make()``, or as a dict of settings. The trained part is tried on the
+    inputs ``(n, ...)``. Other arguments and errors are those of :func:`as_defense`.
     """
     name, settings = _parsed(text, argument)
     defense = NAMED[name]
-    parts = parts_of(defense)
+    parts = _parts_of(defense)
     known = [*declared(defense), *parts, *(["weights"] if defense.part_class else [])]
     for key in settings:
         if key not in known:
@@ -130,14 +132,14 @@ def named_defense(
             raise InvalidArgumentError(argument, f"{name}({key}=...)", expected)
     file = settings.pop("weights", weights)
     given = {key: settings.pop(key) for key in parts if key in settings}
-    if defense.part_class is not None and not (file is None and is_complete(defense, given)):
-        settings |= trained_arguments(defense, file, classifier, inputs, argument)
+    if defense.part_class is not None and not (file is None and _is_complete(defense, given)):
+        settings |= _trained_arguments(defense, file, classifier, inputs, argument)
     elif weights is not None:
         expected = f"none for {name}, which has no trained parts; those that do: {', '.join(TRAINED)}"
         raise InvalidArgumentError("defense weights", str(weights), expected)
     for key, value in given.items():
-        default = settings.get(key, default_part(defense, key))
-        settings[key] = made_part(f"{argument}: {key}", value, parts[key], default, module_device(classifier))
+        default = settings.get(key, _default_part(defense, key))
+        settings[key] = _made_part(f"{argument}: {key}", value, parts[key], default, module_device(classifier))
     if "bounds" in inspect.signature(defense).parameters:
         settings["bounds"] = bounds
     return defense(classifier, **settings)
@@ -180,3 +182,63 @@ def _wrapped(obj: object, classifier: nn.Module, inputs: Tensor, argument: str) 
         return WholeDefense(classifier, obj, **stated)
     shown = f"shape {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
     raise InvalidArgumentError(argument, f"what returns {shown} for inputs {tuple(inputs.shape)}", _ACCEPTED)
+
+
+def _parts_of(defense: type[AdaptiveDefense]) -> dict[str, Any]:
+    """Return the parameters, with types, that are neither settings nor the classifier nor set by an evaluation."""
+    hints = typing.get_type_hints(defense)
+    left_out = {*declared(defense), "classifier", "bounds", "seed"}
+    fields = (one for one in dataclasses.fields(defense) if one.init and one.metadata and one.name not in left_out)
+    return {one.name: hints[one.name] for one in fields}
+
+
+def _is_complete(defense: type[AdaptiveDefense], given: Mapping[str, object]) -> bool:
+    """Return whether the trained part is not needed, because all that it provides is given."""
+    parameters = inspect.signature(defense).parameters
+    return all(name in given or parameters[name].default is not inspect.Parameter.empty for name in _parts_of(defense))
+
+
+def _default_part(defense: type[AdaptiveDefense], name: str) -> object:
+    """Return the default of a part, if any."""
+    factory = defense.__dataclass_fields__[name].default_factory
+    return None if factory is dataclasses.MISSING else factory()
+
+
+def _made_part(argument: str, value: object, kind: Any, default: object, device: torch.device) -> object:
+    """Return a part of a defense from text that names it, or from settings that override those of the ``default``."""
+    if isinstance(value, Mapping):
+        if not isinstance(default, SettingsModule):
+            raise InvalidArgumentError(argument, repr(value), "package.module:object or file.py:object")
+        known = default.settings
+        for name in value:
+            if name not in known:
+                expected = f"settings among {', '.join(known)}{did_you_mean(str(name), known)}"
+                raise InvalidArgumentError(argument, repr(name), expected)
+        return type(default)(**{**known, **value})
+    wanted = f"a {kind.__name__}" if isinstance(kind, type) and issubclass(kind, nn.Module) else "a function or module"
+    found = named_object(value, accepted=wanted, argument=argument) if isinstance(value, str) else value
+    if not (callable(found) if kind is Any else isinstance(found, kind)):
+        raise InvalidArgumentError(
+            argument, repr(value), f"{wanted}, as package.module:object, file.py:object or file.py:make()"
+        )
+    return found.to(device).eval() if isinstance(found, nn.Module) else found
+
+
+def _trained_arguments(
+    defense: type[AdaptiveDefense], file: object, classifier: nn.Module, inputs: Tensor, argument: str
+) -> dict[str, Any]:
+    """Read a defense's trained part from a file, try it on inputs, and return arguments of the constructor."""
+    if not isinstance(file, (str, os.PathLike)):
+        command = f"python examples/train_defense.py --defense {defense.name} --out FILE trains them"
+        expected = f"its trained parts too, {defense.name}(weights='FILE') or --defense-weights FILE; {command}"
+        raise InvalidArgumentError(argument, defense.name, expected)
+    if not Path(file).is_file():
+        raise DataError(f"{file}: no such file; examples/train_defense.py writes files of trained parts")
+    part = defense.part_class.load(file).to(module_device(classifier))
+    try:
+        with torch.no_grad():
+            return defense.part_arguments(part, classifier, inputs)
+    except (RuntimeError, ModelError, InvalidArgumentError) as error:
+        raise InvalidArgumentError(
+            "weights", f"{file}, which does not fit ({error})", "parts that were trained for this classifier"
+        ) from error

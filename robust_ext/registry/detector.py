@@ -1,6 +1,6 @@
-"""Detectors of any kind as detectors of this project.
+"""The conversion of objects and names to detectors.
 
-A detector of one's own is a class with one method:
+A detector of your own is a class with one method:
 
     >>> import torch
     >>> from robust_ext.detectors import Detector
@@ -29,7 +29,7 @@ from robust_ext.core.foreign import foreign_code
 from robust_ext.detectors.base import Detector
 from robust_ext.detectors.scored import ScoreDetector
 from robust_ext.registry import base as libraries
-from robust_ext.registry._common import named_object, same_logits, takes_classifier
+from robust_ext.registry.base import named_object, same_logits, takes_classifier
 
 _ACCEPTED = (
     "a Detector, a callable score x -> (N,), a factory (classifier) -> Detector, a detector of an adapted library, or "
@@ -42,7 +42,7 @@ _CLASSIFIER = ("classifier", "model", "network")
 def as_detector(
     obj: object, classifier: nn.Module, *, inputs: Tensor | None = None, argument: str = "detector"
 ) -> Detector:
-    """Turn anything that detects into a :class:`Detector` beside a classifier.
+    """Turn anything that detects into a :class:`Detector` of a classifier.
 
     Args:
         obj: A :class:`Detector`; a score, ``x -> (N,)``, as a function or module, whose attributes ``differentiable``
@@ -51,12 +51,12 @@ def as_detector(
             adapted library or of pytorch-ood; a string that names one of these, ``package.module:object`` or
             ``file.py:object``, of which parentheses with arguments are called.
         classifier: The network that is watched, from inputs to logits.
-        inputs: A few inputs. A detector that was made beside another module is accepted only if both have the same
-            logits of these; without them, only if it is the same module.
+        inputs: A few inputs. A detector of another module is accepted only if both have the same logits of these;
+            without them, only if it is the same module.
         argument: What error messages call it.
 
     Raises:
-        InvalidArgumentError: It is none of these, or watches another classifier.
+        InvalidArgumentError: ``obj`` is something else, or watches another classifier.
 
     Example:
         >>> import torch

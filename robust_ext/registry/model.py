@@ -1,4 +1,4 @@
-"""Models of any kind as modules."""
+"""The conversion of objects and names to modules."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from robust_ext.registry.base import AdaptedModel, adapters
 
 
 def as_module(model: object, *, argument: str = "model") -> AdaptedModel:
-    """Turn a model into a module from inputs to logits, with the bounds it states.
+    """Turn a model into a module from inputs to logits, with the bounds that it declares.
 
     Args:
         model: An ``nn.Module`` (returned as it is, without bounds; of a compiled one its original), a program of
@@ -25,10 +25,10 @@ def as_module(model: object, *, argument: str = "model") -> AdaptedModel:
         argument: What error messages call it.
 
     Raises:
-        InvalidArgumentError: It is none of these, or the library does not have it.
+        InvalidArgumentError: ``model`` is something else, or the library does not have it.
         MissingDependencyError: The library of a name is not installed.
         DataError: The library raised while it made the model.
-        ModelError: The library's model cannot be expressed as a module; the text states why.
+        ModelError: The library's model cannot be expressed as a module; the text gives the reason.
 
     Example:
         >>> from torch import nn

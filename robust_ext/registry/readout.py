@@ -1,4 +1,4 @@
-"""Readouts of the binarization test, by name, as text or as objects."""
+"""The conversion of names and text to readouts of the binarization test."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from robust_ext.core.settings import declared, make_settings
 from robust_ext.core.specification import did_you_mean, parse_call
 from robust_ext.models.readouts.base import Readout
 from robust_ext.models.readouts.catalogue import READOUTS
-from robust_ext.registry._common import named_object
+from robust_ext.registry.base import named_object
 
 
 def as_readout(obj: object, *, C: float | None = None, argument: str = "readout") -> Readout:
     """Turn a name or a text into a :class:`~robust_ext.models.readouts.Readout`.
 
     Args:
-        obj: One of the catalogue by its name, with settings or without (``"nearest(k=3)"``); a text that names one's
-            own, ``file.py:Class`` or ``package.module:Class(setting=3)``; or the object itself.
-        C: Weight of the losses of those of the catalogue that have this setting, unless the text states it.
+        obj: A name of the catalogue, with or without settings (``"nearest(k=3)"``); text that names your own class,
+            ``file.py:Class`` or ``package.module:Class(setting=3)``; or the object itself.
+        C: Weight of the losses, for readouts of the catalogue that have this setting; the text overrides it.
         argument: What error messages call it.
 
     Raises:
-        InvalidArgumentError: It is none of these.
+        InvalidArgumentError: ``obj`` is something else.
 
     Example:
         >>> as_readout("logistic(C=3)")
@@ -46,7 +46,7 @@ def _named(name: str, arguments: str, C: float | None, argument: str) -> Readout
         expected = f"one of {names}, or file.py:Class{did_you_mean(name, READOUTS)}"
         raise InvalidArgumentError(argument, repr(name), expected)
     kind = READOUTS[name]
-    # Names may have hyphens, what is called in a text may not.
+    # Names may have hyphens, a call as text may not.
     given = dict(parse_call(f"readout:{kind.__name__}{arguments}", argument=argument).arguments)
     if C is not None and "C" in declared(kind):
         given.setdefault("C", C)

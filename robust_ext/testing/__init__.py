@@ -1,7 +1,7 @@
 """Tests for authors and users of attacks. Needs pytest, except for the matrix of attacks.
 
-:func:`assert_attack_passes` fails if an attack misses what was planted in a model, see docs/unit_tests_for_attacks.md.
-Two base classes test the conventions of Foolbox and ART. Subclass
+:func:`assert_attack_passes` fails if an attack misses the points planted in a model, see
+docs/unit_tests_for_attacks.md. Two base classes test the conventions of Foolbox and ART. Subclass
 :class:`robust_ext.testing.foolbox_invariants.FoolboxAttackInvariants` or
 :class:`robust_ext.testing.art_invariants.ArtAttackInvariants` in a test module and define how the attack is made::
 

@@ -57,7 +57,7 @@ class ArtAttackInvariants:
         epsilon: Budget a value, as a share of the bounds' width: ``eps`` itself for ``np.inf``, otherwise scaled to the
             norm.
         wrong_settings: Settings that raise ``ValueError``, each by itself.
-        repeatable: Settings with which results do not depend on the batch size; None if there are none.
+        repeatable: Settings with which results do not depend on the batch size; None if no settings do.
     """
 
     shape: tuple[int, ...] = (1, 4, 4)

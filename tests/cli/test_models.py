@@ -10,8 +10,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 from robust_ext.cli import app as cli
-from robust_ext.cli.models import load_model
-from robust_ext.cli.weights import load_weights
+from robust_ext.cli.models import load_model, load_weights
 from robust_ext.core.errors import DataError, InvalidArgumentError, RobustExtError
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network

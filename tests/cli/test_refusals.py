@@ -155,8 +155,8 @@ def test_an_error_that_nobody_raised_on_purpose(main, monkeypatch):
     def broken(*_):
         raise KeyError("inside\x1b[31m")
 
-    monkeypatch.setattr("robust_ext.cli.robust_accuracy.robust_accuracy", broken)
-    monkeypatch.setattr("robust_ext.cli.robust_accuracy._labelled", broken)
+    monkeypatch.setattr("robust_ext.cli.evaluations.robust_accuracy", broken)
+    monkeypatch.setattr("robust_ext.cli.evaluations._labelled", broken)
     status, _, err = main(*ACCURACY, *MODEL)
     assert status == 1
     assert err.startswith("error: unexpected KeyError: 'inside\\x1b[31m'; robust-ext --verbose shows where")
@@ -170,7 +170,7 @@ def test_a_warning_of_each_block_is_shown_once(options, times, main, monkeypatch
             logging.getLogger("robust_ext.attacks").warning("%d of 4 rows", count)
         raise InvalidArgumentError("steps", "got 3", "more")
 
-    monkeypatch.setattr("robust_ext.cli.robust_accuracy.robust_accuracy", warning)
+    monkeypatch.setattr("robust_ext.cli.evaluations.robust_accuracy", warning)
     monkeypatch.setattr(logging.root, "handlers", [])
     caplog.set_level(logging.WARNING)  # ``--verbose`` changes it for the process; it is put back after the test
     _, _, err = main(*options, *ACCURACY, *MODEL)

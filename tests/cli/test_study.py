@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from robust_ext.__main__ import main
 from robust_ext.cli import app as cli
-from robust_ext.cli.study import printed_back, read_study, study_arguments
+from robust_ext.cli.run import printed_back, read_study, study_arguments
 from robust_ext.core.errors import DataError, InvalidArgumentError, RobustExtError
 
 GROUP = typer.main.get_command(cli.app)
@@ -134,6 +134,8 @@ def test_what_is_no_study(text, kind, message, tmp_path):
     assert isinstance(error, kind)
     assert message in str(error)
     assert isinstance(invoke("run", tmp_path / "none.toml").exception, DataError)
+    (tmp_path / "mine.toml").write_text("[demo]")
+    assert "[demo] out: got '', expected a name" in str(invoke("run", tmp_path / "mine.toml", "--out", "").exception)
     (tmp_path / "mine.toml").write_text("[attacks]")
     assert "--out: got x, expected no such option" in str(invoke("run", tmp_path / "mine.toml", "--out", "x").exception)
 

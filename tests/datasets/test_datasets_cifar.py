@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from robust_ext.core.errors import DataError
 from robust_ext.datasets import load_dataset
-from robust_ext.datasets.cifar_pickle import read_batch
+from robust_ext.datasets.cifar import read_batch
 from tests.datasets.files import REAL, check_refused, write
 
 

@@ -3,7 +3,7 @@
 import math
 import typing
 
-from robust_ext.cli.binarization import BinarizationOptions
+from robust_ext.cli.evaluations import BinarizationOptions
 from robust_ext.cli.loading import RunOptions
 from robust_ext.cli.mead import MeadOptions
 from robust_ext.cli.options import option_name
