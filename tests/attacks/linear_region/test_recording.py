@@ -102,37 +102,6 @@ def check_adjoint(regions, points, tolerance):
 PRELU = torch.tensor([0.3, -0.5, 0.0, 1.2], dtype=torch.float64)
 
 
-class Straight(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return (x > 0).to(x.dtype)
-
-    @staticmethod
-    def backward(ctx, *grads):
-        return grads[0]
-
-
-def masked(x):
-    y = x.clone()
-    y[y < 0] = 0
-    return y
-
-
-def assigned(x):
-    y, buffer = x.clone(), torch.zeros(x.shape, dtype=x.dtype)
-    y[:, 0] = 1.0
-    y[:, 1:3, ::2] = y[:, 2:, 1::2] * 2
-    y[:, 1] += 1
-    y[..., 2] *= 3
-    buffer[:, :2] = y[:, 2:]
-    return y - buffer
-
-
-def copied(x):
-    buffer = torch.empty(x.shape, dtype=x.dtype).copy_(x)
-    return torch.zeros_like(x).scatter_add_(1, torch.zeros(x.shape, dtype=torch.int64), buffer)
-
-
 CONSTANT = torch.linspace(-1, 1, 4, dtype=torch.float64).view(4, 1, 1)
 GATES = {
     "relu": F.relu,
@@ -143,11 +112,9 @@ GATES = {
     "leaky_relu of negative slope": lambda x: F.leaky_relu(x, -0.4, inplace=True),
     "prelu": lambda x: F.prelu(x, PRELU.to(x.dtype)),
     "prelu of one slope": lambda x: F.prelu(x, PRELU[:1].to(x.dtype)),
-    "rrelu": lambda x: F.rrelu(x, 0.1, 0.3),
     "hardtanh": lambda x: F.hardtanh(x, -0.5, 0.7),
     "relu6": lambda x: F.relu6(x * 8),
     "hardsigmoid": lambda x: F.hardsigmoid(x * 3),
-    "softshrink": lambda x: F.softshrink(x, 0.3),
     "threshold": lambda x: F.threshold(x, 0.2, 0.2),
     "threshold with a jump": lambda x: nn.Threshold(0.1, -3.0)(x),
     "clamp": lambda x: x.clamp(-0.3, 0.4),
@@ -156,26 +123,7 @@ GATES = {
     "clamp_min": lambda x: x.clamp_min(-0.1),
     "clamp_max": lambda x: torch.clamp_max(x, 0.3),
     "clamp to tensors": lambda x: x.clamp(CONSTANT.to(x.dtype) / 4, CONSTANT.to(x.dtype) / 4 + 0.2),
-    "hardshrink": lambda x: F.hardshrink(x, 0.3),
-    "clamp to limits of its own": lambda x: x.clamp(x.mean(1, keepdim=True), CONSTANT.to(x.dtype).abs() + 1),
-    "clip in place below a result": lambda x: x.clone().clip_(max=x.flip(1)),
     "maximum of two shapes": lambda x: torch.maximum(x, x.mean((1, 2), keepdim=True)),
-    "where of a comparison": lambda x: torch.where(x > 0, x, 0.1 * x),
-    "times a comparison": lambda x: x * (x > 0) + (x <= 0.1) * (x - 0.1),
-    "times a mask of numbers": lambda x: x * (x >= 0.2).to(x.dtype) * 2,
-    "masks combined": lambda x: torch.where((x > -1) & ~(x > 0.5) | x.gt(0.7), x, CONSTANT.to(x.dtype)),
-    "a mask that is filled": lambda x: x.masked_fill(x.lt(0.0), 0.1),
-    "a mask that is assigned": masked,
-    "comparison of two results": lambda x: torch.where(x[:, [1, 0, 3, 2]] < x, x, 1 - x.sum(1, keepdim=True)),
-    "a mask alone": lambda x: (x > 0).to(x.dtype),
-    "straight-through": Straight.apply,
-    "masks through layers": lambda x: F.linear((x > 0.1).to(x.dtype), x.new_ones(2, 5)) + x[..., :2],
-    "sort": lambda x: x.sort(1)[0],
-    "sort backwards": lambda x: torch.sort(x.flatten(1), dim=-1, descending=True).values[:, 3:],
-    "topk": lambda x: x.topk(2, 1).values,
-    "topk of the smallest": lambda x: torch.topk(x.flatten(2), 4, largest=False)[0],
-    "where topk are": lambda x: (1 - 2 * x.flip(2)).gather(2, x.topk(3, 2)[1]),
-    "argsort": lambda x: x.gather(1, x.argsort(1, descending=True)),
     "abs": torch.abs,
     "abs_": lambda x: x.abs_(),
     "builtin abs": abs,
@@ -201,8 +149,6 @@ GATES = {
 }
 NORM = seeded(lambda: nn.BatchNorm2d(4).double())
 nn.init.uniform_(NORM.weight, -1, 1)
-RUNNING = nn.InstanceNorm2d(4, affine=True, track_running_stats=True).double().eval()
-RUNNING.load_state_dict(NORM.state_dict())
 
 
 def filters(*shape):
@@ -251,9 +197,6 @@ AFFINE = {
     "mT": lambda x: x.mT,
     "flip": lambda x: x.flip(3).flip(1, -2).flip((2, 3)) + torch.flip(x, dims=(1,)),
     "views": lambda x: x.view(x.shape[0], 2, -1).unflatten(1, (2, 1)).squeeze(2).unsqueeze(1).flatten(2),
-    "tokens in the batch": lambda x: F.linear(x.reshape(-1, 30), filters(7, 30)).view(x.shape[0], -1),
-    "relu of tokens in the batch": lambda x: F.relu(x.reshape(-1, 30)).view(x.shape[0], 4, 30),
-    "pooled tokens in the batch": lambda x: F.max_pool2d(x.reshape(-1, 2, 6, 5), 2).view(x.shape[0], -1),
     "slices": lambda x: x[:, ::2, 1:-1, ..., 0],
     "picks": lambda x: x[:, [0, 2, 2]][:, None].select(2, 1).narrow(2, 1, 2),
     "a mask of channels": lambda x: x[:, torch.tensor([True, False, True, False])],
@@ -276,8 +219,6 @@ AFFINE = {
     "matmul of a batch": lambda x: torch.matmul(x, filters(4, 5, 2)),
     "einsum": lambda x: torch.einsum("nchw,ck->nkhw", x, filters(4, 2)),
     "constant masks": lambda x: torch.where(CONSTANT > 0, x, -x) + x * (CONSTANT < 0) + x.masked_fill(CONSTANT > 0, 2),
-    "assignment": assigned,
-    "copies": copied,
     "roll": lambda x: x.roll(2, 1) + torch.roll(x, (1, 2), (2, -1)),
     "cumsum": lambda x: x.cumsum(2) + x.tril() - x.diff(dim=3).sum(3, True),
     "addmm": lambda x: torch.addmm(filters(7), x.flatten(1), filters(120, 7), beta=0.5, alpha=2),
@@ -289,7 +230,6 @@ AFFINE = {
         torch.einsum("ij,njhw->nihw", filters(2, 4), x) + torch.tensordot(x, filters(5, 1), 1)[:, :2]
     ),
     "lerp": lambda x: torch.lerp(x, x.flip(2), 0.3).rot90(1, (2, 3)),
-    "instance_norm": RUNNING,
     "grid_sample": lambda x: F.grid_sample(x, filters(1, 2, 3, 2).expand(len(x), 2, 3, 2), align_corners=False),
     "dropout": lambda x: F.dropout(nn.Dropout2d().eval()(nn.Identity()(x)), 0.5, training=False),
     "other dtypes": lambda x: x.float().double().to(torch.float64).to(x.dtype) + x.detach(),
@@ -425,23 +365,22 @@ with warnings.catch_warnings():
     SCRIPTED = torch.jit.script(nn.Sigmoid())
 
 
+def assigned(x):
+    y = x.clone()
+    y[:, 0] = 1.0
+    return y
+
+
+def through(x):
+    y = x.clone()
+    y[:, 0].add_(1)
+    return y
+
+
 def stale(x):
     view = x.view(x.shape[0], -1)
     x.relu_()
     return view
-
-
-def rewritten(x):
-    taken = x[:, 0]
-    taken += 1
-    x[:, 1] = taken
-    return x
-
-
-def kept(x):
-    first = x.flatten(1)
-    first[0] = 0
-    return first
 
 
 REFUSED = {
@@ -461,10 +400,16 @@ REFUSED = {
     "std": (lambda x: x.std(1), "std"),
     "layer_norm": (nn.LayerNorm(SHAPE[1:]).double(), "layer_norm"),
     "group_norm": (nn.GroupNorm(2, 4).double(), "group_norm"),
-    "instance_norm": (nn.InstanceNorm2d(4), "instance_norm: it takes statistics of its input"),
+    "instance_norm": (nn.InstanceNorm2d(4), "instance_norm"),
+    "tokens in the batch": (lambda x: F.linear(x.reshape(-1, 30), filters(7, 30)).view(x.shape[0], -1), "batch first"),
+    "limits of its own": (lambda x: x.clamp(x.mean(1, keepdim=True)), "clamp: its limits depend on the input"),
+    "where of a comparison": (lambda x: torch.where(x > 0, x, 0.1 * x), "gt"),
+    "times a comparison": (lambda x: x * (x <= 0.1), "le"),
+    "sort": (lambda x: x.sort(1)[0], "sort"),
+    "topk": (lambda x: x.topk(2, 1).values, "topk"),
+    "an assignment": (lambda x: x.clone().copy_(2 * x), "copy"),
     "batch_norm in train mode": (nn.BatchNorm2d(4).double(), r"batch_norm: it is in train mode"),
     "dropout in train mode": (nn.Dropout(), r"dropout: it is in train mode"),
-    "rrelu in train mode": (nn.RReLU(), r"rrelu: it is in train mode"),
     "fft": (lambda x: torch.fft.rfft(x).real, "fft"),
     "argmax": (lambda x: x.argmax(1).to(x.dtype), "argmax"),
     "positions": (lambda x: x.max(1)[1].to(x.dtype), "positions of largest values"),
@@ -487,18 +432,11 @@ REFUSED = {
     "python value": (lambda x: x * x.sum().item(), "sum"),
     "condition": (lambda x: x if bool(x.sum(1).sum(1).sum(1).any()) else -x, "any"),
     "data": (lambda x: x.data, "data"),
-    "an assignment of a changed view": (rewritten, "in place through a view"),
-    "an assignment to a row": (kept, "__setitem__: it mixes the rows"),
-    "a comparison in Python": (lambda x: x if bool((x > 0).flatten(1).any(1)[0]) else -x, "__getitem__|any"),
-    "a value of a comparison": (lambda x: x * (x > 0).flatten(1).sum(1).tolist()[0], "tolist: its result is list"),
-    "values under a mask": (lambda x: x[x > 0], "__getitem__: it mixes the rows"),
-    "a mask of another row": (lambda x: x * (x > 0).roll(1, 0), "roll: it mixes the rows"),
-    "a mask that is drawn": (lambda x: x * torch.rand_like((x > 0).to(x.dtype)), "rand_like: it mixes the rows"),
-    "a comparison with chance": (lambda x: x * (x > torch.rand(x.shape)), "different value in each row"),
+    "an assignment to a part": (assigned, "__setitem__"),
+    "a change through a view": (through, "in place through a view"),
+    "a comparison in Python": (lambda x: x if bool((x > 0).flatten(1).any(1)[0]) else -x, "gt"),
     "equality": (lambda x: x * (x == 0), "eq"),
-    "where of two products": (lambda x: torch.where(x > 0, x, x * x), "mul: it is not affine"),
-    "sort of rows": (lambda x: x.sort(0)[0], "sort: it works along the batch"),
-    "topk in no order": (lambda x: x.topk(2, 1, sorted=False)[0], "leave out sorted=False"),
+    "where of two products": (lambda x: torch.where(CONSTANT > 0, x, x * x), "mul: it is not affine"),
     "roll of rows": (lambda x: x.roll(1, 0), "roll: it mixes the rows"),
     "cumsum of rows": (lambda x: x.cumsum(0), "cumsum: it mixes the rows"),
     "products": (lambda x: torch.addcmul(x, x, x), "addcmul: it is not affine"),
@@ -585,13 +523,13 @@ def of_mean(x):
     return x - float(x.detach().numpy().mean())
 
 
-AT_THE_DOOR = {
+REFUSED_AT_ONCE = {
     "noise": (Net(Lambda(lambda x: x + 0.1 * torch.randn(x.shape))), r"is random: .* it is in middle \(Lambda\)"),
     "dropout": (Net(nn.Dropout()), r"is random: .* it is in middle \(Dropout\)"),
     "a state": (Net(State()), r"is random: .* it is in middle \(State\)"),
     "other rows": (Net(Lambda(of_mean)), r"is batch-dependent: .* it is in middle \(Lambda\)"),
     "statistics of the batch": (Net(nn.BatchNorm1d(8)), r"is batch-dependent: .* it is in middle \(BatchNorm1d\)"),
-    "values in Python": (Net(Lambda(lambda x: x * torch.tensor((x > 0).tolist()))), "tolist: its result is list"),
+    "values in Python": (Net(Lambda(lambda x: x * torch.tensor((x > 0).tolist()))), "gt"),
     "probabilities": (nn.Sequential(Net(nn.Identity()), nn.Softmax(1)), "softmax: .* return what enters it"),
     "a log_softmax before the end": (Net(nn.LogSoftmax(1)), "not the network's last step"),
     "bfloat16": (Net(nn.Identity()).bfloat16(), r"its weights are bfloat16\) raised RuntimeError"),
@@ -601,9 +539,9 @@ AT_THE_DOOR = {
 }
 
 
-@pytest.mark.parametrize("name", AT_THE_DOOR)
-def test_networks_that_are_refused_at_the_door(name):
-    network, words = AT_THE_DOOR[name]
+@pytest.mark.parametrize("name", REFUSED_AT_ONCE)
+def test_networks_that_are_refused_at_once(name):
+    network, words = REFUSED_AT_ONCE[name]
     network = network if name in ("dropout", "statistics of the batch") else network.eval()
     with pytest.raises(ModelError, match=words):
         record_checked(network, torch.rand(1, 6, generator=torch.Generator().manual_seed(0)), (0.0, 1.0))
@@ -626,19 +564,3 @@ def test_exported_and_compiled_networks_are_those_they_were_made_of():
     for other in (exported, compiled):
         assert record(other, points).pattern() == record(network, points).pattern()
         torch.testing.assert_close(record(other, points).logits, network(points))
-
-
-@settings(max_examples=15, deadline=None)
-@given(st.lists(st.integers(1, 4), min_size=1, max_size=3), st.integers(0, 9), st.integers(1, 3), st.data())
-def test_assignments_and_choices_of_any_shape(tail, seed, rows, data):
-    places = data.draw(st.tuples(*(st.integers(0, size - 1) for size in tail)))
-    dim = data.draw(st.integers(1, len(tail)))
-    index = (slice(None), *(slice(place, None) for place in places))
-
-    def function(x):
-        x = F.linear(x.flatten(1), filters(x.shape[1:].numel(), x.shape[1:].numel())).view(x.shape)
-        y = x.clone()
-        y[index] += torch.where(x[index] > 0.1, 2 * x[index], -x[index])
-        return (y.sort(dim)[0] + y.cumsum(dim) * (y <= x.flip(dim))).flatten(1)
-
-    check_regions(Lambda(function).double(), drawn(rows, seed=seed, shape=tuple(tail)))

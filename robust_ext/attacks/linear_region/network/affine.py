@@ -1,8 +1,4 @@
-"""Affine steps of a network, applied again without the network, and the transposes of their linear parts.
-
-A step maps tensors whose first dimension holds the rows of a batch (or a fixed number of entries for each row, such
-as tokens) and never mixes rows, so it can be applied to any number of them.
-"""
+"""Affine steps of a network and the transposes of their linear parts, for any number of rows."""
 
 from __future__ import annotations
 
@@ -15,10 +11,10 @@ from torch.nn import functional as F
 
 
 class AffineMap:
-    """An affine function of one or more results, and the transpose of its linear part: a gradient for each input.
+    """An affine function of one or more inputs ``(rows, ...)`` that treats rows alike, and its transpose.
 
-    Where it is not given, the transpose is the vector-Jacobian product of automatic differentiation at ``examples`` of
-    the inputs. That is the same at every point, so one graph is kept and used for all products with as many rows.
+    Without a ``transpose``, automatic differentiation computes the vector-Jacobian product at ``examples`` of the
+    inputs. It is the same at every point, so all products with the same number of rows share one graph.
     """
 
     def __init__(
@@ -32,11 +28,11 @@ class AffineMap:
         self._graph: tuple[list[Tensor], Tensor] | None = None
 
     def apply(self, *inputs: Tensor) -> Tensor:
-        """The result."""
+        """Return the result."""
         return self._function(*inputs)
 
     def adjoint(self, gradient: Tensor) -> tuple[Tensor, ...]:
-        """The transpose of the linear part, one result for each input."""
+        """Return the transpose of the linear part, one result for each input."""
         rows = gradient.shape[0]
         if self._transpose is not None:
             return self._transpose(gradient)
@@ -87,19 +83,19 @@ class Convolution(AffineMap):
     def adjoint(self, gradient: Tensor) -> tuple[Tensor, ...]:
         """See :class:`AffineMap`."""
         kernel = tuple(self.weight.shape[2:])
-        # The transposed kernels of CPUs are made for many channels: with one, a matrix product is three times faster.
+        # CPUs have transposed kernels for many channels: with one, a matrix product is three times faster.
         one_channel = self.weight.dim() == 4 and self.weight.shape[1] == 1 and self.groups == 1
         if one_channel and gradient.device.type == "cpu" and gradient.shape[0] > 0:
             columns = self.weight.flatten(1).T @ gradient.flatten(2)
             return (F.fold(columns, self.size, kernel, self.dilation, self.padding, self.stride),)
-        # Where a stride steps over the last values, the transpose must still return as many.
+        # A stride may step over the last values, which the transpose must still return.
         sizes = zip(self.size, kernel, self.stride, self.padding, self.dilation, strict=True)
         over = [(n + 2 * p - d * (k - 1) - 1) % s for n, k, s, p, d in sizes]
         function = getattr(F, f"conv_transpose{len(self.size)}d")
         return (function(gradient, self.weight, None, self.stride, self.padding, over, self.groups, self.dilation),)
 
     def scaled(self, after: ChannelScale) -> Convolution:
-        """The convolution with a scaling of its channels after it."""
+        """Return the convolution followed by a scaling of its channels."""
         scale, shift = after.scale.flatten(), after.shift.flatten()
         bias = shift if self.bias is None else torch.addcmul(shift, self.bias, scale)
         return replace(self, weight=self.weight * scale.view(-1, *[1] * (self.weight.dim() - 1)), bias=bias)

@@ -1,7 +1,7 @@
-"""Steps that choose: each row has its own choice, fixed when it was recorded, and constraints that keep it.
+"""Piecewise affine steps: each row has its own choice, and constraints that hold as long as the choice is the same.
 
-Every constraint is a linear function of the input that is at least 0 as long as the choice stays the same (Croce,
-Rauber and Hein 2019, equations 7 and 8).
+Every constraint is a linear function of the input that is at least 0 inside the region (Croce, Rauber and Hein 2019,
+equations 7 and 8).
 """
 
 from __future__ import annotations
@@ -13,51 +13,56 @@ from functools import cached_property
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 Constant = Tensor | float
 
 
 class Gate(ABC):
-    """A piecewise affine step, named by its function, with the choices of a batch; ``constraints`` are of one row."""
+    """A piecewise affine function of ``x (rows, ...)``, with the choices of a batch; ``constraints`` counts one row's.
+
+    Attributes:
+        name: The name of the function.
+        rows: The number of rows.
+        constraints: The number of constraints of a row.
+    """
 
     name: str
     rows: int
     constraints: int
 
     @abstractmethod
-    def apply(self, constraints: Tensor, *inputs: Tensor) -> Tensor:
-        """The result; the values of the constraints are written to ``constraints (rows, constraints)``."""
+    def apply(self, constraints: Tensor, x: Tensor) -> Tensor:
+        """Return the result, and write the constraints to ``constraints (rows, constraints)``."""
 
     @abstractmethod
-    def adjoint(self, gradient: Tensor | None, multipliers: Tensor) -> tuple[Tensor, ...]:
-        """The transpose of result and constraints together, for the first inputs; None for a gradient of zeros."""
+    def adjoint(self, gradient: Tensor | None, multipliers: Tensor) -> Tensor:
+        """Return the transpose of result and constraints together; a gradient of None stands for zeros."""
 
     @abstractmethod
-    def at(self, rows: int, *inputs: Tensor) -> tuple[Gate, Tensor]:
-        """The gate with the choices that other inputs make, of any number of rows, and the result for them."""
+    def at(self, x: Tensor) -> tuple[Gate, Tensor]:
+        """Return the gate with the choices of another input, of any number of rows, and the result for it."""
 
     @abstractmethod
     def select(self, rows: Tensor) -> Gate:
-        """The gate of some of the rows, int64 indices."""
+        """Return the gate of some rows, int64 indices."""
 
     @abstractmethod
     def agrees(self, other: Gate) -> Tensor:
-        """Which constraints mean the same as with the choices of the other, bool ``(rows, constraints)``."""
+        """Return which constraints mean the same with the choices of the other, bool ``(rows, constraints)``."""
 
     @abstractmethod
     def choices(self) -> Tensor:
-        """The choices of each row, ``(rows, n)`` of a bool or integer dtype."""
+        """Return the choices of each row, ``(rows, n)`` of a bool or integer dtype."""
 
 
 @dataclass(eq=False)
 class PiecewiseActivation(Gate):
     """A function of one variable that is affine between breakpoints, applied to every value.
 
-    A row of constraints belongs to each breakpoint and value: its distance from the breakpoint, on the side it is on.
-    Breakpoints increase; they, the slopes and intercepts of the pieces between them are numbers or tensors that
-    broadcast against one entry. ``active`` holds for each breakpoint whether a value lies above it, bool
-    ``(entries, *tail)``. With channels innermost in memory, that is also the order of the constraints, so that none
-    has to be moved.
+    Each breakpoint and value has a constraint: its distance from the breakpoint, on its own side. Breakpoints increase;
+    they, the slopes and intercepts of the pieces between them are numbers or tensors that broadcast against one row.
+    ``active`` holds for each breakpoint whether a value lies above it, bool ``(rows, ...)``.
     """
 
     name: str
@@ -65,13 +70,12 @@ class PiecewiseActivation(Gate):
     slopes: tuple[Constant, ...]
     intercepts: tuple[Constant, ...]
     active: tuple[Tensor, ...]
-    rows: int
-    values: int
     dtype: torch.dtype
-    channels_last: bool
 
     def __post_init__(self) -> None:
-        self.constraints = len(self.breakpoints) * self.values
+        self.rows = len(self.active[0])
+        self._values = self.active[0].shape[1:].numel()
+        self.constraints = len(self.breakpoints) * self._values
 
     @cached_property
     def _factor(self) -> Tensor:
@@ -93,9 +97,8 @@ class PiecewiseActivation(Gate):
             out = torch.where(side, constant, out)
         return out
 
-    def apply(self, constraints: Tensor, *inputs: Tensor) -> Tensor:
+    def apply(self, constraints: Tensor, x: Tensor) -> Tensor:
         """See :class:`Gate`."""
-        (x,) = inputs
         for part, sign, point in zip(self._parts(constraints), self._signs, self.breakpoints, strict=True):
             centred = x - point if isinstance(point, Tensor) or point != 0 else x
             torch.mul(self._flat(centred), sign, out=part)
@@ -107,27 +110,23 @@ class PiecewiseActivation(Gate):
             out += self._summand
         return out
 
-    def adjoint(self, gradient: Tensor | None, multipliers: Tensor) -> tuple[Tensor, ...]:
+    def adjoint(self, gradient: Tensor | None, multipliers: Tensor) -> Tensor:
         """See :class:`Gate`."""
         parts = self._parts(multipliers)
         total = parts[0] * self._signs[0]
         for part, sign in zip(parts[1:], self._signs[1:], strict=True):
             total.addcmul_(part, sign)
-        count, *tail = self.active[0].shape
-        last = self.channels_last
-        total = total.view(count, *tail[1:], tail[0]).movedim(-1, 1) if last else total.view(count, *tail)
-        return (total if gradient is None else torch.addcmul(total, gradient, self._factor),)
+        total = total.view(self.active[0].shape)
+        return total if gradient is None else torch.addcmul(total, gradient, self._factor)
 
-    def at(self, rows: int, *inputs: Tensor) -> tuple[Gate, Tensor]:
+    def at(self, x: Tensor) -> tuple[Gate, Tensor]:
         """See :class:`Gate`."""
-        (x,) = inputs
-        gate = replace(self, active=tuple(x > point for point in self.breakpoints), rows=rows)
+        gate = replace(self, active=tuple(x > point for point in self.breakpoints))
         return gate, gate._result(x)
 
     def select(self, rows: Tensor) -> Gate:
         """See :class:`Gate`."""
-        active = tuple(take_rows(side, rows, self.rows) for side in self.active)
-        return replace(self, active=active, rows=len(rows))
+        return replace(self, active=tuple(side[rows] for side in self.active))
 
     def agrees(self, other: Gate) -> Tensor:
         """See :class:`Gate`."""
@@ -137,25 +136,99 @@ class PiecewiseActivation(Gate):
 
     def choices(self) -> Tensor:
         """See :class:`Gate`."""
-        return torch.cat([side.reshape(self.rows, self.values) for side in self.active], 1)
+        return torch.cat([self._flat(side) for side in self.active], 1)
 
     def _parts(self, constraints: Tensor) -> Sequence[Tensor]:
-        return [constraints.narrow(1, i * self.values, self.values) for i in range(len(self.active))]
+        return [constraints.narrow(1, i * self._values, self._values) for i in range(len(self.active))]
 
     def _flat(self, x: Tensor) -> Tensor:
-        return (x.movedim(1, -1) if self.channels_last else x).reshape(self.rows, self.values)
+        return x.reshape(self.rows, self._values)
 
 
-class Comparison(PiecewiseActivation):
-    """Whether each value lies above 0: bool, and so constant in each region."""
+@dataclass(eq=False)
+class MaxGate(Gate):
+    """The largest of several values, as in max pooling.
 
-    def _result(self, x: Tensor) -> Tensor:
-        return self.active[0]
+    Each window and each value in it has a constraint: the largest value minus that value, which is 0 for the largest
+    itself. Windows at the rim, which hold fewer values, repeat one.
+
+    Attributes:
+        windows: Positions in a channel of ``size``, int64 ``(values, windows)``.
+        argmax: The position of each largest value, int32 ``(rows, channels, windows)``.
+        before: The shape of one row's input.
+        after: The shape of one row's result.
+        places: See :func:`places_of`.
+    """
+
+    name: str
+    windows: Tensor
+    argmax: Tensor
+    size: int
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    places: Tensor
+
+    def __post_init__(self) -> None:
+        self.rows, self._channels = self.argmax.shape[:2]
+        self.constraints = self._channels * self.windows.numel()
+
+    @cached_property
+    def _indices(self) -> Tensor:
+        return self.argmax.flatten(0, 1).long()
+
+    def apply(self, constraints: Tensor, x: Tensor) -> Tensor:
+        """See :class:`Gate`."""
+        flat = x.reshape(self.rows * self._channels, self.size)
+        largest = flat.gather(1, self._indices).view(self.rows, self._channels, 1, self.windows.shape[1])
+        shape = (self.rows, self._channels, *self.windows.shape)
+        others = flat.index_select(1, self.windows.flatten()).view(shape)
+        torch.sub(largest, others, out=constraints.view(shape))
+        return largest.view(self.rows, *self.after)
+
+    def adjoint(self, gradient: Tensor | None, multipliers: Tensor) -> Tensor:
+        """See :class:`Gate`."""
+        lines = self.rows * self._channels
+        flat = multipliers.reshape(lines, self.windows.numel())
+        largest = flat.view(lines, *self.windows.shape).sum(1)
+        if gradient is not None:
+            largest += gradient.reshape(largest.shape)
+        if self.places.shape[0] > 1 or self.places.numel() != self.windows.numel():
+            # One more column of zeros, for positions that lie in fewer windows than others.
+            flat = F.pad(flat, (0, 1))
+        spread = flat.index_select(1, self.places.flatten())
+        out = spread.view(lines, *self.places.shape).sum(1).neg_() if self.places.shape[0] > 1 else spread.neg_()
+        return out.scatter_add_(1, self._indices, largest).view(self.rows, *self.before)
+
+    def at(self, x: Tensor) -> tuple[Gate, Tensor]:
+        """See :class:`Gate`."""
+        flat = x.reshape(len(x) * self._channels, self.size)
+        values = flat.index_select(1, self.windows.flatten()).view(flat.shape[0], *self.windows.shape)
+        largest, place = values.max(1)
+        columns = torch.arange(self.windows.shape[1], device=x.device)
+        argmax = self.windows[place, columns].view(len(x), self._channels, self.windows.shape[1])
+        return replace(self, argmax=argmax.to(torch.int32)), largest.view(len(x), *self.after)
+
+    def select(self, rows: Tensor) -> Gate:
+        """See :class:`Gate`."""
+        return replace(self, argmax=self.argmax[rows])
+
+    def agrees(self, other: Gate) -> Tensor:
+        """See :class:`Gate`."""
+        assert isinstance(other, MaxGate)
+        same = (self.argmax == other.argmax).unsqueeze(2)
+        return same.expand(-1, -1, self.windows.shape[0], -1).reshape(self.rows, self.constraints)
+
+    def choices(self) -> Tensor:
+        """See :class:`Gate`."""
+        return self.argmax.flatten(1)
 
 
-def take_rows(entries: Tensor, rows: Tensor, count: int) -> Tensor:
-    """The entries of some rows of ``count``, each of which holds as many consecutive ones."""
-    if entries.shape[0] == count:
-        return entries[rows]
-    tail = entries.shape[1:]
-    return entries.view(count, -1, *tail)[rows].view(-1, *tail)
+def places_of(windows: Tensor, size: int) -> Tensor:
+    """Return the places in ``windows`` that hold each position, ``(places, size)``, padded with one past the end."""
+    flat = windows.flatten()
+    order = flat.argsort(stable=True)
+    counts = torch.bincount(flat, minlength=size)
+    starts = counts.cumsum(0) - counts
+    which = torch.arange(max(1, int(counts.max())), device=flat.device)[:, None]
+    places = (starts + which).clamp(max=flat.numel() - 1)
+    return torch.where(which < counts, order[places], flat.numel())

@@ -1,44 +1,37 @@
-"""Record what a network does to a batch, step by step, in one forward pass."""
+"""The recording of what a network does to a batch, step by step, in one forward pass."""
 
 from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from robust_ext.attacks.linear_region.network import (
-    affine_rules,
-    gate_rules,
-    index_rules,
-    layer_rules,
-    max_gates,
-    order_gates,
-)
-from robust_ext.attacks.linear_region.network.changes import changing_module
 from robust_ext.attacks.linear_region.network.regions import Regions, merge_scales
-from robust_ext.attacks.linear_region.network.tape import Tape
+from robust_ext.attacks.linear_region.network.rules import RULES
+from robust_ext.attacks.linear_region.network.tape import Tape, tensors_in
 from robust_ext.core.consistency import check_consistency
 from robust_ext.core.errors import InconsistentModelError, InvalidArgumentError, ModelError, RobustExtError
 from robust_ext.core.random import stream
 from robust_ext.core.target import frozen
 from robust_ext.models.compiled import evaluable
 
-_RULES = {
-    **affine_rules.RULES,
-    **index_rules.RULES,
-    **layer_rules.RULES,
-    **gate_rules.RULES,
-    **max_gates.RULES,
-    **order_gates.RULES,
-}
+# A relative difference that rounding can make.
+_ROUNDING = 1e-4
 
 
 def record(network: nn.Module, points: Tensor) -> Regions:
-    """The linear regions of a batch of points and the network's affine map in each.
+    """Return the linear regions of a batch of points and the network's affine map in each, from one forward pass.
 
-    The points are ``(N, ...)``, float32 or float64; N may be 0. The network maps them to logits ``(N, K)``, in eval
-    mode, and is left as it was. One forward pass is made; its choices are kept as one bool for each breakpoint and
-    value and one int32 for each pooling window. A :class:`ModelError` names what in the network is not piecewise
-    affine or cannot be followed, and lists what is supported.
+    Args:
+        network: A network in eval mode that maps points to logits ``(N, K)``; left unchanged.
+        points: float32 or float64 ``(N, ...)``; N may be 0.
+
+    Raises:
+        InvalidArgumentError: The points are no batch.
+        ModelError: The network is not piecewise affine or cannot be followed; the text names the function and lists
+            what is supported.
 
     Example:
         >>> network = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2)).eval()
@@ -53,11 +46,11 @@ def record(network: nn.Module, points: Tensor) -> Regions:
     if not points.shape[0]:
         nothing = torch.zeros(0, dtype=torch.int64, device=points.device)
         return record(network, points.new_zeros(1, *points.shape[1:])).select(nothing)
-    # With gradients switched on, whatever depends on the input requires them, also where it could not be followed.
+    # With gradients on, all that depends on the input requires them, also behind functions that cannot be seen.
     network = evaluable(network)
     with torch.inference_mode(False), torch.enable_grad(), frozen(network):
         x = points.detach().clone().requires_grad_().clone()
-        tape = Tape(x, _RULES)
+        tape = Tape(x, RULES)
         with tape:
             logits = _run(network, x)
         output = tape.number_of_logits(logits)
@@ -66,13 +59,13 @@ def record(network: nn.Module, points: Tensor) -> Regions:
 
 
 def record_checked(network: nn.Module, inputs: Tensor, bounds: tuple[float, float]) -> Regions:
-    """Regions of the first input, of a network whose logits of a row are found to follow from that row alone.
+    """Return the region of the first input, of a network whose logits of a row follow from that row alone.
 
-    The first of ``inputs (N, ...)`` and points drawn in ``bounds`` are recorded, sent through the network again, and
-    once more in another order beside others: seven rows forward. There the recorded steps have to give its logits.
+    Record the first of ``inputs (N, ...)`` and a point drawn in ``bounds``, run them again, and run them in another
+    order next to another point: seven rows forward. The recorded steps must reproduce the logits.
 
     Raises:
-        ModelError: The network cannot be followed, or does not do again what was recorded.
+        ModelError: The network cannot be followed, or does not repeat what was recorded.
         InconsistentModelError: It is random, keeps a state or looks at other rows; the text names the module.
     """
     low, high = bounds
@@ -81,17 +74,17 @@ def record_checked(network: nn.Module, inputs: Tensor, bounds: tuple[float, floa
     try:
         regions = record(network, points)
     except ModelError as refused:
-        # Chance and other rows are also what makes a constant differ between rows.
+        # Randomness and other rows also make a constant differ between rows.
         _check_rows(network, points, bounds, refused)
         raise
-    beside = torch.cat([drawn[1:].clamp(low, high), points.flip(0)])
+    other_batch = torch.cat([drawn[1:].clamp(low, high), points.flip(0)])
     with torch.no_grad():
-        again, others = network(points.clone()), network(beside.clone())
-    moved = regions.at(beside).logits
+        again, others = network(points.clone()), network(other_batch.clone())
+    moved = regions.at(other_batch).logits
     rounding = (2e-2, 3e-2) if inputs.is_cuda else (1e-4, 1e-2)
     pairs = ((again, regions.logits), (others[1:].flip(0), regions.logits), (others, moved))
     for (one, other), share in zip(pairs, (rounding[0], rounding[1], rounding[1]), strict=True):
-        # Rows that overflow, here and there, show nothing.
+        # Rows that overflow in one of the two show nothing.
         kept = one.isfinite().all(1) | other.isfinite().all(1)
         if not bool(kept.any()):
             continue
@@ -100,9 +93,9 @@ def record_checked(network: nn.Module, inputs: Tensor, bounds: tuple[float, floa
         gap = ((one - one[:, :1]) - (other - other[:, :1])).abs().max()
         if not bool(gap <= share * other.abs().max().clamp(min=1e-30)):
             differs = ModelError(
-                "the network returns other logits than the steps that were recorded of it: it keeps a state, is random "
-                "or decides something by values in Python; robust_ext:BoundarySearch() searches a network that is "
-                "deterministic and has gradients"
+                "the network returns other logits than its recorded steps: it keeps a state, is random or decides by "
+                "values in Python; robust_ext:BoundarySearch() searches a network that is deterministic and has "
+                "gradients"
             )
             _check_rows(network, points, bounds, differs)
             raise differs
@@ -110,16 +103,66 @@ def record_checked(network: nn.Module, inputs: Tensor, bounds: tuple[float, floa
 
 
 def _check_rows(network: nn.Module, points: Tensor, bounds: tuple[float, float], cause: ModelError) -> None:
-    """Raise where a network is random, keeps a state or looks at other rows, with the module that does."""
+    """Raise an error with the module's name if a network is random, keeps a state or looks at other rows."""
     try:
         check_consistency(network, points, bounds=bounds)
     except InconsistentModelError as error:
         if error.kind not in ("random", "batch"):
             return
-        module = changing_module(network, points, beside=error.kind == "batch")
+        module = _changing_module(network, points, beside=error.kind == "batch")
         where = f"; it is in {module}" if module else ""
         text = f"{error}{where}"
         raise InconsistentModelError(text, error.kind, error.difference, error.scale) from cause
+
+
+def _changing_module(network: nn.Module, points: Tensor, *, beside: bool) -> str | None:
+    """Return name and class of the innermost module that first returns a different output for the same input.
+
+    Args:
+        network: A network.
+        points: At least two rows.
+        beside: Whether to compare the first row next to other rows, instead of all rows once more.
+    """
+    others = torch.cat([points[:1], points[:1].expand_as(points[1:])]) if beside else points
+    calls = [_module_calls(network, given.clone()) for given in (points, others)]
+    kept = slice(1) if beside else slice(None)
+    name: str
+    for (name, before, after), (_, before_again, after_again) in zip(*calls, strict=False):
+        if _same(before, before_again, kept) and not _same(after, after_again, kept):
+            return name
+    return None
+
+
+def _module_calls(network: nn.Module, x: Tensor) -> list[tuple[str, list[Tensor], list[Tensor]]]:
+    """Return module, inputs and outputs of each call, innermost first."""
+    calls: list[tuple[str, list[Tensor], list[Tensor]]] = []
+    entered: list[list[Tensor]] = []
+
+    def enter(_module: nn.Module, args: Any) -> None:
+        entered.append([one.detach().clone() for one in tensors_in(args)])
+
+    with ExitStack() as stack:
+        stack.enter_context(frozen(network))
+        stack.enter_context(torch.no_grad())
+        for name, module in network.named_modules():
+            if isinstance(module, torch.jit.ScriptModule):
+                continue
+            shown = f"{name or 'the network'} ({type(module).__name__})"
+
+            def leave(_module: nn.Module, _args: Any, out: Any, shown: str = shown) -> None:
+                calls.append((shown, entered.pop(), [one.detach().clone() for one in tensors_in(out)]))
+
+            stack.enter_context(module.register_forward_pre_hook(enter))
+            stack.enter_context(module.register_forward_hook(leave))
+        network(x)
+    return calls
+
+
+def _same(first: list[Tensor], second: list[Tensor], rows: slice) -> bool:
+    if [one.shape for one in first] != [one.shape for one in second]:
+        return False
+    pairs = [(one.double(), other.double()) for one, other in zip(first, second, strict=True) if one[rows].numel()]
+    return all(bool((one[rows] - other[rows]).abs().max() <= _ROUNDING * one.abs().max()) for one, other in pairs)
 
 
 def _run(network: nn.Module, x: Tensor) -> Tensor:

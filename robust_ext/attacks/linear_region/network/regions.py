@@ -57,7 +57,7 @@ class Regions:
         self._check_points("z", z, self.rows)
         constraints = z.new_empty(self.rows, self.constraints + spare)
         columns = iter(self.layers)
-        return constraints, self._run(z, lambda gate, *x: gate.apply(constraints[:, next(columns)[1]], *x))
+        return constraints, self._run(z, lambda gate, x: gate.apply(constraints[:, next(columns)[1]], x))
 
     @torch.no_grad()
     def _run(self, z: Tensor, at_gate: Callable[..., Tensor]) -> Tensor:
@@ -66,7 +66,7 @@ class Regions:
         for step, last in zip(self._steps, self._last, strict=True):
             operation = step.operation
             if isinstance(operation, Gate):
-                values[step.output] = at_gate(operation, *(values[i] for i in step.inputs))
+                values[step.output] = at_gate(operation, values[step.inputs[0]])
             else:
                 values[step.output] = operation.apply(*(values[i] for i in step.inputs))
             for unused in last:
@@ -85,14 +85,14 @@ class Regions:
         for step in reversed(self._steps):
             operation = step.operation
             gradient = gradients.pop(step.output, None)
+            returned: tuple[Tensor, ...]
             if isinstance(operation, Gate):
-                part = multipliers[:, next(columns)[1]]
-                returned = operation.adjoint(gradient, part)
+                returned = (operation.adjoint(gradient, multipliers[:, next(columns)[1]]),)
             elif gradient is None:
                 continue
             else:
                 returned = operation.adjoint(gradient)
-            for number, value in zip(step.inputs, returned, strict=False):
+            for number, value in zip(step.inputs, returned, strict=True):
                 gradients[number] = gradients[number] + value if number in gradients else value
         if 0 not in gradients:
             return multipliers.new_zeros(self.rows, *self.shape)
@@ -103,8 +103,8 @@ class Regions:
         self._check_points("points", points, points.shape[0] if points.dim() else 0)
         gates: list[Gate] = []
 
-        def choose(gate: Gate, *x: Tensor) -> Tensor:
-            chosen, out = gate.at(points.shape[0], *x)
+        def choose(gate: Gate, x: Tensor) -> Tensor:
+            chosen, out = gate.at(x)
             gates.append(chosen)
             return out
 
