@@ -66,9 +66,9 @@ class RecipeRun(Run):
         return self.given.samples
 
     def needs(self, rows: range, store: Store) -> Mapping[str, Any]:
-        """Return the rows."""
+        """Return the rows, and whether each is classified correctly."""
         inputs, labels = self.given.rows(rows)
-        return {"inputs": inputs, "labels": labels}
+        return {"inputs": inputs, "labels": labels, "correct": self.given.correct[rows.start : rows.stop].tolist()}
 
     def work(self, rows: range, needs: Mapping[str, Any]) -> Work[Block]:
         """Attack these rows in one task."""
@@ -93,7 +93,7 @@ class RecipeRun(Run):
         seed = derive_seed(self.seed, sample, "case study verdict")
         rejects = None if defense is None else partial(defense.rejects, seed=seed)
         attempt = yield task, Check(module=given.module, name=self.attack.name, rejects=rejects)
-        return Block.of(rows, given.ids, attempt, attempt.verified.candidates)
+        return Block.of(rows, given.ids, attempt, attempt.verified.candidates, correct=needs["correct"])
 
 
 def plan_recipe(
@@ -126,5 +126,5 @@ def measured_accuracy(outcome: Outcome[RecipeRun]) -> dict[str, float]:
     raises it. With a detector, a rejected candidate counts as robust.
     """
     kept = [record["outcome"] != "found" for record in outcome.records]
-    sound = [bool(correct) and held for correct, held in zip(outcome.run.given.correct, kept, strict=True)]
+    sound = [record["correct"] and held for record, held in zip(outcome.records, kept, strict=True)]
     return {"claimed": sum(kept) / len(kept), "verified": sum(sound) / len(sound)}
