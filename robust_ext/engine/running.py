@@ -13,10 +13,11 @@ from robust_ext.engine.context import current_context, is_over, set_aside
 from robust_ext.engine.estimate import EstimatedError, estimate_runs
 from robust_ext.engine.evaluation_file import as_folder, claim, plan, read_evaluation, write_evaluation
 from robust_ext.engine.identity import versions
-from robust_ext.engine.pool import current_pool, run_on
+from robust_ext.engine.pool import current_pool
 from robust_ext.engine.progress import Progress, phase, showing
 from robust_ext.engine.run import Outcome, Run, end, finish, keep, tell, timed
 from robust_ext.engine.run_folder import RunFolder
+from robust_ext.engine.sharing import run_on
 from robust_ext.engine.store import Store
 from robust_ext.engine.task import Task, TaskResult, verified
 
