@@ -8,8 +8,9 @@ from torch import Tensor, nn
 from robust_ext.attacks.native import NativeAttack, Watch
 from robust_ext.attacks.running import undisturbed
 from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.guard import frozen
 from robust_ext.core.random import seeded_globals
-from robust_ext.core.target import Target, frozen
+from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
 from robust_ext.core.validation import check_inputs, check_labels
 from robust_ext.models.defended import Defended

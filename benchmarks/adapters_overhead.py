@@ -16,8 +16,9 @@ import torch
 from common import THREAT, load, parser, seconds
 
 import robust_ext
+from robust_ext.core.guard import frozen
 from robust_ext.core.random import stream
-from robust_ext.core.target import Target, frozen
+from robust_ext.core.target import Target
 from robust_ext.evaluations.binarization.forward import Forward
 from robust_ext.evaluations.binarization.problems import fit, measure
 from robust_ext.evaluations.binarization.settings import BinarizationSettings

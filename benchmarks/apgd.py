@@ -21,8 +21,9 @@ from common import load, parser, pgd, seconds
 from torch import Tensor, nn
 
 from robust_ext.attacks.apgd import APGD
+from robust_ext.core.guard import frozen
 from robust_ext.core.random import seeded_globals, stream
-from robust_ext.core.target import Target, frozen
+from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
 from robust_ext.engine.verify import verify
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 from networks import resnet20
 
-from robust_ext.core.target import frozen
+from robust_ext.core.guard import frozen
 from robust_ext.core.threat import ThreatModel
 from robust_ext.datasets import load_dataset
 

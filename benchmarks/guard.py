@@ -19,7 +19,7 @@ import robust_ext.evaluations.adaptive
 import robust_ext.evaluations.binarization
 import robust_ext.evaluations.mead  # noqa: F401
 from robust_ext.core.consistency import check_consistency
-from robust_ext.core.intact.guard import guarded
+from robust_ext.core.guard import guarded
 
 
 def fastest(call: Callable[[], object], rounds: int) -> float:

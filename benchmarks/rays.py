@@ -22,8 +22,9 @@ from common import load, parser
 from torch import Tensor, nn
 
 from robust_ext.attacks.rays import RayS
+from robust_ext.core.guard import frozen
 from robust_ext.core.random import seeded_globals
-from robust_ext.core.target import Target, frozen
+from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
 
 # More than any of the budgets lets them make.

@@ -30,7 +30,7 @@ from robust_ext.adapters.building import (
 from robust_ext.adapters.module_search import check_references, check_starting_points, find_defended
 from robust_ext.attacks.native import NativeAttack, Step, Watch
 from robust_ext.core.errors import InvalidArgumentError
-from robust_ext.core.target import frozen
+from robust_ext.core.guard import frozen
 from robust_ext.core.threat import ThreatModel
 from robust_ext.core.validation import check_integer, check_number
 

@@ -14,7 +14,7 @@ from robust_ext.adapters.art.library import art
 from robust_ext.adapters.art.model import adapt_model
 from robust_ext.attacks._common.objectives import find_divergence
 from robust_ext.core.errors import InvalidArgumentError
-from robust_ext.core.target import frozen
+from robust_ext.core.guard import frozen
 from robust_ext.core.validation import check_choice, check_inputs
 
 PyTorchClassifier: Any = art.estimators.classification.PyTorchClassifier

@@ -17,7 +17,7 @@ from robust_ext.adapters.foolbox.model import FoolboxModule
 from robust_ext.adapters.foolbox.native import torch_tensor
 from robust_ext.attacks._common.objectives import find_divergence
 from robust_ext.core.errors import AttackError, InvalidArgumentError
-from robust_ext.core.target import frozen
+from robust_ext.core.guard import frozen
 from robust_ext.core.validation import check_labels
 
 _BaseGradientDescent: Any = foolbox.attacks.gradient_descent_base.BaseGradientDescent

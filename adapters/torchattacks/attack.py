@@ -26,9 +26,10 @@ from robust_ext.adapters.wrapped import (
 from robust_ext.attacks.base import draw_seed
 from robust_ext.attacks.unit_space import UnitSpace
 from robust_ext.core.errors import AttackError, InvalidArgumentError
+from robust_ext.core.guard import frozen
 from robust_ext.core.random import seeded_globals
 from robust_ext.core.specification import check_keywords, parse_call
-from robust_ext.core.target import Target, frozen
+from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
 
 _EPSILONS = ("eps", "max_epsilon")

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from robust_ext.attacks.base import Attack, draw_seed
-from robust_ext.core.errors import AttackError, DisturbedError, RobustExtError
-from robust_ext.core.intact.guard import guarded
+from robust_ext.core.errors import AttackError, DisturbedError
+from robust_ext.core.foreign import is_own, noting_interrupts, place_of, text_of
+from robust_ext.core.guard import guarded
 from robust_ext.core.memory import OutOfMemory
 from robust_ext.core.random import seeded_globals
 from robust_ext.core.target import Target
@@ -41,58 +40,80 @@ def run_attack(
 
 @contextmanager
 def undisturbed(attack: Attack, target: Target, generator: torch.Generator) -> Iterator[Target]:
-    """A target for the run of one attack inside the block, padded where it has too few classes, and left as it was.
+    """A target for the run of one attack inside the block, which is left as it was; see the two that it consists of."""
+    with guarding(attack, target), exposed(attack, target, generator) as shown:
+        yield shown
 
-    Random detectors are seeded from the generator. What the attack leaves changed is put back, also where it raises,
-    see :func:`robust_ext.core.intact.guard.guarded`: settings of the process with a warning, the network and what runs
-    it with a DisturbedError. Anything else than an error of this project that is raised inside becomes an AttackError,
-    an exit of the process too.
+
+@contextmanager
+def guarding(
+    attack: Attack, target: Target, *, original: Target | None = None, probe: Callable[[], Iterable[str]] = tuple
+) -> Iterator[None]:
+    """Undo what an attack leaves changed inside the block, also where it raises.
+
+    A setting of the process is a warning. Weights, submodules and hooks of the network are a DisturbedError, as is
+    another change that ``probe`` finds. Where the target is a copy, its ``original`` is guarded too.
+    """
+    originals = () if original is None else _networks(original)
+    with guarded(*_networks(target), originals=originals, probe=probe) as found:
+        yield
+    if found.process:
+        warn(f"{attack.name} left {', '.join(found.process)} changed, which was put back")
+    if found.network:
+        shown = "; ".join(found.network[:3]) + ("; ..." if len(found.network) > 3 else "")
+        raise DisturbedError(
+            f"{attack.name}: changed what it attacks or is judged by ({shown}); what changed of the model was put "
+            "back, and what the attack returned is not used: let it work on a copy (copy.deepcopy of the model)"
+        )
+
+
+@contextmanager
+def exposed(attack: Attack, target: Target, generator: torch.Generator) -> Iterator[Target]:
+    """A target as an attack sees it inside the block: padded where it has too few classes.
+
+    Random detectors are seeded from the generator. Whatever the attack raises becomes an AttackError, also an exit of
+    the process. Errors that this project raises on the way and the user's Ctrl-C stay what they are.
     """
     if target.classes < attack.traits.minimum_classes:
         classes = attack.traits.minimum_classes
         target = replace(target, module=PaddedClasses(target.module, classes=classes), classes=classes)
-    networks: list[nn.Module] = [target.module] if target.defended is None else [target.module, target.defended]
-    with _named(attack.name), guarded(*networks) as found, ExitStack() as stack:
-        # Their place is inside: the guard then finds them as they were.
+    with _named(attack.name), ExitStack() as stack:
         if target.defended is not None and target.defended.detector.random:
             # Random detectors draw from the global generator.
             stack.enter_context(seeded_globals(draw_seed(generator)))
         yield _copied(target)
-    if found.left:
-        warn(f"{attack.name} left {', '.join(found.left)} changed, which was put back")
-    if found.network:
-        shown = "; ".join(found.network[:3]) + ("; ..." if len(found.network) > 3 else "")
-        raise DisturbedError(
-            f"{attack.name}: changed what it attacks or is judged by ({shown}); everything was put back, and what it "
-            "returned is not used: let it work on a copy (copy.deepcopy of the model)"
-        )
+
+
+def _networks(target: Target) -> list[nn.Module]:
+    return [target.module] if target.defended is None else [target.module, target.defended]
 
 
 @contextmanager
 def _named(name: str) -> Iterator[None]:
     """Errors that name the attack."""
-    try:
-        yield
-    except (RobustExtError, KeyboardInterrupt, GeneratorExit):
-        raise
-    except SystemExit as error:
-        raise AttackError(
-            f"{name}: tried to exit the process with status {error.code}; raise an exception where it cannot go on"
-        ) from error
-    except OutOfMemory as error:
-        # What an attack finds may depend on its batch, so it is not made smaller here.
-        raise AttackError(
-            f"{name}: out of memory ({str(error).partition('.')[0]}); lower batch_size (--batch-size), the number of "
-            "samples attacked at once"
-        ) from error
-    except BaseException as error:
-        raise AttackError(f"{name}: raised {type(error).__name__}: {_words_of(error)}") from error
+    with noting_interrupts() as interrupts:
+        try:
+            yield
+        except BaseException as error:
+            if is_own(error) or (interrupts and isinstance(error, KeyboardInterrupt)):
+                raise
+            raise AttackError(f"{name}: {_words_of(error)}") from error
+    if interrupts:
+        # The attack caught it.
+        raise KeyboardInterrupt
 
 
 def _words_of(error: BaseException) -> str:
-    """The text of an error; of one without, as of a bare ``assert``, the line of code that raised it."""
-    last = traceback.extract_tb(error.__traceback__)[-1:]
-    return str(error) or "; ".join(f"at `{one.line}` ({Path(one.filename).name}, line {one.lineno})" for one in last)
+    """What an attack raised, with what to do."""
+    if isinstance(error, SystemExit):
+        return f"tried to exit the process with status {text_of(error)}; raise an exception where it cannot go on"
+    if isinstance(error, OutOfMemory):
+        # What an attack finds may depend on its batch, so it is not made smaller here.
+        return (
+            f"out of memory ({text_of(error).partition('.')[0]}); lower batch_size (--batch-size), the number of "
+            "samples attacked at once"
+        )
+    return f"raised {type(error).__name__}: {text_of(error) or place_of(error)}"
 
 
 def _copied(target: Target) -> Target:

@@ -21,9 +21,10 @@ from robust_ext.attacks.base import Attack, AttackTraits, check_attack, draw_see
 from robust_ext.attacks.running import run_attack
 from robust_ext.core.cost import Cost
 from robust_ext.core.errors import AttackError, InvalidArgumentError
+from robust_ext.core.guard import frozen
 from robust_ext.core.random import stream
 from robust_ext.core.settings import Settings, setting, settings_class
-from robust_ext.core.target import Target, frozen, module_device
+from robust_ext.core.target import Target, module_device
 from robust_ext.core.threat import NORMS, ThreatModel
 
 

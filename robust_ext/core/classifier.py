@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from robust_ext.core.errors import InconsistentModelError, InvalidArgumentError, ModelError
+from robust_ext.core.foreign import text_of
 from robust_ext.core.tasks import OWN_GRADIENTS, TOKENS, name_output
 
 _CHANNELS_LAST = "it runs on inputs.permute(0, 3, 1, 2): the inputs have their channels last, so give those"
@@ -40,11 +41,14 @@ def check_classifier(module: nn.Module, inputs: Tensor) -> Tensor:
         with torch.no_grad():
             # A copy: a module that works in place must not change what is its caller's.
             logits = module(inputs.clone())
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        text = text_of(error)
         tokens = any(isinstance(part, (nn.Embedding, nn.EmbeddingBag)) for part in module.modules())
         raise ModelError(
-            f"model: raised {type(error).__name__} on inputs of shape {tuple(inputs.shape)} and dtype float32: {error}"
-            + (f"; {TOKENS}" if tokens and "indices" in str(error) else "")
+            f"model: raised {type(error).__name__} on inputs of shape {tuple(inputs.shape)} and dtype float32: {text}"
+            + (f"; {TOKENS}" if tokens and "indices" in text else "")
             + (f"; {_CHANNELS_LAST}" if _has_channels_last(module, inputs) else "")
             + (f"; {OWN_GRADIENTS}" if _runs_with_gradients(module, inputs) else "")
         ) from error

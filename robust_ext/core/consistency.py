@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from robust_ext.core.errors import InconsistentModelError
+from robust_ext.core.foreign import text_of
 from robust_ext.core.precision import tolerance_of
 from robust_ext.core.random import seeded_globals
 from robust_ext.core.tasks import name_output
@@ -109,13 +110,15 @@ def _logits(module: nn.Module, rows: Tensor, argument: str, tried: str = "") -> 
     given, tried = rows.clone(), tried or f"on a batch of {len(rows)} rows"
     try:
         out = module(given)
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         needed = (
             "attacks leave out rows that are done, so it has to take batches of any size"
             if tried == SINGLE
             else "it has to take all inputs in the bounds"
         )
-        text = f"{argument}: raised {type(error).__name__} {tried}: {error}; {needed}"
+        text = f"{argument}: raised {type(error).__name__} {tried}: {text_of(error)}; {needed}"
         raise InconsistentModelError(text, "raises", tried=tried) from error
     if not torch.equal(given, rows):
         raise InconsistentModelError(

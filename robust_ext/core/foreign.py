@@ -1,32 +1,120 @@
-"""Code that is not this project's: what it raises becomes an error that names it, also where it ends the process."""
+"""The boundary around code that is not this project's: attacks, models, and callables of users and libraries."""
 
 from __future__ import annotations
 
+import signal
+import threading
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
 
-from robust_ext.core.errors import DataError, RobustExtError
+import torch
+from torch import Tensor
+
+from robust_ext.core.errors import DataError, IsolationError, ModelError, RobustExtError, RunFolderError
+
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 @contextmanager
 def foreign_code(
     argument: str, what: str, *, hint: str = "check its arguments", kind: type[RobustExtError] = DataError
 ) -> Iterator[None]:
-    """Explain what code of a user or a library raises inside, by an error of a ``kind``; those of this project pass.
+    """Turn what foreign code raises inside into an error of a ``kind``; errors of this project and Ctrl-C pass.
 
     ``sys.exit`` counts as raising: nothing that is evaluated may end the evaluation as if it had gone well.
     """
+    with noting_interrupts() as interrupts:
+        try:
+            yield
+        except BaseException as error:
+            if is_own(error) or (interrupts and isinstance(error, KeyboardInterrupt)):
+                raise
+            raise kind(f"{argument}: {what} {raised(error, hint=hint)}") from error
+
+
+@contextmanager
+def not_ending() -> Iterator[None]:
+    """Turn an attempt to end the process, by whatever is evaluated inside, into a ModelError."""
     try:
         yield
-    except (RobustExtError, KeyboardInterrupt, GeneratorExit):
-        raise
-    except BaseException as error:
-        raise kind(f"{argument}: {what} {raised(error, hint=hint)}") from error
+    except (SystemExit, GeneratorExit) as error:
+        text = raised(error, hint="raise another exception where it cannot go on")
+        raise ModelError(f"the model, or other code that is evaluated, {text} ({place_of(error)})") from error
+
+
+def is_own(error: BaseException) -> bool:
+    """Whether code of this project reports on what foreign code asked of it.
+
+    Errors about the evaluation itself are never a report on the code that it runs.
+    """
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    raised_by = str(frames[-1].f_globals.get("__name__")) if frames else ""
+    about_run = isinstance(error, (RunFolderError, IsolationError))
+    return isinstance(error, RobustExtError) and not about_run and raised_by.split(".")[0] == __name__.split(".")[0]
+
+
+@contextmanager
+def noting_interrupts() -> Iterator[list[int]]:
+    """List the user's interrupts (Ctrl-C) that arrive inside the block; they are still handled as before."""
+    arrived, handler = list[int](), signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield arrived
+        return
+
+    def note(number: int, frame: FrameType | None) -> None:
+        arrived.append(number)
+        handler(number, frame)
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield arrived
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
 
 def raised(error: BaseException, *, hint: str) -> str:
-    """``raised ...; HINT``, in words; another hint where code tried to end the process."""
+    """``raised ...; HINT`` as text; another hint where code tried to end the process."""
     if isinstance(error, SystemExit):
         hint = "let it return instead, with what it runs as a program below `if __name__ == '__main__':`"
-    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    return f"raised {text}; {hint}"
+    return f"raised {': '.join(filter(None, (type(error).__name__, text_of(error))))}; {hint}"
+
+
+def text_of(error: BaseException) -> str:
+    """The text of an error, also of one whose ``__str__`` raises; empty where it has none."""
+    try:
+        return str(error)
+    except Exception as unreadable:
+        return f"its text cannot be read, which raised {type(unreadable).__name__}"
+
+
+def place_of(error: BaseException) -> str:
+    """The line of code that raised an error; empty where that is not known."""
+    last = traceback.extract_tb(error.__traceback__)[-1:]
+    return "; ".join(f"at `{one.line}` ({Path(one.filename).name}, line {one.lineno})" for one in last)
+
+
+def without_values(tensor: Tensor) -> str | None:
+    """Why the values of a tensor cannot be computed with, as ``on the meta device``; None for a plain tensor.
+
+    Subclasses of tensors are plain unless they define ``__torch_dispatch__``; see :func:`plain_tensor`.
+    """
+    kind = type(tensor)
+    if kind.__torch_dispatch__ not in (Tensor.__torch_dispatch__, torch.nn.Parameter.__torch_dispatch__):
+        return f"of {kind.__name__}, a class that defines __torch_dispatch__"
+    with torch._C.DisableTorchFunctionSubclass():
+        layout, dtype, meta, nested = (
+            getattr(Tensor, one).__get__(tensor) for one in ("layout", "dtype", "is_meta", "is_nested")
+        )
+    if layout != torch.strided or meta or nested:
+        return "on the meta device" if meta else "that is nested" if nested else f"of layout {layout}"
+    return f"of dtype {dtype}" if dtype.is_floating_point and dtype not in _FLOATS else None
+
+
+def plain_tensor(tensor: Tensor) -> Tensor:
+    """A tensor as a plain one on the same values: what a subclass overrides has no part in it."""
+    with torch._C.DisableTorchFunctionSubclass():
+        plain: Tensor = Tensor.as_subclass(tensor, Tensor)
+    return plain.detach()

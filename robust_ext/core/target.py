@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from robust_ext.core.errors import OutOfTimeError
-from robust_ext.core.intact.tensors import GradientState, TensorState
 from robust_ext.core.reached import outermost_calls
 
 if TYPE_CHECKING:
@@ -178,31 +177,3 @@ def module_device(module: nn.Module) -> torch.device:
     for tensor in (*module.parameters(), *module.buffers()):
         return tensor.device
     return torch.device("cpu")
-
-
-@contextmanager
-def frozen(module: nn.Module) -> Iterator[None]:
-    """Attack a module without leaving a trace on it.
-
-    Inside, no parameter requires a gradient (attacks need those of the inputs only, which saves part of each backward
-    pass). On leaving, ``requires_grad``, ``grad``, buffers and train flags are as they were, whatever the attack did:
-    an attack that switches batch normalisation into train mode would otherwise change the network it is judged on.
-    Nothing else is compared: :func:`robust_ext.core.intact.guard.guarded` sees changed weights, hooks and methods too.
-    """
-    gradients = [GradientState(parameter) for parameter in module.parameters()]
-    buffers = [
-        (part, name, TensorState(buffer))
-        for part in module.modules()
-        for name, buffer in part.named_buffers(recurse=False)
-    ]
-    flags = [(part, part.training) for part in module.modules()]
-    try:
-        yield
-    finally:
-        for gradient in gradients:
-            gradient.restore()
-        for part, name, state in buffers:
-            state.restore()
-            setattr(part, name, state.tensor)
-        for part, training in flags:
-            part.training = training

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from robust_ext.core.guard import frozen
 from robust_ext.core.random import derive_seed, seeded_globals, stream
-from robust_ext.engine.identity import is_plain
 from robust_ext.models.adaptive import AdaptiveDefense
 
 PROBES = 4
@@ -37,7 +36,7 @@ def behaviour(module: nn.Module, inputs: Tensor, bounds: tuple[float, float]) ->
     rows = group * math.ceil(PROBES / group)
     drawn = [torch.rand(inputs.shape[1:], generator=stream(0, number, "probe")) for number in range(rows)]
     probes = (low + (high - low) * torch.stack(drawn)).to(inputs)
-    with unmoved(module), torch.no_grad(), seeded_globals(derive_seed(0, "behaviour")):
+    with frozen(module), torch.no_grad(), seeded_globals(derive_seed(0, "behaviour")):
         before = _draws(probes)
         try:
             values = _kept(module(probes))
@@ -50,19 +49,19 @@ def compare_behaviour(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> str
     """In words, how what a module returns differs from what it returned earlier; None where it does not."""
     if "raised" in earlier or "raised" in now:
         words = [f"raised {one['raised']}" if "raised" in one else "returned numbers" for one in (earlier, now)]
-        return f"{words[1]} on probe inputs, and {words[0]} when the folder was begun" if len(set(words)) > 1 else None
+        return f"{words[1]} on probe inputs, and {words[0]} before" if len(set(words)) > 1 else None
     elsewhere = earlier["device"] != now["device"]
     if elsewhere and earlier["random"] and now["random"]:
         return None  # Another device draws other numbers.
     if np.shape(earlier["values"]) != np.shape(now["values"]):
-        return "returns another number of values than when the folder was begun"
+        return "returns another number of values"
     differ = _differ(earlier["values"], now["values"], TOLERANCE_ELSEWHERE if elsewhere else TOLERANCE)
     if not differ.any():
         return None
     largest = np.nanmax(np.abs(_array(earlier["values"]) - _array(now["values"])), initial=0.0)
     shown = f"largest difference {largest:.2g}" if largest else "other values are not finite"
     probes = f"{differ.sum()} of {len(differ)} probe inputs"
-    return f"behaves differently on {probes} than when the folder was begun ({shown})"
+    return f"behaves differently on {probes} ({shown})"
 
 
 def _draws(probes: Tensor) -> Tensor:
@@ -89,14 +88,3 @@ def _differ(earlier: Any, now: Any, tolerance: float) -> Any:
     scale = np.nanmax(np.abs(a), initial=np.nanmax(np.abs(b), initial=0.0))
     same = (np.abs(a - b) <= tolerance * scale) | (np.isnan(a) & np.isnan(b))
     return ~same.all(1)
-
-
-@contextmanager
-def unmoved(module: nn.Module) -> Iterator[None]:
-    """Put back numbers that modules change when they are queried, such as counts of calls."""
-    before = [(part, {name: one for name, one in vars(part).items() if is_plain(one)}) for part in module.modules()]
-    try:
-        yield
-    finally:
-        for part, values in before:
-            vars(part).update(values)

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from robust_ext.core.errors import ModelError
+from robust_ext.core.foreign import text_of, without_values
+from robust_ext.core.guard import frozen
 from robust_ext.core.precision import coarsest
 from robust_ext.core.random import seeded_globals
-from robust_ext.core.target import frozen
-from robust_ext.engine.behaviour import unmoved
 from robust_ext.models.adaptive import AdaptiveDefense
 from robust_ext.models.outputs import reduced
 from robust_ext.models.precision import InPrecision, ambient_autocast, weights_type
@@ -49,19 +49,18 @@ def as_classifier(module: nn.Module, inputs: Tensor, labels: Tensor | None = Non
     if error is not None and own not in (None, torch.float32):
         dtype, (output, seen, error) = own, _probe(runner, few.to(own))
     wrapped = module
-    if isinstance(output, Tensor) and (output.is_nested or output.layout != torch.strided):
-        kind, way = ("nested", "to_padded_tensor(0)") if output.is_nested else ("sparse", "to_dense()")
+    if isinstance(output, Tensor) and (odd := without_values(output)) is not None:
         raise ModelError(
-            f"model: returned a {kind} tensor, expected a dense one of logits ({len(few)}, K): wrap the model in a "
-            f"module that returns output.{way}"
+            f"model: returned a tensor {odd}, expected a plain, dense one of logits ({len(few)}, K): wrap the model in "
+            f"a module that returns {_dense_way(output)}"
         )
     if error is None:
 
         def run(batch: Tensor) -> object:
             found, _, raised = _probe(runner, batch if dtype is None else batch.to(dtype))
             if raised is not None:
-                text = f"model: raised {type(raised).__name__} on inputs of shape {tuple(batch.shape)}: {raised}"
-                raise ModelError(text) from raised
+                words = f"raised {type(raised).__name__} on inputs of shape {tuple(batch.shape)}: {text_of(raised)}"
+                raise ModelError(f"model: {words}") from raised
             return found
 
         wrapped, logits = reduced(module, output, run, inputs, labels, rows=len(few))
@@ -70,6 +69,15 @@ def as_classifier(module: nn.Module, inputs: Tensor, labels: Tensor | None = Non
     if ambient is None and dtype is None and precision in (torch.float32, torch.float64):
         return wrapped
     return InPrecision(wrapped, precision=precision, dtype=dtype, autocast=ambient)
+
+
+def _dense_way(output: Tensor) -> str:
+    """How to make a plain tensor of a network's output."""
+    if output.is_meta:
+        return "logits with values"
+    if output.is_nested:
+        return "output.to_padded_tensor(0)"
+    return "output.to_dense()" if output.layout != torch.strided else "output.float()"
 
 
 def parts_in_precision(pair: tuple[nn.Module, nn.Module], inputs: Tensor) -> tuple[nn.Module, nn.Module]:
@@ -117,7 +125,7 @@ def _has_no_values(module: nn.Module, inputs: Tensor) -> bool:
     return any(tensor.is_meta for tensor in (inputs, *module.parameters(), *module.buffers()))
 
 
-def _probe(module: nn.Module, inputs: Tensor) -> tuple[object, list[torch.dtype], Exception | None]:
+def _probe(module: nn.Module, inputs: Tensor) -> tuple[object, list[torch.dtype], BaseException | None]:
     """What a module returns, the types of what passes between its parts, and what it raised; it stays as it was."""
     seen: set[torch.dtype] = set()
 
@@ -126,7 +134,7 @@ def _probe(module: nn.Module, inputs: Tensor) -> tuple[object, list[torch.dtype]
             seen.add(output.dtype)
 
     with ExitStack() as stack:
-        for block in (frozen(module), unmoved(module), torch.no_grad(), seeded_globals(0)):
+        for block in (frozen(module), torch.no_grad(), seeded_globals(0)):
             stack.enter_context(block)
         for part in module.modules():
             if not isinstance(part, torch.jit.ScriptModule):
@@ -134,5 +142,7 @@ def _probe(module: nn.Module, inputs: Tensor) -> tuple[object, list[torch.dtype]
         try:
             # A copy: a module that works in place must not change what is its caller's.
             return module(inputs.clone()), list(seen), None
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             return None, [], error

@@ -10,20 +10,21 @@ import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from robust_ext.attacks.base import Attack
-from robust_ext.attacks.running import undisturbed
+from robust_ext.attacks.running import exposed, guarding
 from robust_ext.core.cost import Spent
 from robust_ext.core.heap import keep_freed_memory, trimmed
-from robust_ext.core.intact.code import settled
 from robust_ext.core.random import RowGenerator, derive_seed, seeded_globals, stream
 from robust_ext.core.target import PassCounter, Target, count_all_calls, count_calls
 from robust_ext.core.threat import ThreatModel
 from robust_ext.engine.context import current_context
+from robust_ext.engine.copies import copied_task, copying, current_behaviours
 from robust_ext.engine.phases import Phases
 from robust_ext.engine.progress import phase, watching
 from robust_ext.engine.recorder import record_queries
@@ -100,21 +101,30 @@ def run_task(task: Task) -> TaskResult:
     keep_freed_memory()
     seed, *keys = task.stream
     generator = stream(int(seed), *keys) if task.rows is None else RowGenerator.of(task.rows, int(seed), *keys)
-    counter, begun = task.target.counter, time.perf_counter()
-    before = counter.snapshot()
+    own, behaviours, counter = task, current_behaviours(), task.target.counter
     with ExitStack() as stack:
+        if behaviours is None:
+            stack.enter_context(guarding(task.attack, task.target))
+        else:
+            behaviours.note(task)
+            own, twins = copied_task(task)
+            probe = partial(behaviours.changes, task, twins)
+            stack.enter_context(guarding(task.attack, own.target, original=task.target, probe=probe))
+        begun, before = time.perf_counter(), counter.snapshot()
         stack.enter_context(counter.until(current_context().deadline))
-        stack.enter_context(_counting(task, counter))
+        # An attack may hold a network itself.
+        for counted in (task,) if own is task else (task, own):
+            stack.enter_context(_counting(counted, counter))
         # What draws from the global generators draws the same in every run, and leaves them as they were.
-        own = derive_seed(int(task.stream[0]), *task.stream[1:], "globals")
-        stack.enter_context(seeded_globals(own if task.global_seed is None else task.global_seed))
+        seed = derive_seed(int(task.stream[0]), *task.stream[1:], "globals")
+        stack.enter_context(seeded_globals(seed if task.global_seed is None else task.global_seed))
         kind = task.inputs.device.type
         if ambient_autocast(kind) is not None:
             # The model keeps it by itself; what an attack computes is the same in this process and in its own.
             stack.enter_context(torch.autocast(kind, enabled=False))
-        witness = stack.enter_context(witness_queries(task.target, task.inputs, task.threat_model))
-        recorder = stack.enter_context(record_queries(task.target, task.inputs, task.labels, task.threat_model))
-        target = stack.enter_context(undisturbed(task.attack, task.target, generator))
+        witness = stack.enter_context(witness_queries(own.target, task.inputs, task.threat_model))
+        recorder = stack.enter_context(record_queries(own.target, task.inputs, task.labels, task.threat_model))
+        target = stack.enter_context(exposed(task.attack, own.target, generator))
         candidates = task.attack.search(
             target,
             task.inputs.clone(),
@@ -122,7 +132,7 @@ def run_task(task: Task) -> TaskResult:
             threat_model=replace(task.threat_model),
             generator=generator,
         )
-    seconds, spent = time.perf_counter() - begun, counter.since(before)
+        seconds, spent = time.perf_counter() - begun, counter.since(before)
     passes = {"forward": spent.forward, "backward": spent.backward}
     return TaskResult(
         candidates=candidates,
@@ -166,7 +176,7 @@ def verified(work: Work[T]) -> Generator[Task, TaskResult, T]:
 
 def drive(tasks: Generator[Task, TaskResult, T], worker: Worker = run_task) -> T:
     """Run tasks one after another; an error of a worker is raised where its task was made."""
-    with trimmed(), settled():
+    with trimmed(), copying() if worker is run_task else nullcontext():
         try:
             task = next(tasks)
             while True:

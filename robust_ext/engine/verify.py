@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from robust_ext.core.errors import AttackError
+from robust_ext.core.foreign import plain_tensor, without_values
 from robust_ext.core.memory import RowLimit
 from robust_ext.core.threat import ThreatModel
 from robust_ext.engine.outcomes import BROKEN
@@ -115,21 +116,12 @@ def check_candidates(candidates: object, inputs: Tensor, *, attack: str) -> Tens
 
     AttackError where they are no dense float tensor of the inputs' shape; no memory is taken before that is known.
     """
-    kind = type(candidates)
-    if not issubclass(kind, Tensor):
-        raise AttackError(f"{attack}: returned {kind.__name__}, expected a tensor of candidates")
-    if kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:
-        raise AttackError(
-            f"{attack}: returned {kind.__name__}, a tensor class that defines __torch_dispatch__, expected a plain "
-            "torch.Tensor of candidates"
-        )
-    # What a subclass overrides must not take part in its own verification.
-    with torch._C.DisableTorchFunctionSubclass():
-        layout, meta, nested = (getattr(Tensor, one).__get__(candidates) for one in ("layout", "is_meta", "is_nested"))
-        if layout != torch.strided or meta or nested:
-            shown = "on the meta device" if meta else "that is nested" if nested else f"of layout {layout}"
-            raise AttackError(f"{attack}: returned a tensor {shown}, expected a dense tensor of candidates")
-        plain: Tensor = Tensor.as_subclass(candidates, Tensor)  # type: ignore[arg-type]
+    # Not isinstance, which believes what an object states as its class.
+    if not issubclass(type(candidates), Tensor):
+        raise AttackError(f"{attack}: returned {type(candidates).__name__}, expected a tensor of candidates")
+    if (odd := without_values(candidates)) is not None:
+        raise AttackError(f"{attack}: returned a tensor {odd}, expected a plain, dense tensor of candidates in float32")
+    plain = plain_tensor(candidates)
     if plain.shape != inputs.shape:
         raise AttackError(
             f"{attack}: returned shape {tuple(plain.shape)} for inputs of shape {tuple(inputs.shape)}, expected "
@@ -137,7 +129,7 @@ def check_candidates(candidates: object, inputs: Tensor, *, attack: str) -> Tens
         )
     if not plain.is_floating_point():
         raise AttackError(f"{attack}: returned dtype {plain.dtype}, expected floating point candidates")
-    return plain.detach().clone()
+    return plain.clone()
 
 
 def unverified(outcome: str, inputs: Tensor, *, module: nn.Module) -> Verification:

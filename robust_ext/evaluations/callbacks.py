@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from robust_ext.core.errors import InvalidArgumentError, MissingDependencyError
+from robust_ext.core.foreign import not_ending
 from robust_ext.core.warning import issuing_once
 from robust_ext.engine.context import current_context, run_context
 from robust_ext.evaluations.tracking import metrics, params
@@ -63,7 +64,7 @@ def listening(callbacks: Sequence[Callback]) -> Iterator[Callable[[R], R]]:
                 failed.add(number)
 
     context = replace(current_context(), on_record=heard if callbacks else None)
-    with issuing_once() as take, run_context(context):
+    with issuing_once() as take, run_context(context), not_ending():
         yield tell
 
 

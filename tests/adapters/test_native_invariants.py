@@ -8,7 +8,7 @@ import torch
 
 from robust_ext.attacks.catalogue import ATTACKS
 from robust_ext.core.errors import InvalidArgumentError
-from robust_ext.core.target import frozen
+from robust_ext.core.guard import frozen
 from robust_ext.models.defended import Defended
 from robust_ext.testing import art_invariants, foolbox_invariants
 from robust_ext.testing.networks import margins, small_batch, small_network

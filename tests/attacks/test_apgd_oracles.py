@@ -13,8 +13,8 @@ from torch import nn
 
 from robust_ext.attacks._common.apgd_steps import checkpoints
 from robust_ext.attacks.apgd import APGD
+from robust_ext.core.guard import frozen
 from robust_ext.core.random import seeded_globals, stream
-from robust_ext.core.target import frozen
 from robust_ext.core.threat import NORMS, ThreatModel
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network

@@ -76,11 +76,16 @@ def test_what_an_attack_raises_and_changed_weights_name_it():
 
     for attack, error, message in (
         (Probe(ZeroDivisionError("by nothing")), AttackError, "probe: raised ZeroDivisionError: by nothing"),
-        (Probe(InvalidArgumentError("eps", 3, "less")), InvalidArgumentError, "eps: got 3"),
+        (Probe(InvalidArgumentError("eps", 3, "less")), AttackError, "probe: raised InvalidArgumentError: eps: got 3"),
+        (
+            CallableAttack(lambda model, x, y: ThreatModel(norm="l7", epsilon=1.0)),
+            InvalidArgumentError,
+            "norm: got 'l7'",
+        ),
         (
             CallableAttack(careless),
             DisturbedError,
-            r"careless: changed what it attacks .* \(1\.weight\); everything was put back",
+            r"careless: changed what it attacks .* \(1\.weight\); what changed of the model was put back",
         ),
     ):
         with pytest.raises(error, match=message):

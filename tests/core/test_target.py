@@ -6,7 +6,8 @@ from torch import nn
 
 from robust_ext.core.classifier import check_classifier
 from robust_ext.core.errors import ModelError
-from robust_ext.core.target import Counted, PassCounter, count_all_calls, frozen, module_device
+from robust_ext.core.guard import frozen
+from robust_ext.core.target import Counted, PassCounter, count_all_calls, module_device
 
 
 @pytest.fixture

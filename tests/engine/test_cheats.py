@@ -83,9 +83,10 @@ def untouched():
 
 
 @pytest.mark.parametrize("cheat", cheats.TAMPERING, ids=lambda cheat: cheat.__name__)
-def test_tampering_in_this_process_is_seen(cheat):
+def test_tampering_with_the_model_in_this_process_does_not_reach_the_judge(cheat):
+    """Tampering with classes and functions of the judge needs a process of its own."""
     before = untouched()
-    if cheat in (cheats.buffer_swap, cheats.tensor_subclass):
+    if cheat in (cheats.patched_forward, cheats.buffer_swap, cheats.tensor_subclass):
         assert judged(cheat).content["attacks"][0]["score"] == 0
     else:
         with pytest.raises(DisturbedError, match=cheat.__name__):

@@ -2,7 +2,7 @@
 
 import copy
 import random
-import sys
+import signal
 import warnings
 
 import numpy as np
@@ -11,9 +11,16 @@ import torch
 from torch import nn
 
 from robust_ext import binarization_test, robust_accuracy
-from robust_ext.core.errors import AttackError, DisturbedError
+from robust_ext.core.errors import (
+    AttackError,
+    AttackRefusedError,
+    DisturbedError,
+    OutOfTimeError,
+    RobustExtWarning,
+    RunFolderBusyError,
+)
 from robust_ext.core.threat import ThreatModel
-from robust_ext.engine import verify
+from robust_ext.engine.context import RunContext, run_context
 
 LINF = ThreatModel(norm="linf", epsilon=0.02)
 PGD = "robust_ext:APGD(steps=5)"
@@ -24,8 +31,16 @@ class Network(nn.Module):
         super().__init__()
         self.body = nn.Sequential(nn.Flatten(), nn.Linear(16, 24), nn.BatchNorm1d(24), nn.ReLU(), nn.Linear(24, 4))
 
+        self.strength, self.config = 1.0, {"scale": 1}
+
+    def set_strength(self, value):
+        self.strength = value
+
     def forward(self, x):
-        return self.body(x)
+        return SIGN["of all"] * self.config["scale"] * self.body(self.strength * x)
+
+
+SIGN = {"of all": 1}
 
 
 @pytest.fixture
@@ -61,14 +76,13 @@ def forward(model, x, y):
     return x
 
 
-def class_forward(model, x, y):
-    kept = Network.forward
-    Network.forward = lambda self, x: -kept(self, x)
+def strength(model, x, y):
+    model.set_strength(0)
     return x
 
 
-def judge(model, x, y):
-    verify.verify = None
+def config(model, x, y):
+    model.config["scale"] = -1
     return x
 
 
@@ -123,7 +137,7 @@ def subclass(model, x, y):
     return torch.rand_like(x).as_subclass(Deceiving)
 
 
-SEEN = (through_data, in_place, replaced, hook, forward, class_forward, judge)
+SEEN = (through_data, in_place, replaced, hook, forward, strength, config)
 SILENT = (buffer_swapped, train_mode, default_dtype, no_gradients, no_threads, numbers)
 
 
@@ -186,20 +200,152 @@ def test_a_leaked_default_dtype_does_not_reach_later_groups(given):
     assert scores[0] == scores[1]
 
 
-def test_an_exit_of_the_process_is_an_error_of_the_attack(given):
+def on_the_original(attack, network):
+    """An attack that reaches the user's own model."""
+
+    def reaching(model, x, y):
+        return attack(network, x, y)
+
+    reaching.__name__ = attack.__name__
+    return reaching
+
+
+@pytest.mark.parametrize("attack", SEEN)
+def test_the_users_own_model_is_put_back_too(given, attack):
+    network, x, y = given
+    logits = network(x)
+    with pytest.raises(DisturbedError, match=f"^{attack.__name__}: "):
+        robust_accuracy(network, [on_the_original(attack, network), PGD], x, y, LINF)
+    assert torch.equal(network(x), logits)
+
+
+def test_a_global_that_the_model_reads_ends_the_evaluation(given):
     network, x, y = given
 
-    def leaves(model, x, y):
-        sys.exit(0)
+    def flips(model, x, y):
+        SIGN["of all"] = -1
+        return x
 
-    with pytest.raises(AttackError, match="leaves: tried to exit the process with status 0"):
-        robust_accuracy(network, leaves, x, y, LINF)
+    try:
+        with pytest.raises(DisturbedError, match=r"^flips: .*Network behaves differently on 4 of 4 probe inputs"):
+            robust_accuracy(network, [flips, PGD], x, y, LINF)
+    finally:
+        SIGN["of all"] = 1
+
+
+def test_the_planted_problem_is_attacked_on_a_copy_of_the_network(given):
+    network, x, _ = given
+    met = []
+
+    def looks(model, x, y):
+        met.extend(part for part in model.modules() if isinstance(part, Network))
+        return x
+
+    def weakens(model, x, y):
+        next(part for part in model.modules() if isinstance(part, Network)).set_strength(0)
+        return x
+
+    with pytest.raises(DisturbedError, match=r"^weakens: .*Network behaves differently"):
+        binarization_test(network, weakens, x, LINF, inner_points=20)
+    assert network.strength == 1
+    binarization_test(network, looks, x, LINF, inner_points=20)
+    assert met
+    assert network not in met
+
+
+class Unique(Network):
+    """Cannot be copied."""
+
+    def __deepcopy__(self, memo):
+        raise TypeError("there is one")
+
+
+@pytest.mark.parametrize("attack", SEEN)
+def test_a_model_that_cannot_be_copied_is_guarded_itself_and_the_user_is_told(given, attack):
+    _, x, _ = given
+    network = Unique().eval()
+    y, logits = network(x).argmax(1), network(x)
+    with pytest.warns(RobustExtWarning, match=r"Unique cannot be copied .TypeError: there is one.") as warned:
+        robust_accuracy(network, [PGD, "robust_ext:Square(queries=3)"], x, y, LINF, batch_size=8)
+    assert len(warned) == 1
+    with pytest.warns(RobustExtWarning), pytest.raises(DisturbedError, match=f"^{attack.__name__}: "):
+        robust_accuracy(network, [attack, PGD], x, y, LINF)
+    assert torch.equal(network(x), logits)
+
+
+class UnreadableError(Exception):
+    def __str__(self):
+        raise ValueError
+
+
+RAISED = {
+    "exit": (SystemExit(0), "tried to exit the process with status 0"),
+    "generator": (GeneratorExit(), "raised GeneratorExit"),
+    "interrupt": (KeyboardInterrupt(), "raised KeyboardInterrupt"),
+    "unreadable": (UnreadableError(), "raised UnreadableError: its text cannot be read"),
+    "out of time": (OutOfTimeError("the time is over"), "raised OutOfTimeError: the time is over"),
+    "busy": (RunFolderBusyError("in use"), "raised RunFolderBusyError: in use"),
+    "refused": (AttackRefusedError("not here"), "raised AttackRefusedError: not here"),
+}
+
+
+@pytest.mark.parametrize("kind", RAISED)
+def test_whatever_an_attack_raises_is_its_own_error(given, kind):
+    network, x, y = given
+    error, words = RAISED[kind]
+
+    def raises(model, x, y):
+        raise error
+
+    with pytest.raises(AttackError, match=f"^raises: {words}") as caught:
+        robust_accuracy(network, {"raises": raises, "pgd": PGD}, x, y, LINF)
+    assert type(caught.value) is AttackError
+
+
+@pytest.mark.parametrize("catches", [False, True])
+def test_ctrl_c_of_the_user_ends_the_evaluation_also_where_the_attack_catches_it(given, catches):
+    network, x, y = given
 
     def interrupted(model, x, y):
-        raise KeyboardInterrupt
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            if not catches:
+                raise
+        return x
 
+    handler = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         robust_accuracy(network, interrupted, x, y, LINF)
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
+def test_an_attack_that_claims_that_the_time_is_over_stops_no_other(given):
+    network, x, _ = given
+
+    def claims(model, x, y):
+        raise OutOfTimeError("the time that was given is over")
+
+    with pytest.raises(AttackError, match=r"^claims: raised OutOfTimeError"), run_context(RunContext(deadline=1e12)):
+        binarization_test(network, [PGD, claims], x, LINF, inner_points=20)
+
+
+@pytest.mark.parametrize(
+    ("convert", "shown"),
+    {
+        "float8": (lambda x: x.to(torch.float8_e4m3fn), "of dtype torch.float8_e4m3fn"),
+        "sparse": (lambda x: x.to_sparse(), "of layout torch.sparse_coo"),
+        "meta": (lambda x: x.to("meta"), "on the meta device"),
+    }.values(),
+)
+def test_candidates_that_cannot_be_computed_with_are_the_attacks_error(given, convert, shown):
+    network, x, y = given
+
+    def odd(model, x, y):
+        return convert(x)
+
+    with pytest.raises(AttackError, match=f"^odd: returned a tensor {shown}"):
+        robust_accuracy(network, odd, x, y, LINF)
 
 
 def test_a_changed_threat_model_is_the_attack_s_own(given):

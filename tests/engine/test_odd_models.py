@@ -1,5 +1,8 @@
 """Models and attacks that other code raises at end in errors of this project that say what to do, or are evaluated."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -23,6 +26,35 @@ class Applied(nn.Module):
 
     def forward(self, x):
         return self.function(self.network(x), x)
+
+
+class Dispatching(torch.Tensor):
+    """A tensor whose operations are its own."""
+
+    @staticmethod
+    def __new__(cls, values):
+        return torch.Tensor._make_subclass(cls, values.detach())
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        raise AssertionError
+
+
+class UnreadableError(Exception):
+    def __str__(self):
+        raise ValueError
+
+
+def raising(error, after=0):
+    """Logits as they are for some calls, then an error."""
+    calls = iter(range(after))
+
+    def function(logits, x):
+        if next(calls, None) is None:
+            raise error
+        return logits
+
+    return function
 
 
 def quantised():
@@ -60,8 +92,15 @@ def quantised_graph():
 MODELS = {
     "static int8": (quantised, None),
     "lazy": (lambda: nn.Sequential(nn.Flatten(), nn.LazyLinear(3)), "hold no values yet"),
-    "sparse": (lambda: Applied(lambda logits, x: logits.to_sparse()), "sparse tensor"),
-    "nested": (lambda: Applied(lambda logits, x: torch.nested.nested_tensor(list(logits))), "nested tensor"),
+    "sparse": (lambda: Applied(lambda logits, x: logits.to_sparse()), "of layout torch.sparse_coo"),
+    "nested": (lambda: Applied(lambda logits, x: torch.nested.nested_tensor(list(logits))), "that is nested"),
+    "float8": (lambda: Applied(lambda logits, x: logits.to(torch.float8_e4m3fn)), "of dtype torch.float8_e4m3fn"),
+    "meta": (lambda: Applied(lambda logits, x: logits.to("meta")), "on the meta device"),
+    "subclass": (lambda: Applied(lambda logits, x: Dispatching(logits)), "of Dispatching, a class that defines"),
+    "exit": (lambda: Applied(raising(SystemExit(0))), "raised SystemExit: 0"),
+    "late exit": (lambda: Applied(raising(SystemExit(0), after=8)), "raised SystemExit: 0"),
+    "generator": (lambda: Applied(raising(GeneratorExit())), "raised GeneratorExit"),
+    "unreadable": (lambda: Applied(raising(UnreadableError())), "raised UnreadableError.*its text cannot be read"),
     "numpy": (lambda: Applied(lambda logits, x: torch.from_numpy(x.numpy().reshape(len(x), -1)[:, :3])), None),
 }
 EVALUATIONS = {
@@ -82,6 +121,26 @@ def test_no_exception_of_others_escapes(name, evaluation):
         return
     with pytest.raises(RobustExtError, match=words):
         EVALUATIONS[evaluation](model)
+
+
+def test_an_exit_in_a_forward_does_not_end_a_script_with_status_0(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("""
+import sys, torch
+from robust_ext import ThreatModel, robust_accuracy
+
+class Leaving(torch.nn.Linear):
+    def forward(self, x):
+        if torch.is_grad_enabled():
+            return super().forward(x)
+        sys.exit(0)
+
+threat_model = ThreatModel(norm="linf", epsilon=0.1)
+robust_accuracy(Leaving(4, 3).eval(), "robust_ext:APGD(steps=1)", torch.rand(2, 4), torch.zeros(2).long(), threat_model)
+""")
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "ModelError" in done.stderr.splitlines()[-1]
 
 
 def test_an_error_without_words_shows_the_line_that_raised_it():

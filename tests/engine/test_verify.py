@@ -250,7 +250,7 @@ def test_what_a_tensor_class_overrides_takes_no_part():
     with pytest.raises(AttackError, match=r"returned shape \(3, 2\) for inputs of shape \(2, 2\)"):
         check(torch.zeros(3, 2).as_subclass(Lying), inputs, LINF)
     dispatching = torch.Tensor._make_subclass(Dispatching, torch.zeros(2, 2))
-    with pytest.raises(AttackError, match="returned Dispatching, a tensor class that defines __torch_dispatch__"):
+    with pytest.raises(AttackError, match="returned a tensor of Dispatching, a class that defines __torch_dispatch__"):
         check(dispatching, inputs, LINF)
 
 

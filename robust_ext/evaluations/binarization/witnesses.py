@@ -21,9 +21,10 @@ from robust_ext.attacks.apgd import APGD
 from robust_ext.attacks.base import Attack
 from robust_ext.attacks.square import Square
 from robust_ext.core.errors import AttackError, ModelError
+from robust_ext.core.guard import frozen
 from robust_ext.core.memory import OutOfMemory
 from robust_ext.core.random import derive_seed, seeded_globals, stream
-from robust_ext.core.target import Target, frozen
+from robust_ext.core.target import Target
 from robust_ext.engine.verify import verify
 from robust_ext.evaluations.binarization.defense import Defense
 from robust_ext.evaluations.binarization.depth_settings import DepthSettings

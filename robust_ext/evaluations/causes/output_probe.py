@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from robust_ext.core.consistency import SINGLE, check_consistency
 from robust_ext.core.errors import InconsistentModelError
+from robust_ext.core.foreign import text_of
 from robust_ext.evaluations.causes import model_remedies as remedies
 from robust_ext.evaluations.causes.calls import Call, Place
 from robust_ext.evaluations.causes.cut_operations import PassTrace, traced
@@ -145,7 +146,7 @@ def _crashed_finding(
     """What a model raised; None where it raises under a trace only, as code that looks at its caller may."""
     if _runs(module, inputs[:rows]):
         return None
-    call, evidence = trace.running, [f"{type(error).__name__} in {named(trace.running)}: {error}"]
+    call, evidence = trace.running, [f"{type(error).__name__} in {named(trace.running)}: {text_of(error)}"]
     with torch.enable_grad():
         with_gradients = _runs(module, inputs[:rows])
     if with_gradients:

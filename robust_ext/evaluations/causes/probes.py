@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from robust_ext.core.errors import OutOfTimeError
-from robust_ext.core.intact.guard import guarded
+from robust_ext.core.guard import guarded
 from robust_ext.core.random import seeded_globals
 from robust_ext.core.threat import ThreatModel
 from robust_ext.core.warning import warn

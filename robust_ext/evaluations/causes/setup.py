@@ -13,7 +13,7 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 
-from robust_ext.core.intact.guard import guarded
+from robust_ext.core.guard import guarded
 from robust_ext.core.random import seeded_globals
 from robust_ext.core.statistics import paired_difference, upper_bound
 from robust_ext.core.threat import ThreatModel

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from robust_ext.core.guard import frozen
 from robust_ext.core.random import seeded_globals
-from robust_ext.core.target import frozen
 from robust_ext.models.features.observed import first_argument, operation_name
 
 # They return nothing, and change their first argument.

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from robust_ext.core.classifier import check_classifier
 from robust_ext.core.errors import RobustExtError, SplitError
+from robust_ext.core.guard import frozen
 from robust_ext.core.precision import tolerance_of
 from robust_ext.core.random import seeded_globals
-from robust_ext.core.target import frozen
 from robust_ext.core.warning import warn
 from robust_ext.models.bpda import BPDA
 from robust_ext.models.features.checks import TOLERANCE, check_features

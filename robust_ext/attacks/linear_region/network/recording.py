@@ -13,8 +13,8 @@ from robust_ext.attacks.linear_region.network.rules import RULES
 from robust_ext.attacks.linear_region.network.tape import Tape, tensors_in
 from robust_ext.core.consistency import check_consistency
 from robust_ext.core.errors import InconsistentModelError, InvalidArgumentError, ModelError, RobustExtError
+from robust_ext.core.guard import frozen
 from robust_ext.core.random import stream
-from robust_ext.core.target import frozen
 from robust_ext.models.compiled import evaluable
 
 # A relative difference that rounding can make.

@@ -1,0 +1,276 @@
+"""A guard against accidents: what an attack leaves changed of modules and of the process is found and undone.
+
+Tampering on purpose needs a process of its own, see docs/threats.md.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn, overrides
+from torch.utils import _device, _python_dispatch
+
+# Where every module keeps parameters, buffers, submodules and hooks.
+_REGISTERS = tuple(name for name, value in vars(nn.Module()).items() if isinstance(value, (dict, set)))
+_SILENT = ("_buffers", "_non_persistent_buffers_set")
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@dataclass
+class Changes:
+    """What a guarded block changed and the guard undid, as text."""
+
+    network: list[str] = field(default_factory=list)  # Weights, submodules and hooks
+    process: list[str] = field(default_factory=list)  # Settings of the process
+
+
+@contextmanager
+def guarded(
+    *roots: nn.Module, originals: Sequence[nn.Module] = (), probe: Callable[[], Iterable[str]] = tuple
+) -> Iterator[Changes]:
+    """Run a block on modules, find what it changed, and undo that, also where the block raises.
+
+    Inside, no parameter requires a gradient: attacks need those of inputs only, which saves part of each backward
+    pass. Changes of buffers, attributes, train flags and gradients are undone without being mentioned.
+
+    Args:
+        *roots: The modules.
+        originals: The modules that these are copies of, which are guarded too.
+        probe: Finds changes of another kind, such as those of an attribute that matters.
+    """
+    found, states = Changes(), [ModuleState(*originals)] if originals else []
+    states.append(ModuleState(*roots, copied=states[0] if states else None))
+    try:
+        with _guarded_process(found.process):
+            yield found
+    finally:
+        changed = [text for state in reversed(states) for text in state.restore()]
+        found.network = list(dict.fromkeys([*changed, *probe()]))
+        for state in states:
+            state.restore_attributes()
+
+
+@contextmanager
+def frozen(module: nn.Module) -> Iterator[None]:
+    """Guard a module inside a block that leaves its weights alone, of which no copy is made."""
+    state = ModuleState(module, weights=False)
+    try:
+        yield
+    finally:
+        state.restore()
+        state.restore_attributes()
+
+
+class ModuleState:
+    """Modules and all beneath them at one moment; from then on no parameter requires a gradient.
+
+    Args:
+        *roots: The modules.
+        weights: Whether to notice and undo changes of the parameters' values.
+        copied: The state of modules that these are copies of, whose values serve for both.
+    """
+
+    def __init__(self, *roots: nn.Module, weights: bool = True, copied: ModuleState | None = None) -> None:
+        named = {id(part): (name, part) for root in roots for name, part in root.named_modules()}
+        self._parts = [(name, part, dict(vars(part)), _registers(part)) for name, part in named.values()]
+        self._training = [(part, part.training) for _, part in named.values()]
+        plain = (one for _, _, held, _ in self._parts for one in held.values() if isinstance(one, (dict, list, set)))
+        self._containers = [(one, copy.deepcopy(one)) for one in plain if _is_plain(one)]
+        self._tensors: dict[int, _TensorState] = {}
+        twins = list(copied._tensors.values()) if copied is not None else []
+        for name, part, *_ in self._parts:
+            prefix = f"{name}." if name else ""
+            found = [(prefix + key, one) for key, one in part.named_parameters(recurse=False)] if weights else []
+            for label, tensor in [*found, *(("", one) for one in part.buffers(recurse=False))]:
+                if id(tensor) not in self._tensors:
+                    twin = next(iter(twins[len(self._tensors) :]), None)
+                    self._tensors[id(tensor)] = _TensorState(label, tensor, twin)
+        parameters = {id(one): one for root in roots for one in root.parameters()}
+        self._gradients = [(one, one.requires_grad, one.grad) for one in parameters.values()]
+        for parameter in parameters.values():
+            parameter.requires_grad_(False)
+            parameter.grad = None
+
+    def restore(self) -> list[str]:
+        """Undo all changes but those of attributes; the weights, submodules and hooks that had changed."""
+        changed = []
+        for name, part, attributes, registers in self._parts:
+            now = vars(part)
+            for key, before in registers.items():
+                if not _same_items(now.get(key), before):
+                    kind = {"_parameters": "the weights", "_modules": "the submodules"}.get(key, "the hooks")
+                    changed += [f"{kind} of {name or type(part).__name__}"] if key not in _SILENT else []
+                    attributes[key].clear()
+                    attributes[key].update(before)
+                    now[key] = attributes[key]
+        with torch._C.DisableTorchFunctionSubclass():
+            changed += [one.label for one in self._tensors.values() if one.restore() and one.label]
+        for parameter, required, gradient in self._gradients:
+            parameter.requires_grad_(required)
+            parameter.grad = gradient
+        for part, training in self._training:
+            if part.training != training:
+                part.training = training
+        return changed
+
+    def restore_attributes(self) -> None:
+        """Undo changes of attributes, and of the plain values in their lists and dicts."""
+        for _, part, attributes, _ in self._parts:
+            vars(part).clear()
+            vars(part).update(attributes)
+        for container, before in self._containers:
+            container.clear()
+            container.extend(before) if isinstance(container, list) else container.update(before)
+
+
+class _TensorState:
+    """The values of a tensor and where they lay."""
+
+    def __init__(self, label: str, tensor: Tensor, twin: _TensorState | None) -> None:
+        self.label, self._tensor = label, tensor
+        # Another tensor on the same storage, which stays when the first one is moved.
+        self._alias = tensor.detach()
+        bits = _bits(self._alias)
+        self.values: Tensor | None = None if bits is None else bits.clone() if twin is None else twin.values
+
+    def restore(self) -> bool:
+        """Put values and place back; whether the values had changed."""
+        changed, tensor, alias = False, self._tensor, self._alias
+        if self.values is None:
+            return False
+        if (tensor.data_ptr(), tensor.shape, tensor.stride()) != (alias.data_ptr(), alias.shape, alias.stride()):
+            # Some attacks move networks to another device and back, which changes nothing.
+            held = _bits(tensor.detach().to(alias.device))
+            changed = held is None or held.dtype != self.values.dtype or not torch.equal(held, self.values)
+            tensor.data = alias
+        bits = _bits(alias)
+        if bits is not None and not torch.equal(bits, self.values):
+            with torch.inference_mode(alias.is_inference()):
+                bits.copy_(self.values)
+            changed = True
+        return changed
+
+
+def _bits(tensor: Tensor) -> Tensor | None:
+    """A dense tensor as integers, so that NaN equals itself; None for others, whose values are not compared."""
+    if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
+        return None
+    whole = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+    return whole.view(_BITS[whole.element_size()])
+
+
+def _registers(part: nn.Module) -> dict[str, Any]:
+    """Shallow copies of a module's registers, by name."""
+    held = ((key, vars(part).get(key)) for key in _REGISTERS)
+    return {key: value.copy() for key, value in held if isinstance(value, (dict, set))}
+
+
+def _same_items(now: Any, before: Any) -> bool:
+    if isinstance(before, set):
+        return bool(now == before)
+    return now is not None and list(now) == list(before) and all(now[key] is before[key] for key in before)
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, dict):
+        return all(map(_is_plain, value.values()))
+    return all(map(_is_plain, value)) if isinstance(value, (list, tuple, set)) else isinstance(value, _PLAIN)
+
+
+_Setting = tuple[str, Callable[[], Any], Callable[[Any], object]]
+
+
+def _attribute(owner: Any, name: str) -> tuple[Callable[[], Any], Callable[[Any], object]]:
+    return lambda: getattr(owner, name), lambda value: setattr(owner, name, value)
+
+
+def _stack(name: str, listed: Callable[[], list[Any]], pop: Callable[[], Any], push: Callable[[Any], Any]) -> _Setting:
+    """Modes of torch that see every call."""
+
+    def put(modes: list[Any]) -> None:
+        for _ in listed():
+            pop()
+        for mode in modes:
+            push(mode)
+
+    return name, listed, put
+
+
+def _default_device() -> tuple[Any, Any]:
+    return getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None), _device.CURRENT_DEVICE
+
+
+def _put_default_device(kept: tuple[Any, Any]) -> None:
+    torch._GLOBAL_DEVICE_CONTEXT.device_context, _device.CURRENT_DEVICE = kept
+
+
+def _autocast(kind: str) -> _Setting:
+    get, put = torch.is_autocast_enabled, torch.set_autocast_enabled
+    return f"autocast on {kind}", lambda: get(kind), lambda value: put(kind, value)
+
+
+_SETTINGS: tuple[_Setting, ...] = (
+    ("the default dtype", torch.get_default_dtype, torch.set_default_dtype),
+    ("the number of threads", torch.get_num_threads, torch.set_num_threads),
+    (
+        "deterministic algorithms",
+        lambda: (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()),
+        lambda value: torch.use_deterministic_algorithms(value[0], warn_only=value[1]),
+    ),
+    (
+        "anomaly detection",
+        lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
+        lambda value: torch.set_anomaly_enabled(*value),
+    ),
+    ("the precision of matrix products", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    *((f"cudnn.{name}", *_attribute(torch.backends.cudnn, name)) for name in ("enabled", "benchmark", "deterministic")),
+    ("numpy's error handling", np.geterr, lambda value: np.seterr(**value)),
+    ("the default device", _default_device, _put_default_device),
+    ("the working folder", os.getcwd, os.chdir),
+    ("the profile function", sys.getprofile, sys.setprofile),
+    _autocast("cpu"),
+    _autocast("cuda"),
+    _stack(
+        "torch's function modes",
+        overrides._get_current_function_mode_stack,
+        overrides._pop_mode,
+        overrides._push_mode,
+    ),
+    _stack(
+        "torch's dispatch modes",
+        _python_dispatch._get_current_dispatch_mode_stack,
+        _python_dispatch._pop_mode,
+        _python_dispatch._push_mode,
+    ),
+)
+
+
+@contextmanager
+def _guarded_process(left: list[str]) -> Iterator[None]:
+    """Undo changes of settings of the process, whose names are added to ``left``."""
+    before = [(name, put, get, get()) for name, get, put in _SETTINGS]
+    inference, gradients = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
+    # Leaving this block undoes both modes, however many blocks inside were entered and not left.
+    with torch.inference_mode(inference):
+        torch.set_grad_enabled(gradients)
+        try:
+            yield
+        finally:
+            if torch.is_inference_mode_enabled() != inference:
+                left.append("inference mode")
+            elif torch.is_grad_enabled() != gradients:
+                left.append("the gradient mode")
+            for name, put, get, value in before:
+                if get() != value:
+                    put(value)
+                    left.append(name)
+    torch.set_grad_enabled(gradients)
