@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from robust_ext.attacks._common.objectives import margin as logit_margin
 from robust_ext.core.errors import AttackError
+from robust_ext.core.foreign import without_values
 from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
 from robust_ext.engine.checkpoints import Checkpoints, put
@@ -240,7 +241,7 @@ class Recorder:
     def trace(self, returned: object = None) -> Trace:
         """What was recorded; of an attack that takes a single step, what it ``returned`` shows that step."""
         count = len(self._clean)
-        if _readable(returned) and returned.shape == self._inputs.shape:
+        if _readable(returned) and without_values(returned) is None and returned.shape == self._inputs.shape:
             self._steps.end(returned.detach().flatten(1).to(self._clean))
         found = {name: values.double().cpu() for name, values in (*self._sums.items(), *self._latest.items())}
         for name, values in self._highest.items():

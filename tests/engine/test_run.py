@@ -116,12 +116,14 @@ def test_a_torn_block_is_completed(tmp_path):
 
 
 def test_refusals_are_raised_or_reported():
-    def refuse(model, x, y):
-        raise AttackRefusedError("not here")
+    @dataclass(frozen=True, kw_only=True)
+    class Refused(Noise):
+        def prepare(self, store):
+            raise AttackRefusedError("not here")
 
     with pytest.raises(AttackRefusedError, match="not here"):
-        run(made(refuse))
-    outcomes = run(made(refuse, refusable=True), made(key="two"))
+        run(made(kind=Refused))
+    outcomes = run(made(kind=Refused, refusable=True), made(key="two"))
     assert (outcomes["one"].refusal, len(outcomes["one"].records)) == ("not here", 0)
     assert (outcomes["two"].refusal, len(outcomes["two"].records)) == (None, 7)
 
