@@ -41,6 +41,10 @@ class RecipeRun(Run):
     defense: Defense | None
     seed: int
 
+    def digests(self) -> dict[str, Any]:
+        """Those of the samples and the module that judges, and the attack's code."""
+        return {**self.given.digests, "attack_code": attack_code(self.attack)}
+
     def costs(self) -> Costs:
         """Return the cost of the attack on a sample, and of its verification; a detector's queries are unknown."""
         found = self.attack.cost(self.given.threat_model, classes=self.given.logits.shape[1])
@@ -100,7 +104,7 @@ def plan_recipe(
     recipe: Recipe, attack: Attack, given: EvaluationInputs, module: nn.Module, detector: Detector | None, *, seed: int
 ) -> RecipeRun:
     """Return the run of a recipe on a module; a recipe in train mode attacks and judges a copy in that mode."""
-    identity = {**given.described, "attack": describe(attack), "attack_code": attack_code(attack), "seed": seed}
+    identity = {"attack": describe(attack), "seed": seed}
     defense = None if detector is None else Defense(detector=detector, inverted=False, draws=_DRAWS)
     if recipe.train_mode:
         module = copy.deepcopy(module).train()

@@ -144,7 +144,6 @@ def _load_file(path: str, argument: str) -> ModuleType:
         if isinstance(error, KeyboardInterrupt):
             raise
         raise _import_failure(path, argument, error) from error
-    files.check_imported()
     return module
 
 

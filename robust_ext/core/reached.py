@@ -46,7 +46,7 @@ def reached_modules(root: object) -> dict[str, nn.Module]:
         if isinstance(value, nn.Module) and (value is not root or type(value).__module__.startswith("torch.nn")):
             found[name or type(value).__name__] = value
         else:
-            waiting.extend((f"{name}.{key}".strip("."), one) for key, one in _held(value))
+            waiting.extend((f"{name}.{key}".strip("."), one) for key, one in held(value))
     return found
 
 
@@ -88,16 +88,18 @@ def outermost_calls(networks: Mapping[str, nn.Module], note: Mapping[str, Note])
         yield
 
 
-def _held(value: object) -> Iterator[tuple[str, object]]:
-    """What a value holds, by name."""
+def held(value: Any) -> Iterator[tuple[str, object]]:
+    """What a value holds, by name: nothing of what libraries wrote, and of a function the globals that it names."""
     match value:
         case FunctionType():
             yield from _of_function(value)
         case MethodType():
             yield from (("", value.__self__), ("", value.__func__))
-        case functools.partial():
+        case functools.partial() | functools.partialmethod():
             yield from (("", one) for one in (value.func, *value.args))
             yield from value.keywords.items()
+        case staticmethod() | classmethod() | property() | functools.cached_property():
+            yield from (("", getattr(value, key, None)) for key in ("__func__", "fget", "fset", "func"))
         case dict():
             yield from ((str(key), one) for key, one in value.items())
         case list() | tuple() | set():
@@ -108,11 +110,13 @@ def _held(value: object) -> Iterator[tuple[str, object]]:
         case Tensor() | type() | ModuleType():
             return
         case _:
+            if hasattr(value, "__wrapped__"):  # As what functools.lru_cache makes of a function has
+                yield "", value.__wrapped__
             yield from _of_object(value)
 
 
 def _of_function(function: FunctionType) -> Iterator[tuple[str, object]]:
-    if _is_library(function):
+    if is_library(function):
         return
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
@@ -121,24 +125,24 @@ def _of_function(function: FunctionType) -> Iterator[tuple[str, object]]:
             continue
     names = _names(function.__code__)
     for name in sorted(names & function.__globals__.keys()):
-        held = function.__globals__[name]
-        if isinstance(held, ModuleType):
+        value = function.__globals__[name]
+        if not isinstance(value, ModuleType):
+            yield name, value
+        elif not is_library(value):
             # Of a module only what the code names.
-            yield from ((f"{name}.{key}", one) for key, one in vars(held).items() if key in names and _is_code(one))
-        else:
-            yield name, held
+            yield from ((f"{name}.{key}", vars(value)[key]) for key in sorted(names & vars(value).keys()))
     yield from (("", one) for one in function.__defaults__ or ())
     yield from (function.__kwdefaults__ or {}).items()
     yield from vars(function).items()
 
 
 def _of_object(value: object) -> Iterator[tuple[str, object]]:
-    if _is_library(type(value)):
+    if is_library(type(value)):
         return
     registers = vars(nn.Module()) if isinstance(value, nn.Module) else {}
     yield from ((name, one) for name, one in getattr(value, "__dict__", {}).items() if name not in registers)
     for kind in type(value).__mro__:
-        if not _is_library(kind):
+        if not is_library(kind):
             yield from (("", one) for one in vars(kind).values() if isinstance(one, FunctionType))
 
 
@@ -147,14 +151,11 @@ def _names(code: CodeType) -> set[str]:
     return set(code.co_names).union(*map(_names, inner))
 
 
-def _is_code(value: object) -> bool:
-    return isinstance(value, (nn.Module, FunctionType))
-
-
-def _is_library(value: Any) -> bool:
-    """Whether a function or class was written by somebody else."""
-    top = str(value.__module__).split(".")[0]
-    if top in _LIBRARIES or top in sys.stdlib_module_names - {"__main__"}:
-        return True
+def is_library(value: Any) -> bool:
+    """Whether a function, class or module was written by somebody else than the user."""
+    name = value.__name__ if isinstance(value, ModuleType) else value.__module__
+    top = str(name).split(".")[0]
+    if top == "__main__":
+        return False
     file = getattr(sys.modules.get(top), "__file__", None)
-    return file is not None and is_installed(file)
+    return top in _LIBRARIES or top in sys.stdlib_module_names or (file is not None and is_installed(file))

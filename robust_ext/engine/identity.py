@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from robust_ext._version import __version__
 from robust_ext.attacks.base import Attack
 from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.reached import is_library
 from robust_ext.core.validation import check_integer
-from robust_ext.engine.code_owner import module_globals, owner_of
 from robust_ext.models.adaptive import AdaptiveDefense
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
@@ -80,7 +80,7 @@ def plain_settings(module: nn.Module, *, besides: nn.Module | None = None) -> di
 
 def attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
     """Attributes of a module beside parameters, buffers, modules and hooks; of installed packages', public ones."""
-    private = owner_of(module_globals(type(module))) in ("file", "script")
+    private = not is_library(type(module))
     passing = _STATE if isinstance(module, AdaptiveDefense) else ()
     for name, value in list(vars(module).items()):
         if name not in _TORCHS and name not in passing and (private or not name.startswith("_")):

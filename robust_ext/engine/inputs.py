@@ -51,8 +51,14 @@ class EvaluationInputs:
         found: NDArray[np.bool_] = (self.logits.argmax(1) == self.labels).cpu().numpy()
         return found
 
-    @cached_property
+    @property
     def described(self) -> dict[str, Any]:
+        """The digests where a run folder has needed them; empty elsewhere."""
+        found: dict[str, Any] = vars(self).get("digests", {})
+        return found
+
+    @cached_property
+    def digests(self) -> dict[str, Any]:
         """Digests of the classifier, its code and the samples, and how the classifier behaves."""
         return {
             "model": model_digest(self.module),

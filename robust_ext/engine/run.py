@@ -114,6 +114,10 @@ class Run(ABC):
         """All that one of its samples takes."""
         return sum(self.costs().values(), Cost())
 
+    def digests(self) -> Mapping[str, Any]:
+        """What its folder states besides the identity: digests of networks, code and samples, and behaviours."""
+        return {}
+
     @property
     def holds(self) -> dict[str, str]:
         """What a result that has it covers, by key, with titles."""

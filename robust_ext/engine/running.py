@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -55,6 +56,9 @@ def run_all(
         stated = claim(folder, title, holds=holds, settings=settings) if whole else read_evaluation(folder)
     if context.dry_run:
         raise EstimatedError(estimate_runs(runs, folder=folder, title=title, workers=workers))
+    if folder is not None:
+        # Without a folder nothing is resumed, and nothing has to be told apart from an earlier run.
+        runs = [replace(run, identity={**run.identity, **run.digests()}) for run in runs]
     total = sum(len(rows) for run in runs for rows in run.blocks)
     if context.repair and folder is not None:
         for run in runs:

@@ -53,6 +53,10 @@ class ArmRun(ScoredRun):
             found = (found or Cost()) + Cost(unknown=(self.title,))
         return {("attack", self.title): found, ("verify", None): Cost(1)}
 
+    def digests(self) -> dict[str, Any]:
+        """Those of the evaluation, and the attack's code."""
+        return {**super().digests(), "attack_code": attack_code(self.attack)}
+
     def kept(self) -> int:
         """A candidate as it is, and its record."""
         return 4 * self.given.inputs[0].numel() + RECORD
@@ -149,7 +153,7 @@ def plan_clean(
         key="attacks/clean",
         title="clean",
         blocks=(),
-        identity={**given.described, "batch_size": batch_size, "seed": seed, "judge_seed": judge_seed},
+        identity={"batch_size": batch_size, "seed": seed, "judge_seed": judge_seed},
         given=given,
         detectors=detectors,
         batch_size=batch_size,
@@ -210,7 +214,6 @@ def _arm_run(arms: Sequence[Arm], model: ThreatModel, detector: NamedDetector | 
         identity={
             **clean.identity,
             **own,
-            "attack_code": attack_code(attack),
             **({"detector": None} if detector is None else {"detector": detector.digest, **detector.described}),
         },
         long=attack.traits.minimum_norm or detector is not None,

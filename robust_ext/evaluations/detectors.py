@@ -111,8 +111,11 @@ def as_detectors(
     false_positive_rate: float,
     bounds: tuple[float, float],
     seed: int,
+    digests: bool = True,
 ) -> list[NamedDetector]:
     """Detectors by name, of one, a list or a dict; given clean inputs (data), those without a threshold are calibrated.
+
+    Without ``digests`` they are not told from others, as scores are that no run folder keeps.
 
     Raises InvalidArgumentError without any, or with two of one name.
     """
@@ -131,10 +134,14 @@ def as_detectors(
             raise InvalidArgumentError("detectors", f"several called {name}", "a dict of detectors by different names")
         if data is not None and not has_threshold(detector):
             calibrate_detector(detector, data, false_positive_rate=false_positive_rate, bounds=bounds, seed=seed)
-        described = {
-            "detector_code": module_code(detector),
-            "detector_behaviour": behaviour(detector, inputs, bounds),
-        }
-        digest = detector_digest(detector)
+        digest, described = "", dict[str, Any]()
+        if digests:
+            digest, described = (
+                detector_digest(detector),
+                {
+                    "detector_code": module_code(detector),
+                    "detector_behaviour": behaviour(detector, inputs, bounds),
+                },
+            )
         found[name] = NamedDetector(name=name, detector=detector, digest=digest, described=described)
     return list(found.values())

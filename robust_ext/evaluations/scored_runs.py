@@ -55,6 +55,10 @@ class ScoredRun(Run):
         """Those of the evaluation."""
         return self.given.samples
 
+    def digests(self) -> dict[str, Any]:
+        """Those of the classifier and the samples."""
+        return self.given.digests
+
     def costs(self) -> Costs:
         """Nothing is attacked."""
         return {}

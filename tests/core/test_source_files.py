@@ -9,8 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from robust_ext.core.errors import DataError
-from robust_ext.core.objects import resolve_object
 from robust_ext.core.source_files import SourceFiles
 
 # Files by name, the first of which is run, and those that belong to it.
@@ -145,18 +143,3 @@ def test_exactly_what_can_be_reached(tmp_path_factory, imports):
 def test_a_long_chain(tmp_path):
     write(tmp_path, {f"m{n}.py": f"import m{n + 1}" for n in range(2000)})
     assert len(digests(tmp_path / "m0.py")) == 2000
-
-
-def test_a_module_that_this_process_imported_and_that_changed_is_an_error(tmp_path, monkeypatch):
-    """What would run is not what the file holds."""
-    write(
-        tmp_path, {"a.py": "import changing_helper\nVALUE = changing_helper.VALUE", "changing_helper.py": "VALUE = 1"}
-    )
-    assert resolve_object(f"{tmp_path}/a.py:VALUE") == 1
-    write(tmp_path, {"changing_helper.py": "VALUE = 2"})
-    with pytest.raises(DataError, match=r"changing_helper\.py: changed since this process imported it"):
-        resolve_object(f"{tmp_path}/a.py:VALUE")
-    monkeypatch.delitem(sys.modules, "changing_helper")
-    assert resolve_object(f"{tmp_path}/a.py:VALUE") == 2
-    # Compiled files would hide a change of the same size within a second.
-    assert not list(tmp_path.rglob("*.pyc"))

@@ -14,15 +14,20 @@ import pytest
 import torch
 from torch import nn
 
-from robust_ext import as_attack
+import robust_ext
+from robust_ext import ThreatModel, as_attack
 from robust_ext.attacks.adapted import AdaptedAttack
 from robust_ext.attacks.apgd import APGD
 from robust_ext.attacks.base import CallableAttack
 from robust_ext.attacks.transfer import Transfer
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.demo.network import digits_network
-from robust_ext.engine.code_digest import attack_code, module_code, text_code, text_digest
+from robust_ext.engine import code_digest as code_digest_module
+from robust_ext.engine import identity
+from robust_ext.engine.code_digest import attack_code, code_digest, module_code, text_code
 from robust_ext.engine.identity import describe, model_digest
+from robust_ext.evaluations.mead import Arm
+from tests.evaluations.subjects import spread
 
 SCRIPT = (
     """
@@ -110,31 +115,28 @@ def test_an_unrelated_line_of_a_script_changes_nothing(old, new):
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "name"),
+    ("old", "new"),
     [
-        ("STEPS = 40", "STEPS = 0", "__main__.STEPS"),
-        ("0.05", "0.04", "__main__.SCHEDULE"),
-        ('x + SCHEDULE["first"]', 'x - SCHEDULE["first"]', "__main__.ascend"),
-        ("rate = 0.5", "rate = 0.6", "__main__.Options"),
-        ("Deep(3)", "Deep(4)", "__main__.DEEP"),
-        ("def f99(x): return x", "def f99(x): return -x", "__main__.f99"),
-        ("class Deep(dict):", "class Deep(dict):\n    other = 1", "__main__.Deep"),
-        ("x * self.rate", "x / self.rate", "__main__.Options.of"),
-        ("self.floor = 0.25", "self.floor = 0.75", "__main__.OPTIONS"),
-        ('"d"}', '"e"}', "__main__.Options.names"),
-        ("2 * x", "3 * x", "__main__.Options.double"),
-        ("scale=1.0", "scale=2.0", "values"),
-        ("* 3 for", "* 4 for", "__main__.attack"),
-        ("return function(*arguments)", "return arguments[1]", "__main__.noted.<locals>.inner"),
-        ("math.sqrt", "math.exp", "__main__.attack"),
+        ("STEPS = 40", "STEPS = 0"),
+        ("0.05", "0.04"),
+        ('x + SCHEDULE["first"]', 'x - SCHEDULE["first"]'),
+        ("rate = 0.5", "rate = 0.6"),
+        ("Deep(3)", "Deep(4)"),
+        ("def f99(x): return x", "def f99(x): return -x"),
+        ("class Deep(dict):", "class Deep(dict):\n    other = 1"),
+        ("x * self.rate", "x / self.rate"),
+        ("self.floor = 0.25", "self.floor = 0.75"),
+        ('"d"}', '"e"}'),
+        ("2 * x", "3 * x"),
+        ("scale=1.0", "scale=2.0"),
+        ("* 3 for", "* 4 for"),
+        ("return function(*arguments)", "return arguments[1]"),
+        ("math.sqrt", "math.exp"),
     ],
 )
-def test_what_a_script_s_attack_consists_of_changes_it(old, new, name):
+def test_what_a_script_s_attack_consists_of_changes_it(old, new):
     assert SCRIPT.count(old) == 1
-    before, after = of_script(SCRIPT), of_script(SCRIPT.replace(old, new))
-    changed = {one for one in {**before, **after} if before.get(one) != after.get(one)}
-    # The decorator's wrapper goes by the name of the function, as functools.wraps has it.
-    assert name.replace("noted.<locals>.inner", "attack") in changed
+    assert of_script(SCRIPT.replace(old, new)) != of_script(SCRIPT)
 
 
 def test_a_script_s_imports_in_functions_count(tmp_path, monkeypatch):
@@ -293,7 +295,7 @@ def test_globals_of_files_count(monkeypatch):
     before = attack_code(as_attack(globals_user))
     monkeypatch.setitem(globals(), "STRENGTH", 2)
     after = attack_code(as_attack(globals_user))
-    assert {name for name in before if before[name] != after[name]} == {f"{__name__}.STRENGTH"}
+    assert {name for name in before if before[name] != after[name]} == {"values"}
 
 
 def test_modules_count_as_they_are_in_this_process(tmp_path, monkeypatch):
@@ -312,12 +314,12 @@ def test_modules_count_as_they_are_in_this_process(tmp_path, monkeypatch):
     module, code = of(before)
     first = code()
     module.STEPS = 0
-    assert {name for name, one in code().items() if one != first[name]} == {"stepping_helper.STEPS"}
+    assert {name for name, one in code().items() if one != first[name]} == {"values"}
     fresh = of(after)[1]()
     _, stale = of(before)
     file.write_text(after)
     # The file's digest is the new one, and what was imported is not.
-    assert {name for name, one in stale().items() if one != fresh[name]} == {"compiled code"}
+    assert {name for name, one in stale().items() if one != fresh[name]} == {"values"}
 
 
 STRENGTH = 1
@@ -411,6 +413,10 @@ def test_what_a_model_computes_does_not_change_it():
     assert described(made) == before
 
 
+def digest_of(text):
+    return code_digest(text_code(text))
+
+
 def test_text_that_names_code(tmp_path, monkeypatch):
     """Without running it; equal for equal contents, wherever they lie, and for the same arguments only."""
     for name in ("one", "two"):
@@ -418,16 +424,16 @@ def test_text_that_names_code(tmp_path, monkeypatch):
         (tmp_path / name / "mine.py").write_text("import beside\nraise SystemExit\n")
         (tmp_path / name / "beside.py").write_text("K = 1\n")
     first, second = (tmp_path / name / "mine.py" for name in ("one", "two"))
-    assert text_digest(f"{first}:attack") == text_digest(f"{second}:attack")
-    assert len({text_digest(f"{first}:{call}") for call in ("attack", "attack(k=1)", "attack(k=2)", "other")}) == 4
-    before = text_digest(f"{first}:attack")
+    assert digest_of(f"{first}:attack") == digest_of(f"{second}:attack")
+    assert len({digest_of(f"{first}:{call}") for call in ("attack", "attack(k=1)", "attack(k=2)", "other")}) == 4
+    before = digest_of(f"{first}:attack")
     (tmp_path / "one" / "beside.py").write_text("K = 2\n")
-    assert text_digest(f"{first}:attack") != before
+    assert digest_of(f"{first}:attack") != before
     monkeypatch.chdir(tmp_path)
     assert set(text_code("two.mine:attack")) == {"two/mine.py", "values"}
     for text in (f"{tmp_path}/none.py:attack", "no_such_module:attack"):
         with pytest.raises(InvalidArgumentError, match="attack: got"):
-            text_digest(text)
+            digest_of(text)
 
 
 def test_attacks_are_described_by_their_files_whatever_these_are_loaded_as(tmp_path):
@@ -440,3 +446,47 @@ def test_attacks_are_described_by_their_files_whatever_these_are_loaded_as(tmp_p
         texts += [(describe(one), attack_code(one)) for one in attacks]
     assert texts[:2] == texts[2:]
     assert [text for text, _ in texts[:2]] == ["mine.py.attack", "mine.py.attack(k=2)"]
+
+
+DIGESTS = ("model_digest", "inputs_digest", "module_code", "attack_code", "object_code", "text_code", "code_digest")
+LINF = ThreatModel(norm="linf", epsilon=0.1)
+QUICK = "robust_ext:APGD(steps=1)"
+EVALUATIONS = {
+    "robust accuracy": lambda model, x, y, out: robust_ext.robust_accuracy(model, QUICK, x, y, LINF, out=out),
+    "binarization": lambda model, x, y, out: robust_ext.binarization_test(
+        model, QUICK, x, LINF, inner_points=9, out=out
+    ),
+    "mead": lambda model, x, y, out: robust_ext.mead(
+        model, [Arm(attack=QUICK, norm="linf", epsilon=0.1)], x, y, LINF, detectors=spread, out=out
+    ),
+    "test time": lambda model, x, y, out: robust_ext.evaluate_defense(
+        lambda x: x.round(), None, x, y, LINF, classifier=model, steps=1, queries=2, repeats=1, draws=1, out=out
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EVALUATIONS)
+def test_digests_are_computed_for_a_run_folder_only(name, tmp_path, monkeypatch):
+    calls = []
+
+    def counting(function):
+        def counted(*arguments, **keywords):
+            calls.append(function.__name__)
+            return function(*arguments, **keywords)
+
+        return counted
+
+    made = {
+        getattr(place, key): key for place in (code_digest_module, identity) for key in DIGESTS if hasattr(place, key)
+    }
+    counted = {function: counting(function) for function in made}
+    for module in [one for key, one in sys.modules.items() if key.startswith("robust_ext")]:
+        for key, value in list(vars(module).items()):
+            if isinstance(value, types.FunctionType) and value in counted:
+                monkeypatch.setattr(module, key, counted[value])
+    model, x = digits_network(), torch.rand(4, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    y = model(x).argmax(1)
+    EVALUATIONS[name](model, x, y, None)
+    assert calls == []
+    EVALUATIONS[name](model, x, y, tmp_path / "run")
+    assert {"model_digest", "module_code", "attack_code", "inputs_digest"} <= set(calls)

@@ -80,6 +80,24 @@ class StepRun(Run):
                 "batch-level defense predicts differently; choose an attack that keeps the batch in order"
             )
 
+    def digests(self) -> dict[str, Any]:
+        """Those of the evaluation, the defense, and the networks that points are transferred from."""
+        given, defense = self.given, self.defense
+        found = {
+            "defense": model_digest(defense),
+            "defense_code": module_code(defense),
+            "defense_behaviour": behaviour(defense, given.inputs, given.bounds),
+            **given.digests,
+        }
+        if self.step is None:
+            return found
+        others = self.step.attack.surrogates if isinstance(self.step.attack, Transfer) else {}
+        if others:
+            found["surrogates"] = {name: model_digest(one) for name, one in others.items()}
+            behaviours = {name: behaviour(one, given.inputs, given.bounds) for name, one in others.items()}
+            found["surrogate_behaviour"] = behaviours
+        return {**found, "attack_code": attack_code(self.step.attack)}
+
     def costs(self) -> Costs:
         """The step on a sample and its predictions, in rows of all networks, of which a query takes several."""
         # The static model predicts once to verify, and once to be judged.
@@ -250,11 +268,7 @@ def plan_runs(
     # Rows that go through the defense together, whole groups where it treats rows in groups.
     blocks = blocks_of(len(given.inputs), size if group is None else max(size // group, 1) * group)
     shared = {
-        "defense": model_digest(defense),
         "defense_settings": plain_settings(defense, besides=defense.classifier),
-        "defense_code": module_code(defense),
-        "defense_behaviour": behaviour(defense, given.inputs, given.bounds),
-        **given.described,
         "norm": model.norm,
         "epsilon": model.epsilon,
         "bounds": list(model.bounds),
@@ -265,7 +279,7 @@ def plan_runs(
             key=f"attacks/{number:02d}",
             title="clean" if step is None else step.name,
             blocks=blocks,
-            identity=shared if step is None else {**shared, **_identity(step, given)},
+            identity=shared if step is None else {**shared, **_identity(step)},
             given=given,
             defense=defense,
             settings=settings,
@@ -281,12 +295,6 @@ def categories_of(settings: AdaptiveSettings) -> list[str]:
     return [kind for kind in settings.only or CATEGORIES if kind not in settings.skip]
 
 
-def _identity(step: Step, given: EvaluationInputs) -> dict[str, Any]:
+def _identity(step: Step) -> dict[str, Any]:
     found = {name: getattr(step, name) for name in ("name", "category", "exposure", "averaged")}
-    found["attack"] = describe(step.attack)
-    found["attack_code"] = attack_code(step.attack)
-    if isinstance(step.attack, Transfer):
-        networks = step.attack.surrogates.items()
-        found["surrogates"] = {name: model_digest(one) for name, one in networks}
-        found["surrogate_behaviour"] = {name: behaviour(one, given.inputs, given.bounds) for name, one in networks}
-    return found
+    return {**found, "attack": describe(step.attack)}

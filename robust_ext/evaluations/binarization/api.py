@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from typing_extensions import Unpack
 
 from robust_ext.core.errors import InvalidArgumentError
@@ -17,11 +17,9 @@ from robust_ext.core.settings import make_settings
 from robust_ext.core.target import Counted, PassCounter
 from robust_ext.core.threat import ThreatModel
 from robust_ext.core.validation import Array, check_inputs, check_labels
-from robust_ext.engine.behaviour import behaviour
-from robust_ext.engine.code_digest import attack_code, module_code, object_code
 from robust_ext.engine.context import current_context
 from robust_ext.engine.executors import ExecutorLike
-from robust_ext.engine.identity import check_ids, describe, inputs_digest, model_digest
+from robust_ext.engine.identity import check_ids, describe
 from robust_ext.engine.inputs import PROBES, as_attacks, blocks_of
 from robust_ext.engine.judge import with_judge_seed
 from robust_ext.engine.run import Outcome
@@ -173,17 +171,9 @@ def _prepare(
     identity = {
         **settings.to_dict(),
         "attacks": {name: describe(one) for name, one in named.items()},
-        "attack_code": {name: attack_code(one) for name, one in named.items()},
         "target": context.target,
         "samples": len(ids),
         **context.origins,
-        "model": model_digest(features, readout),
-        "model_code": module_code(features, readout),
-        "readout_code": object_code(settings.fitting),
-        "model_behaviour": behaviour(
-            nn.Sequential(features.module, readout), inputs[:1].to(place), threat_model.bounds
-        ),
-        "inputs": inputs_digest(inputs, ids),
     }
     run = BinarizationRun(
         key="",
@@ -218,9 +208,6 @@ def _with_detector(
     features = Counted(run.features.module, run.features.counter, counts=network is not found.classifier)
     shared = {
         "detector": type(found).__name__,
-        "detector_digest": model_digest(found),
-        "detector_code": module_code(found),
-        "detector_behaviour": behaviour(found, run.inputs[:1].to(run.device), settings.threat_model.bounds),
         "detector_calibration": None if calibration is None else calibration.to_dict(),
     }
     regular = Defense(detector=found, inverted=False, exposure=settings.exposure, draws=settings.detector_draws)

@@ -16,7 +16,10 @@ from robust_ext.attacks.base import Attack
 from robust_ext.core.cost import Costs
 from robust_ext.core.random import derive_seed
 from robust_ext.core.target import Counted, count_calls
+from robust_ext.engine.behaviour import behaviour
+from robust_ext.engine.code_digest import attack_code, module_code, object_code
 from robust_ext.engine.context import current_context
+from robust_ext.engine.identity import inputs_digest, model_digest
 from robust_ext.engine.phases import Phases
 from robust_ext.engine.progress import phase, watching
 from robust_ext.engine.run import RECORD, Block, Probe, Run
@@ -82,6 +85,27 @@ class BinarizationRun(Run):
         rows, fold = self.given.forward_batch, self.given.fold
         inputs = self.inputs[:2].to(self.device)
         return choose_forward(self.features, inputs, rows=rows, fold=fold, drawn=self.drawn("measured"))
+
+    def digests(self) -> dict[str, Any]:
+        """Those of the network, the readouts, the attacks, the samples and the detector."""
+        few, bounds = self.inputs[:1].to(self.device), self.given.threat_model.bounds
+        found = {
+            "attack_code": {name: attack_code(one) for name, one in self.attacks.items()},
+            "model": model_digest(self.features.module, self.readout),
+            "model_code": module_code(self.features.module, self.readout),
+            "readout_code": object_code(self.given.fitting),
+            "model_behaviour": behaviour(nn.Sequential(self.features.module, self.readout), few, bounds),
+            "inputs": inputs_digest(self.inputs, self.ids),
+        }
+        if self.defense is None:
+            return found
+        detector = self.defense.detector
+        return {
+            **found,
+            "detector_digest": model_digest(detector),
+            "detector_code": module_code(detector),
+            "detector_behaviour": behaviour(detector, few, bounds),
+        }
 
     def drawn(self, purpose: str, features: Counted | None = None) -> nn.Module:
         """The features that the readout reads: of a random model, over draws for a purpose."""

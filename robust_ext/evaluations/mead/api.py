@@ -132,6 +132,7 @@ def _evaluate(
         false_positive_rate=settings.detector_fpr,
         bounds=given.bounds,
         seed=settings.seed,
+        digests=out is not None,
     )
     clean = plan_clean(
         given,

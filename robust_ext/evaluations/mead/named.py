@@ -50,8 +50,10 @@ def find_detectors(
     if folder is not None and folder.is_dir() and fit:
         remove_drafts(folder)
     found: dict[str, object] = {}
-    network = f"{model_digest(module)} {code_digest(module_code(module))}"
-    words = f"{network} {inputs_digest(clean, labels.tolist())} {attacked} {preset} {seed}"
+    words = ""
+    if folder is not None:
+        network = f"{model_digest(module)} {code_digest(module_code(module))}"
+        words = f"{network} {inputs_digest(clean, labels.tolist())} {attacked} {preset} {seed}"
     # A few letters that differ for other data, settings or networks.
     identity = hashlib.blake2b(words.encode(), digest_size=5).hexdigest()
     missing = []
