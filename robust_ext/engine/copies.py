@@ -9,6 +9,7 @@ from contextvars import ContextVar
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from robust_ext.core.foreign import text_of
@@ -85,8 +86,9 @@ def _with_copy(network: nn.Module, twins: Twins) -> Twins:
     known = {**twins, **{id(value): value for value in held if isinstance(value, PassCounter)}}
     more = dict(known)
     try:
-        # Some modules are copied as ones without what every module has.
-        list(copy.deepcopy(network, more).named_modules())
+        with torch.no_grad():
+            # Some modules are copied as ones without what every module has.
+            list(copy.deepcopy(network, more).named_modules())
     except Exception as error:  # A network may hold anything.
         warn(
             f"{type(network).__name__} cannot be copied ({type(error).__name__}: {text_of(error)}), so attacks run on "

@@ -1,6 +1,7 @@
 """The four evaluations on a network of a few weights, each in a tenth of a second, for tests of run folders."""
 
 import json
+import signal
 from dataclasses import dataclass
 
 import torch
@@ -69,7 +70,7 @@ class Calls(PassCounter):
     def count(self):
         self.forward += 1
         if self.forward == self.stop_at:
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGINT)
 
 
 def evaluate(name, out, *, stop_at=0):

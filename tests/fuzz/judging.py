@@ -74,6 +74,8 @@ def _judge_call(case):
             warnings.simplefilter("ignore")
             case.call()
     except RobustExtError as error:
+        if "HangError" in str(error):  # Raised while an attack ran
+            return Outcome("broken", "hangs")
         return Outcome("refused" if str(error).strip() else "broken", str(error))
     except HangError:
         return Outcome("broken", "hangs")

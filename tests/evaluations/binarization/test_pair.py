@@ -1,6 +1,7 @@
 """Classifiers with a detector: what is planted, the two tests, and attacks that know the detector or not."""
 
 import json
+import signal
 from functools import partial
 from unittest.mock import Mock
 
@@ -179,16 +180,17 @@ def test_a_random_detector_is_calibrated_by_the_seed_alone(network, digits, linf
 
 
 def test_a_run_that_was_stopped_goes_on(network, digits, linf, pattern, tmp_path):
-    calls = Mock(side_effect=[None, KeyboardInterrupt])
+    calls = Mock(side_effect=[False, True])
 
     def breaking(model, x, y):
-        calls()
+        if calls():
+            signal.raise_signal(signal.SIGINT)
         return x
 
     run = partial(pair, network, digits[:8], linf, {"a": breaking}, canaries=0, detector=pattern, batch_size=4)
     with pytest.raises(KeyboardInterrupt):
         run(out=tmp_path / "a")
-    calls.side_effect = None
+    calls.side_effect, calls.return_value = None, False
     resumed, fresh = run(out=tmp_path / "a"), run(out=tmp_path / "b")
     for test in ("regular", "inverted"):
         assert records_of(tmp_path / "a" / test) == records_of(tmp_path / "b" / test)
