@@ -223,6 +223,13 @@ def test_errors_that_are_sent_become_errors_of_this_project(error):
         robust_accuracy(digits_network(), {"one": attack}, X[:4], Y[:4], THREAT_MODEL, isolate=True)
 
 
+@pytest.mark.parametrize("error", ["OutOfTimeError", "RunFolderError", "RunFolderBusyError"])
+def test_a_process_does_not_judge_the_time_or_the_run_folder(error):
+    attack = Sends(pack({"error": error, "text": "mine"}))
+    with pytest.raises(AttackError, match="^one: mine"):
+        robust_accuracy(digits_network(), {"one": attack}, X[:4], Y[:4], THREAT_MODEL, isolate=True)
+
+
 @pytest.mark.parametrize("stated", [{"seconds": 1e308}, {"seconds": 10**400}, {"passes": [10**400, 10**400]}])
 def test_counts_that_no_attack_reaches_are_cut_off(stated):
     attack = Sends(pack({**GOOD, **stated}, FOUND))

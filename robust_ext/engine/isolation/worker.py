@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from robust_ext.attacks.base import Attack
-from robust_ext.core.errors import InvalidArgumentError, RobustExtError
+from robust_ext.core.errors import AttackError, InvalidArgumentError, OutOfTimeError, RobustExtError, RunFolderError
 from robust_ext.core.printable import printable
 from robust_ext.core.target import PassCounter
 from robust_ext.core.validation import check_number
@@ -160,7 +160,10 @@ class IsolatedWorker:
 def _read(task: Task, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> TaskResult | RobustExtError:
     """A process's reply to a task: a result, or an error of the attack; an exception where it is neither."""
     if "error" in header:
-        return as_error(header)
+        error = as_error(header)
+        # Neither the time nor the run folder is for an attack's process to judge.
+        about_run = isinstance(error, (OutOfTimeError, RunFolderError))
+        return AttackError(f"{task.attack.name}: {error}") if about_run else error
     if "lost" in header:
         raise LostError("ended", str(header["lost"])[:20_000])
     for name, tensor in tensors.items():
