@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -96,7 +97,7 @@ def place_of(error: BaseException) -> str:
     return "; ".join(f"at `{one.line}` ({Path(one.filename).name}, line {one.lineno})" for one in last)
 
 
-def without_values(tensor: Tensor) -> str | None:
+def without_values(tensor: Any) -> str | None:
     """Why the values of a tensor cannot be computed with, as ``on the meta device``; None for a plain tensor.
 
     Subclasses of tensors are plain unless they define ``__torch_dispatch__``; see :func:`plain_tensor`.
@@ -113,7 +114,7 @@ def without_values(tensor: Tensor) -> str | None:
     return f"of dtype {dtype}" if dtype.is_floating_point and dtype not in _FLOATS else None
 
 
-def plain_tensor(tensor: Tensor) -> Tensor:
+def plain_tensor(tensor: Any) -> Tensor:
     """A tensor as a plain one on the same values: what a subclass overrides has no part in it."""
     with torch._C.DisableTorchFunctionSubclass():
         plain: Tensor = Tensor.as_subclass(tensor, Tensor)

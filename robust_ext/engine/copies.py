@@ -13,9 +13,11 @@ import torch
 from torch import nn
 
 from robust_ext.core.foreign import text_of
-from robust_ext.core.target import PassCounter
+from robust_ext.core.target import Counted, PassCounter
 from robust_ext.core.warning import warn
+from robust_ext.detectors.base import Detector
 from robust_ext.engine.behaviour import behaviour, compare_behaviour
+from robust_ext.models.adaptive import AdaptiveDefense
 
 if TYPE_CHECKING:
     from robust_ext.engine.task import Task
@@ -25,7 +27,7 @@ Twins = dict[int, Any]
 
 
 class Behaviours:
-    """How the networks that tasks share behave on probe inputs when they are met first."""
+    """How the networks of tasks behave on probe inputs when they are met first."""
 
     def __init__(self) -> None:
         self._noted: dict[int, tuple[nn.Module, dict[str, Any] | None]] = {}
@@ -68,15 +70,13 @@ def current_behaviours() -> Behaviours | None:
 
 def copied_task(task: Task) -> tuple[Task, Twins]:
     """A task on copies of its networks, which count where these do; the attack itself is no copy."""
-    target, counted, twins = task.target, task.counted, Twins()
-    roots = [target.module, *([] if target.defended is None else [target.defended])]
-    inside = {id(part) for root in roots for part in root.modules()}
-    # Shared ones first and alone: where one of them cannot be copied, what is around it still can.
-    for one in [*(shared for shared in _networks(task) if id(shared) in inside), *roots]:
+    target, twins = task.target, Twins()
+    inside = {id(part) for root in _roots(task) for part in root.modules()}
+    # Networks first and alone: where one of them cannot be copied, what is around it still can.
+    for one in [*(network for network in _networks(task) if id(network) in inside), *_roots(task)]:
         twins = _with_copy(one, twins)
     module, defended = twins[id(target.module)], twins.get(id(target.defended))
-    named = counted if isinstance(counted, Mapping) else {} if counted is None else {"": counted}
-    own = {name: twins[id(one)] for name, one in named.items() if twins.get(id(one), one) is not one}
+    own = {name: twins[id(one)] for name, one in _counted(task).items() if twins.get(id(one), one) is not one}
     return replace(task, target=replace(target, module=module, defended=defended), counted=own or None), twins
 
 
@@ -99,8 +99,21 @@ def _with_copy(network: nn.Module, twins: Twins) -> Twins:
     return more
 
 
+def _roots(task: Task) -> list[nn.Module]:
+    return [task.target.module, *([] if task.target.defended is None else [task.target.defended])]
+
+
+def _counted(task: Task) -> Mapping[str, nn.Module]:
+    counted = task.counted
+    return counted if isinstance(counted, Mapping) else {} if counted is None else {"": counted}
+
+
 def _networks(task: Task) -> list[nn.Module]:
-    return [one for one in task.shared if isinstance(one, nn.Module)]
+    """The networks, detectors and defenses of a task, without what is planted around them."""
+    parts = [part for root in _roots(task) for part in root.modules()]
+    inner = [part.module for part in parts if isinstance(part, Counted)]
+    inner += [part for part in parts if isinstance(part, (AdaptiveDefense, Detector))]
+    return list(dict.fromkeys([*_counted(task).values(), *inner]))
 
 
 def _behaviour(network: nn.Module, task: Task) -> dict[str, Any]:

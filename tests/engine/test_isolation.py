@@ -226,7 +226,7 @@ def test_errors_that_are_sent_become_errors_of_this_project(error):
 @pytest.mark.parametrize("error", ["OutOfTimeError", "RunFolderError", "RunFolderBusyError"])
 def test_a_process_does_not_judge_the_time_or_the_run_folder(error):
     attack = Sends(pack({"error": error, "text": "mine"}))
-    with pytest.raises(AttackError, match="^one: mine"):
+    with pytest.raises(AttackError, match=r"^one: mine"):
         robust_accuracy(digits_network(), {"one": attack}, X[:4], Y[:4], THREAT_MODEL, isolate=True)
 
 
