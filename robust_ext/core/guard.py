@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import os
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -186,78 +185,63 @@ def _is_plain(value: object) -> bool:
     return all(map(_is_plain, value)) if isinstance(value, (list, tuple, set)) else isinstance(value, _PLAIN)
 
 
-_Setting = tuple[str, Callable[[], Any], Callable[[Any], object]]
-
-
-def _attribute(owner: Any, name: str) -> tuple[Callable[[], Any], Callable[[Any], object]]:
-    return lambda: getattr(owner, name), lambda value: setattr(owner, name, value)
-
-
-def _stack(name: str, listed: Callable[[], list[Any]], pop: Callable[[], Any], push: Callable[[Any], Any]) -> _Setting:
-    """Modes of torch that see every call."""
-
+def _set_modes(pop: Callable[[], Any], push: Callable[[Any], Any], count: Callable[[], int]) -> Callable[[Any], None]:
     def put(modes: list[Any]) -> None:
-        for _ in listed():
+        for _ in range(count()):
             pop()
         for mode in modes:
             push(mode)
 
-    return name, listed, put
+    return put
 
 
-def _default_device() -> tuple[Any, Any]:
-    return getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None), _device.CURRENT_DEVICE
-
-
-def _put_default_device(kept: tuple[Any, Any]) -> None:
+def _set_default_device(kept: tuple[Any, Any]) -> None:
     torch._GLOBAL_DEVICE_CONTEXT.device_context, _device.CURRENT_DEVICE = kept
 
 
-def _autocast(kind: str) -> _Setting:
-    get, put = torch.is_autocast_enabled, torch.set_autocast_enabled
-    return f"autocast on {kind}", lambda: get(kind), lambda value: put(kind, value)
-
-
-_SETTINGS: tuple[_Setting, ...] = (
-    ("the default dtype", torch.get_default_dtype, torch.set_default_dtype),
-    ("the number of threads", torch.get_num_threads, torch.set_num_threads),
-    (
-        "deterministic algorithms",
+_CUDNN = torch.backends.cudnn
+# How each setting is read and put back.
+_SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
+    "the default dtype": (torch.get_default_dtype, torch.set_default_dtype),
+    "the number of threads": (torch.get_num_threads, torch.set_num_threads),
+    "deterministic algorithms": (
         lambda: (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()),
         lambda value: torch.use_deterministic_algorithms(value[0], warn_only=value[1]),
     ),
-    (
-        "anomaly detection",
+    "anomaly detection": (
         lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
         lambda value: torch.set_anomaly_enabled(*value),
     ),
-    ("the precision of matrix products", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
-    *((f"cudnn.{name}", *_attribute(torch.backends.cudnn, name)) for name in ("enabled", "benchmark", "deterministic")),
-    ("numpy's error handling", np.geterr, lambda value: np.seterr(**value)),
-    ("the default device", _default_device, _put_default_device),
-    ("the working folder", os.getcwd, os.chdir),
-    ("the profile function", sys.getprofile, sys.setprofile),
-    _autocast("cpu"),
-    _autocast("cuda"),
-    _stack(
-        "torch's function modes",
+    "the precision of matrix products": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    "cuDNN's flags": (
+        lambda: (_CUDNN.enabled, _CUDNN.benchmark, _CUDNN.deterministic),
+        lambda value: _CUDNN.set_flags(_enabled=value[0], _benchmark=value[1], _deterministic=value[2]),
+    ),
+    "numpy's error handling": (np.geterr, lambda value: np.seterr(**value)),
+    "the default device": (
+        lambda: (getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None), _device.CURRENT_DEVICE),
+        _set_default_device,
+    ),
+    "the working folder": (os.getcwd, os.chdir),
+    "autocast": (
+        lambda: [torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")],
+        lambda value: [torch.set_autocast_enabled(*pair) for pair in zip(("cpu", "cuda"), value, strict=True)],
+    ),
+    "torch's function modes": (
         overrides._get_current_function_mode_stack,
-        overrides._pop_mode,
-        overrides._push_mode,
+        _set_modes(overrides._pop_mode, overrides._push_mode, torch._C._len_torch_function_stack),
     ),
-    _stack(
-        "torch's dispatch modes",
+    "torch's dispatch modes": (
         _python_dispatch._get_current_dispatch_mode_stack,
-        _python_dispatch._pop_mode,
-        _python_dispatch._push_mode,
+        _set_modes(_python_dispatch._pop_mode, _python_dispatch._push_mode, torch._C._len_torch_dispatch_stack),
     ),
-)
+}
 
 
 @contextmanager
 def _guarded_process(left: list[str]) -> Iterator[None]:
     """Undo changes of settings of the process, whose names are added to ``left``."""
-    before = [(name, put, get, get()) for name, get, put in _SETTINGS]
+    before = {name: get() for name, (get, _) in _SETTINGS.items()}
     inference, gradients = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
     # Leaving this block undoes both modes, however many blocks inside were entered and not left.
     with torch.inference_mode(inference):
@@ -269,8 +253,8 @@ def _guarded_process(left: list[str]) -> Iterator[None]:
                 left.append("inference mode")
             elif torch.is_grad_enabled() != gradients:
                 left.append("the gradient mode")
-            for name, put, get, value in before:
-                if get() != value:
-                    put(value)
+            for name, (get, put) in _SETTINGS.items():
+                if get() != before[name]:
+                    put(before[name])
                     left.append(name)
     torch.set_grad_enabled(gradients)

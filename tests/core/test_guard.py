@@ -2,7 +2,6 @@
 
 import copy
 import os
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -213,11 +212,11 @@ LEFT = {
     "the precision of matrix products": lambda: torch.set_float32_matmul_precision("medium"),
     "the default device": lambda: torch.set_default_device("meta"),
     "numpy's error handling": lambda: np.seterr(all="raise"),
+    "cuDNN's flags": lambda: setattr(torch.backends.cudnn, "benchmark", not torch.backends.cudnn.benchmark),
     "the working folder": lambda: os.chdir(".."),
-    "the profile function": lambda: sys.setprofile(lambda *_: None),
     "torch's dispatch modes": lambda: enter(Counting()),
     "torch's function modes": lambda: enter(Silent()),
-    "autocast on cpu": lambda: torch.set_autocast_enabled("cpu", True),
+    "autocast": lambda: torch.set_autocast_enabled("cpu", True),
 }
 
 
@@ -243,8 +242,8 @@ def settings():
         torch.get_default_device(),
         torch._C._len_torch_function_stack(),
         np.geterr(),
+        torch.backends.cudnn.benchmark,
         Path.cwd(),
-        sys.getprofile(),
         torch._C._len_torch_dispatch_stack(),
         torch.is_autocast_enabled("cpu"),
         torch.rand(1).dtype,
