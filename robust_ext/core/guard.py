@@ -199,7 +199,7 @@ def _set_default_device(kept: tuple[Any, Any]) -> None:
     torch._GLOBAL_DEVICE_CONTEXT.device_context, _device.CURRENT_DEVICE = kept
 
 
-_CUDNN = torch.backends.cudnn
+_CUDNN: Any = torch.backends.cudnn
 # How each setting is read and put back.
 _SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
     "the default dtype": (torch.get_default_dtype, torch.set_default_dtype),

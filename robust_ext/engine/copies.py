@@ -76,7 +76,10 @@ def copied_task(task: Task) -> tuple[Task, Twins]:
     for one in [*(network for network in _networks(task) if id(network) in inside), *_roots(task)]:
         twins = _with_copy(one, twins)
     module, defended = twins[id(target.module)], twins.get(id(target.defended))
+    own: Mapping[str, nn.Module] | nn.Module | None
     own = {name: twins[id(one)] for name, one in _counted(task).items() if twins.get(id(one), one) is not one}
+    if isinstance(task.counted, nn.Module):
+        own = next(iter(own.values()), None)
     return replace(task, target=replace(target, module=module, defended=defended), counted=own or None), twins
 
 

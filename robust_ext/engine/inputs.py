@@ -53,9 +53,13 @@ class EvaluationInputs:
 
     @property
     def described(self) -> dict[str, Any]:
-        """The digests where a run folder has needed them; empty elsewhere."""
+        """Digests of the samples, by which results are compared, and of the model where a run folder needs them."""
         found: dict[str, Any] = vars(self).get("digests", {})
-        return found
+        return {**found, **self._samples}
+
+    @cached_property
+    def _samples(self) -> dict[str, Any]:
+        return {name: inputs_digest(getattr(self, name), self.ids) for name in ("inputs", "labels")}
 
     @cached_property
     def digests(self) -> dict[str, Any]:
@@ -64,8 +68,7 @@ class EvaluationInputs:
             "model": model_digest(self.module),
             "model_code": module_code(self.module),
             "model_behaviour": behaviour(self.module, self.inputs, self.bounds),
-            "inputs": inputs_digest(self.inputs, self.ids),
-            "labels": inputs_digest(self.labels, self.ids),
+            **self._samples,
         }
 
     def rows(self, rows: range) -> tuple[Tensor, Tensor]:

@@ -51,13 +51,14 @@ def inside(network):
 @pytest.mark.parametrize(
     "make", [torch.compile, *(pytest.param(other, marks=pytest.mark.exhaustive) for other in (in_place, inside))]
 )
-def test_torch_compile_takes_no_time_and_changes_no_result(make, network):
+def test_torch_compile_takes_no_time_and_changes_no_result(make, network, tmp_path):
     made, begun = make(network), time.perf_counter()
     plain = nn.Sequential(nn.Identity(), network).eval() if make is inside else network
     settings = {"inner_points": 40, "seed": 0, "depths": (1,)}
     with pytest.warns(RobustExtWarning, match="its originals are evaluated"):
-        first = binarization_test(made, "robust_ext:APGD(steps=5)", X, LINF, **settings)
-    results = [first.content, binarization_test(plain, "robust_ext:APGD(steps=5)", X, LINF, **settings).content]
+        first = binarization_test(made, "robust_ext:APGD(steps=5)", X, LINF, out=tmp_path / "made", **settings)
+    second = binarization_test(plain, "robust_ext:APGD(steps=5)", X, LINF, out=tmp_path / "plain", **settings)
+    results = [first.content, second.content]
     assert time.perf_counter() - begun < 30
     scores, models = ([find(one) for one in results] for find in (_scores, lambda one: one["settings"]["model"]))
     assert scores[0] == scores[1]

@@ -71,7 +71,7 @@ def make_content(
         "findings": [finding.to_dict() for finding in find_faults(ran)],
         "refused": [{"name": one.run.title, "reason": one.refusal} for one in outcomes if one.refusal is not None],
         "not_run": [dict(one) for one in not_run],
-        "settings": {**run.identity, **run.settings.to_dict(), **current_context().origins},
+        "settings": {**run.given.described, **run.identity, **run.settings.to_dict(), **current_context().origins},
         "isolated": isolated(outcomes[1:]),
         "versions": versions(),
         "seed": seed,

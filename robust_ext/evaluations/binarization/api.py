@@ -19,7 +19,7 @@ from robust_ext.core.threat import ThreatModel
 from robust_ext.core.validation import Array, check_inputs, check_labels
 from robust_ext.engine.context import current_context
 from robust_ext.engine.executors import ExecutorLike
-from robust_ext.engine.identity import check_ids, describe
+from robust_ext.engine.identity import check_ids, describe, inputs_digest
 from robust_ext.engine.inputs import PROBES, as_attacks, blocks_of
 from robust_ext.engine.judge import with_judge_seed
 from robust_ext.engine.run import Outcome
@@ -174,6 +174,7 @@ def _prepare(
         "target": context.target,
         "samples": len(ids),
         **context.origins,
+        "inputs": inputs_digest(inputs, ids),
     }
     run = BinarizationRun(
         key="",

@@ -19,7 +19,7 @@ from robust_ext.core.target import Counted, count_calls
 from robust_ext.engine.behaviour import behaviour
 from robust_ext.engine.code_digest import attack_code, module_code, object_code
 from robust_ext.engine.context import current_context
-from robust_ext.engine.identity import inputs_digest, model_digest
+from robust_ext.engine.identity import model_digest
 from robust_ext.engine.phases import Phases
 from robust_ext.engine.progress import phase, watching
 from robust_ext.engine.run import RECORD, Block, Probe, Run
@@ -95,7 +95,6 @@ class BinarizationRun(Run):
             "model_code": module_code(self.features.module, self.readout),
             "readout_code": object_code(self.given.fitting),
             "model_behaviour": behaviour(nn.Sequential(self.features.module, self.readout), few, bounds),
-            "inputs": inputs_digest(self.inputs, self.ids),
         }
         if self.defense is None:
             return found
