@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import multiprocessing
 import os
 import signal
@@ -23,9 +24,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from robust_ext.core.errors import IsolationError
+from robust_ext.core.errors import IsolationError, RobustExtError
 from robust_ext.core.objects import loaded_files
-from robust_ext.core.validation import check_integer
 from robust_ext.engine.isolation.messages import REPLY_BYTES, Parts, unpack
 from robust_ext.engine.isolation.serving import serve
 
@@ -35,8 +35,8 @@ MODULES = "ROBUST_EXT_PRELOAD"
 # Seconds until a process has begun; seconds it may take to end once its connection is closed.
 _BEGINNING, _ENDING = 300.0, 1.0
 _SERVER = "robust_ext.engine.isolation.server"
-# More rows than any attack sends.
-_MOST_ROWS = 2**48
+# More rows than any attack sends, and more seconds than it takes.
+_MOST = 2**40
 _SET_DUMPABLE, _GET_DUMPABLE = 4, 3
 _STARTING = threading.Lock()
 
@@ -86,21 +86,19 @@ class AttackProcess:
     ) -> T:
         """What ``read`` makes of the reply to an object; raises :class:`LostError` where none comes.
 
-        The reply may have ``room`` bytes of tensors. Meanwhile ``progress`` is called with rows sent forward and
-        backward.
+        The reply may have ``room`` bytes of tensors. Meanwhile ``progress`` is called with rows sent forward and back.
         """
         content, needed = parts.pickle(obj)
+        new = [name for name in needed if name not in self._sent]
+        self._sent.update(new)
         with self._ended_after(self._timeout):
-            for name in needed:
-                if name not in self._sent:
-                    self._send(name, parts[name])
-                    self._sent.add(name)
-            self._send("", content)
+            for message in (json.dumps(new).encode(), *(parts[name] for name in new), content):
+                self._connection.send_bytes(message)
             while True:
-                header, tensors = self._read(unpack, self._connection.recv_bytes(REPLY_BYTES + room))
+                header, tensors = unpack(self._connection.recv_bytes(REPLY_BYTES + room))
                 if "progress" not in header:
-                    return self._read(read, header, tensors)
-                forward, backward = self._read(read_rows, header["progress"])
+                    return read(header, tensors)
+                forward, backward = (int(stated(rows)) for rows in header["progress"])
                 if progress is not None:
                     progress(forward, backward)
 
@@ -125,18 +123,6 @@ class AttackProcess:
         name = signal.Signals(-status).name if -status in set(signal.Signals) else str(-status)
         return f"killed by {name}" + (" (often: out of memory)" if name == "SIGKILL" else "")
 
-    def _send(self, name: str, content: bytes) -> None:
-        self._connection.send_bytes(name.encode())
-        self._connection.send_bytes(content)
-
-    def _read(self, read: Callable[..., T], *arguments: Any) -> T:
-        try:
-            return read(*arguments)
-        except LostError:
-            raise
-        except Exception as error:
-            raise LostError("ended", f"the attack's process sent what is no result ({str(error)[:200]})") from error
-
     @contextmanager
     def _ended_after(self, seconds: float | None) -> Iterator[None]:
         """Kill the process at the deadline, whatever it sends or reads until then."""
@@ -158,6 +144,10 @@ class AttackProcess:
                 words = self.close(patience=_ENDING)
                 killed = words.startswith(("killed by SIGKILL", "with the process"))
                 raise LostError("ended", f"the attack's process ended: {words}", killed=killed) from error
+        except (LostError, RobustExtError):
+            raise
+        except Exception as error:
+            raise LostError("ended", f"the attack's process sent what is no result ({str(error)[:200]})") from error
         finally:
             if timer is not None:
                 timer.cancel()
@@ -181,10 +171,11 @@ def _started(process: BaseProcess) -> Popen:
         return Popen(process)
 
 
-def read_rows(stated: Any) -> tuple[int, int]:
-    """Numbers of rows forward and backward that a process states; an exception where they are none."""
-    forward, backward = (min(check_integer("rows", rows, minimum=0), _MOST_ROWS) for rows in stated)
-    return forward, backward
+def stated(number: Any) -> float:
+    """A number that a process states, or the most that is believed of it; ValueError where it is none."""
+    if not isinstance(number, (int, float)) or not number >= 0:
+        raise ValueError(f"a number that is none: {str(number)[:50]}")
+    return min(number, _MOST)
 
 
 def start_server() -> None:

@@ -24,16 +24,11 @@ Call = Callable[[Callable[[], Any]], Any]
 class RemoteAttack(Attack):
     """What the judge has of an attack that it does not load; pickled, it becomes the attack itself."""
 
-    def __init__(self, text: str, name: str, described: dict[str, Any], call: Call) -> None:
-        self.name, self.traits = name, _traits(described["traits"])
-        self.text, self._described, self._call = text, str(described["description"])[:_LONGEST], call
-
-    @classmethod
-    def load(cls, text: str, name: str, call: Call) -> RemoteAttack:
-        """The attack that a text names, described by a process of its own."""
-        described = call(partial(_describe, text, name))
+    def __init__(self, text: str, name: str, call: Call) -> None:
+        stated = call(partial(_describe, text, name))
         try:
-            return cls(text, name, described, call)
+            self.name, self.traits, self.text = name, _traits(stated["traits"]), text
+            self._described, self._call = str(stated["description"])[:_LONGEST], call
         except (KeyError, TypeError, AttributeError) as error:
             raise InvalidArgumentError("attack", text, f"an attack that states its traits ({error})") from error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import signal
@@ -16,7 +17,6 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from robust_ext.core.errors import DisturbedError, IsolationError, RobustExtError
 from robust_ext.core.target import PassCounter
@@ -47,24 +47,32 @@ def serve(connection: Connection, threads: int, path: Sequence[str], environment
     _take_away_files(besides={connection.fileno(), judge.sentinel})
     connection.send_bytes(pack({"server": os.getppid()}))
     parts: dict[str, Any] = {}
-    failure: RobustExtError | None = None
     while True:
         try:
-            name, content = connection.recv_bytes().decode(), connection.recv_bytes()
+            names = json.loads(connection.recv_bytes())
+            contents = [connection.recv_bytes() for _ in (*names, "request")]
         except (EOFError, OSError):
             return
         try:
-            received: Any = Unpickler(content, parts).load() if failure is None else None
+            for name, content in zip(names, contents, strict=False):
+                parts[name] = Unpickler(content, parts).load()
+            request = Unpickler(contents[-1], parts).load()
         except Exception as error:
-            failure = error if isinstance(error, RobustExtError) else _unreadable(error)
-        if name:
-            parts[name] = received
-            continue
-        try:
-            reply = received(connection) if failure is None else pack(describe_error(failure))
-        except RobustExtError as error:
-            reply = pack(describe_error(error))
+            reply = pack(describe_error(error if isinstance(error, RobustExtError) else _unreadable(error)))
+        else:
+            reply = _reply(request, connection)
         connection.send_bytes(reply)
+
+
+def _reply(request: Task | Callable[[], Any], connection: Connection) -> bytes:
+    """Candidates of a task, or what was ``lost``; the plain value of a function."""
+    try:
+        return _attack(request, connection) if isinstance(request, Task) else pack({"value": request()})
+    except DisturbedError as error:
+        return pack({"lost": str(error)[:20_000]})
+    except RobustExtError as error:
+        lost = _lost(error.__cause__)
+        return pack({"lost": lost[:20_000]} if lost else describe_error(error))
 
 
 def _unreadable(error: Exception) -> IsolationError:
@@ -88,38 +96,23 @@ def _take_away_files(besides: set[int]) -> None:
             os.dup2(nothing, descriptor)
 
 
-def call(function: Callable[[], Any], _: Connection) -> bytes:
-    """The plain value that a function returns."""
-    return pack({"value": function()})
-
-
-def attack(task: Task, connection: Connection) -> bytes:
-    """Run a task; the reply has candidates, or says what was ``lost``."""
+def _attack(task: Task, connection: Connection) -> bytes:
     counter = task.target.counter
     counter.watch = _Progress(connection, counter.snapshot())
-    try:
-        with collecting() as warned:
-            result = run_task(task)
-        counter.watch = None
-        candidates = check_candidates(result.candidates, task.inputs, attack=task.attack.name)
-    except DisturbedError as error:
-        return pack({"lost": str(error)[:20_000]})
-    except RobustExtError as error:
-        lost = _lost(error.__cause__)
-        return pack({"lost": lost[:20_000]} if lost else describe_error(error))
-    trace = result.trace
-    tensors = {
-        "candidates": candidates,
-        "witnesses": result.witnesses,
-        "trace": None if trace is None else trace.values,
-    }
+    with collecting() as warned:
+        result = run_task(task)
+    counter.watch = None
+    candidates = check_candidates(result.candidates, task.inputs, attack=task.attack.name)
+    tensors, curve = {"candidates": candidates, "witnesses": result.witnesses}, None
+    if result.trace is not None:
+        tensors["trace"], curve = result.trace.values, list(result.trace.curve)
     header = {
         "seconds": result.seconds,
         "passes": [result.passes["forward"], result.passes["backward"]],
         "warnings": [text for text, kept in warned.items() if kept],
-        "curve": None if trace is None else list(trace.curve),
+        "curve": curve,
     }
-    return pack(header, {name: tensor for name, tensor in tensors.items() if isinstance(tensor, Tensor)})
+    return pack(header, {name: tensor for name, tensor in tensors.items() if tensor is not None})
 
 
 def _lost(error: BaseException | None) -> str | None:

@@ -21,9 +21,8 @@ from robust_ext.core.validation import check_number
 from robust_ext.core.warning import warn
 from robust_ext.engine.context import ISOLATED, SETTING_ASIDE
 from robust_ext.engine.isolation.messages import Parts, as_error
-from robust_ext.engine.isolation.process import AttackProcess, LostError, read_rows, start_server, unreadable
+from robust_ext.engine.isolation.process import AttackProcess, LostError, start_server, stated, unreadable
 from robust_ext.engine.isolation.remote import RemoteAttack
-from robust_ext.engine.isolation.serving import attack, call
 from robust_ext.engine.task import Task, TaskResult
 from robust_ext.engine.trace import Trace, no_values, plain_curve
 from robust_ext.registry.attack import attacks_from_text
@@ -35,8 +34,6 @@ CAN_ISOLATE = "forkserver" in multiprocessing.get_all_start_methods()
 
 # Attacks whose processes are kept at a time; an attack whose process is gone gets another.
 _PROCESSES = 8
-# More seconds than any attack takes.
-_LONGEST = 1e9
 # Warnings of a task, and characters of each.
 _WARNINGS, _CHARACTERS = 20, 2000
 
@@ -65,76 +62,54 @@ class IsolatedWorker:
         finally:
             self._parts = before
 
-    def __call__(self, task: Task) -> TaskResult:
+    def __call__(self, task: Task, *, earlier: PassCounter | None = None) -> TaskResult:
         """Run a task; errors of the attack are raised here, and a process that is lost costs these rows.
 
-        One that was killed may have been killed by mistake: its task is run once more, in a new process.
+        One that was killed may have been killed by mistake: its task is run once more, in a new process, with the
+        counts from ``earlier``, before the first.
         """
-        begun, before = time.perf_counter(), task.target.counter.snapshot()
-        try:
-            try:
-                return self._run(task, before)
-            except LostError as lost:
-                self.drop(task.attack)
-                if not lost.killed:
-                    raise
-                logger.info("%s: %s; it is run once more", task.attack.name, lost.text)
-                return self._run(task, before)
-        except LostError as lost:
-            self.drop(task.attack)
-            logger.info("%s: %s", task.attack.name, lost.text)
-            spent = task.target.counter.since(before)
-            passes = {"forward": spent.forward, "backward": spent.backward}
-            seconds = time.perf_counter() - begun
-            return TaskResult(candidates=None, seconds=seconds, passes=passes, lost=(lost.outcome, lost.text))
-        except BaseException:
-            # What it sends besides is not to be taken for the next result.
-            self.drop(task.attack)
-            raise
-
-    def _run(self, task: Task, before: PassCounter) -> TaskResult:
-        counter = task.target.counter
+        counter, begun = task.target.counter, time.perf_counter()
+        before = counter.snapshot() if earlier is None else earlier
 
         def count(forward: int, backward: int) -> None:
             # Progress bars look at the counter; what a process counts is its own statement.
             counter.count_backward(max(0, before.backward + backward - counter.backward))
             counter.count_forward(max(0, before.forward + forward - counter.forward))
 
-        result = self._process(task.attack).request(
-            partial(attack, task),
-            self._parts,
-            read=partial(_read, task),
-            # Candidates and witnesses, of float64 at most, and the trace.
-            room=16 * task.inputs.numel() + 8 * no_values(len(task.inputs)).numel(),
-            progress=count,
-        )
-        if isinstance(result, RobustExtError):
-            raise result
-        count(**result.passes)
+        # Candidates and witnesses, of float64 at most, and the trace.
+        room = 16 * task.inputs.numel() + 8 * no_values(len(task.inputs)).numel()
+        try:
+            process = self._process(task.attack)
+            result = process.request(task, self._parts, read=partial(_read, task), room=room, progress=count)
+            if isinstance(result, RobustExtError):
+                raise result
+            count(**result.passes)
+        except LostError as lost:
+            self.drop(task.attack)
+            logger.info("%s: %s", task.attack.name, lost.text)
+            if lost.killed and earlier is None:
+                return self(task, earlier=before)
+            spent, seconds = counter.since(before), time.perf_counter() - begun
+            passes = {"forward": spent.forward, "backward": spent.backward}
+            return TaskResult(candidates=None, seconds=seconds, passes=passes, lost=(lost.outcome, lost.text))
+        except BaseException:
+            # What the process sends besides is not to be taken for the next result.
+            self.drop(task.attack)
+            raise
         return result
 
     def call(self, function: Callable[[], Any]) -> Any:
         """The plain value that a function returns in a process of its own, which then ends."""
-        try:
-            try:
-                found = self._called(function)
-            except LostError as lost:
-                if not lost.killed:
-                    raise
-                found = self._called(function)
-        except LostError as lost:
-            raise InvalidArgumentError("attack", lost.text, "code that defines an attack and returns") from lost
-        if isinstance(found, RobustExtError):
-            raise found
-        return found
-
-    def _called(self, function: Callable[[], Any]) -> Any:
         process = AttackProcess(timeout=self.timeout)
         try:
-            read = lambda header, _: as_error(header) if "error" in header else header["value"]  # noqa: E731
-            return process.request(partial(call, function), Parts(), read=read)
+            found = process.request(function, Parts(), read=lambda header, _: header)
+        except LostError as lost:
+            raise InvalidArgumentError("attack", lost.text, "code that defines an attack and returns") from lost
         finally:
             process.close()
+        if "error" in found:
+            raise as_error(found)
+        return found.get("value")
 
     def drop(self, attack: Attack) -> None:
         """End the process of an attack."""
@@ -170,9 +145,10 @@ def _read(task: Task, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) 
         expected = no_values(len(task.inputs)) if name == "trace" else task.inputs
         if tensor.shape != expected.shape:
             raise ValueError(f"{name} of shape {tuple(tensor.shape)}")
-    curve, (forward, backward) = header["curve"], read_rows(header["passes"])
+    forward, backward = (int(stated(rows)) for rows in header["passes"])
+    curve = header["curve"]
     result = TaskResult(
-        seconds=check_number("seconds", min(header["seconds"], _LONGEST), minimum=0),
+        seconds=float(stated(header["seconds"])),
         passes={"forward": forward, "backward": backward},
         candidates=tensors["candidates"],
         witnesses=tensors.get("witnesses"),
@@ -188,7 +164,7 @@ def isolating(worker: IsolatedWorker) -> Iterator[None]:
     """Inside the block, attacks that are named as code (``file.py:attack``) are loaded in their own process only."""
     isolated, setting_aside = ISOLATED.set(True), SETTING_ASIDE.set(worker.set_aside)
     try:
-        with unreadable(), attacks_from_text(lambda text, name: RemoteAttack.load(text, name, worker.call)):
+        with unreadable(), attacks_from_text(lambda text, name: RemoteAttack(text, name, worker.call)):
             yield
     finally:
         SETTING_ASIDE.reset(setting_aside)
