@@ -6,9 +6,7 @@ import importlib
 import multiprocessing
 import os
 import signal
-import sys
 import threading
-import types
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from functools import partial
@@ -21,6 +19,7 @@ from robust_ext.core.errors import InvalidArgumentError, MissingDependencyError
 from robust_ext.core.objects import check_code, resolve_object
 from robust_ext.core.specification import did_you_mean
 from robust_ext.core.validation import check_integer
+from robust_ext.engine.isolation.process import without_script
 
 NAMES = ("local", "dask")
 """What the text of an executor begins with."""
@@ -125,17 +124,8 @@ class LocalExecutor(ProcessPoolExecutor):
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         """Call ``fn`` in a process, which is started here where there are too few."""
-        # A process would run a script without a ``__main__`` guard again. It needs no script: calls travel by value.
-        main, before = sys.modules["__main__"], {name: os.environ.get(name) for name in self._variables}
-        sys.modules["__main__"] = types.ModuleType("__main__")
-        os.environ.update(self._variables)
-        try:
+        with without_script(self._variables):
             return super().submit(fn, *args, **kwargs)
-        finally:
-            sys.modules["__main__"] = main
-            for name, value in before.items():
-                os.environ.pop(name)
-                os.environ.update({} if value is None else {name: value})
 
 
 def _fewer(name: str, threads: int) -> str:

@@ -12,12 +12,11 @@ import socket
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.popen_forkserver import Popen
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -62,8 +61,13 @@ class AttackProcess:
         process = multiprocessing.get_context("forkserver").Process(target=serve, args=arguments, daemon=False)
         try:
             start_server()
-            with theirs, _seen_by_children():
-                self._process = _started(process)
+            # By its own start, a process is refused to daemons, as the workers of dask are.
+            with theirs, without_script(_variables()):
+                try:
+                    self._process = Popen(process)
+                except (OSError, EOFError):
+                    # The server may have been killed, and is there again at the second try.
+                    self._process = Popen(process)
             with self._ended_after(_BEGINNING):
                 header, _ = unpack(self._connection.recv_bytes(REPLY_BYTES))
         except (OSError, EOFError, LostError) as error:
@@ -162,15 +166,6 @@ def _path() -> list[str]:
     return [*(one or str(Path.cwd()) for one in sys.path), *dict.fromkeys(files)]
 
 
-def _started(process: BaseProcess) -> Popen:
-    """A process that runs; not by its ``start``, which daemons are refused, as the workers of dask are."""
-    try:
-        return Popen(process)
-    except (OSError, EOFError):
-        # What it is forked from may have been killed, and is there again at the second try.
-        return Popen(process)
-
-
 def stated(number: Any) -> float:
     """A number that a process states, or the most that is believed of it; ValueError where it is none."""
     if not isinstance(number, (int, float)) or not number >= 0:
@@ -180,7 +175,9 @@ def stated(number: Any) -> float:
 
 def start_server() -> None:
     """Have the process that others are forked from import what this one has of the project, without waiting for it."""
-    with _seen_by_children():
+    # Before Python 3.11 each process imports by itself, as nothing keeps the working directory off its path.
+    forkserver.set_forkserver_preload([_SERVER] if sys.version_info >= (3, 11) else [])
+    with without_script(_variables()):
         try:
             forkserver.ensure_running()
         except ChildProcessError:
@@ -189,31 +186,30 @@ def start_server() -> None:
             forkserver.ensure_running()
 
 
-@contextmanager
-def _seen_by_children() -> Iterator[None]:
-    """Processes that begin inside the block import what this one does, and see neither its script nor its arguments.
-
-    What an attack needs of the script travels by value; arguments may hold the judge's seed and the run folder.
-    """
+def _variables() -> dict[str, str]:
     modules = sorted(name for name in sys.modules if name.startswith("robust_ext."))
-    # The working directory, which Python puts first, may hold other versions.
-    seen = {"PYTHONPATH": os.pathsep.join(_path()), "PYTHONSAFEPATH": "1", MODULES: ",".join(modules)}
+    return {"PYTHONPATH": os.pathsep.join(_path()), "PYTHONSAFEPATH": "1", MODULES: ",".join(modules)}
+
+
+@contextmanager
+def without_script(variables: Mapping[str, str]) -> Iterator[None]:
+    """Have processes that begin inside the block see these variables, and neither this one's script nor its arguments.
+
+    They would run a script without a ``__main__`` guard again; what they need of it travels by value. Arguments may
+    hold the judge's seed and the run folder.
+    """
     with _STARTING:
-        # Before Python 3.11 each process imports by itself, as nothing keeps the working directory away.
-        forkserver.set_forkserver_preload([_SERVER] if sys.version_info >= (3, 11) else [])
-        before = {name: os.environ.get(name) for name in seen}
+        before = {name: os.environ.get(name) for name in variables}
         main, arguments = sys.modules["__main__"], sys.argv
         sys.modules["__main__"], sys.argv = types.ModuleType("__main__"), sys.argv[:1]
-        os.environ.update(seen)
+        os.environ.update(variables)
         try:
             yield
         finally:
             sys.modules["__main__"], sys.argv = main, arguments
             for name, value in before.items():
-                if value is None:
-                    del os.environ[name]
-                else:
-                    os.environ[name] = value
+                os.environ.pop(name)
+                os.environ.update({} if value is None else {name: value})
 
 
 def _kill(process: int, connection: Connection) -> None:
