@@ -71,7 +71,7 @@ def _reply(request: Task | Callable[[], Any], connection: Connection) -> bytes:
     except DisturbedError as error:
         return pack({"lost": str(error)[:20_000]})
     except RobustExtError as error:
-        lost = _lost(error.__cause__)
+        lost = _lost(error.__cause__) if isinstance(request, Task) else None
         return pack({"lost": lost[:20_000]} if lost else describe_error(error))
 
 
