@@ -62,7 +62,7 @@ class AttackProcess:
         try:
             start_server()
             # By its own start, a process is refused to daemons, as the workers of dask are.
-            with theirs, without_script(_variables()):
+            with theirs, without_script(_variables(), arguments=False):
                 try:
                     self._process = Popen(process)
                 except (OSError, EOFError):
@@ -177,7 +177,7 @@ def start_server() -> None:
     """Have the process that others are forked from import what this one has of the project, without waiting for it."""
     # Before Python 3.11 each process imports by itself, as nothing keeps the working directory off its path.
     forkserver.set_forkserver_preload([_SERVER] if sys.version_info >= (3, 11) else [])
-    with without_script(_variables()):
+    with without_script(_variables(), arguments=False):
         try:
             forkserver.ensure_running()
         except ChildProcessError:
@@ -192,21 +192,21 @@ def _variables() -> dict[str, str]:
 
 
 @contextmanager
-def without_script(variables: Mapping[str, str]) -> Iterator[None]:
-    """Have processes that begin inside the block see these variables, and neither this one's script nor its arguments.
+def without_script(variables: Mapping[str, str], *, arguments: bool = True) -> Iterator[None]:
+    """Have processes that begin inside the block see these variables, and not this one's script.
 
-    They would run a script without a ``__main__`` guard again; what they need of it travels by value. Arguments may
-    hold the judge's seed and the run folder.
+    They would run a script without a ``__main__`` guard again; what they need of it travels by value. Without
+    ``arguments`` they do not see those of the script either, which may hold the judge's seed and the run folder.
     """
     with _STARTING:
         before = {name: os.environ.get(name) for name in variables}
-        main, arguments = sys.modules["__main__"], sys.argv
-        sys.modules["__main__"], sys.argv = types.ModuleType("__main__"), sys.argv[:1]
+        main, argv = sys.modules["__main__"], sys.argv
+        sys.modules["__main__"], sys.argv = types.ModuleType("__main__"), argv if arguments else argv[:1]
         os.environ.update(variables)
         try:
             yield
         finally:
-            sys.modules["__main__"], sys.argv = main, arguments
+            sys.modules["__main__"], sys.argv = main, argv
             for name, value in before.items():
                 os.environ.pop(name)
                 os.environ.update({} if value is None else {name: value})
