@@ -130,12 +130,10 @@ def _parameters(cls: type[Settings], defaults: Mapping[str, Any]) -> Iterator[tu
                 rich_help_panel=panel_title(panel),
                 hidden=panel in _RARER,
                 autocompletion=_completer(name, info),
-                metavar="PATH" if _is_path(kind) else None,
+                path_type=str if _is_path(kind) else None,
             )
         if typing.get_origin(kind) is tuple:
             kind, default = (list[str], default) if required else (list[str] | None, None)
-        elif _is_path(kind):
-            kind = str if required else str | None
         elif str in typing.get_args(kind) and kind != str | None:
             kind = str
         default = inspect.Parameter.empty if required else default

@@ -41,7 +41,7 @@ class Study(NamedTuple):
 def run_study(
     context: typer.Context,
     file: Annotated[Path, typer.Argument(metavar="FILE.toml", help="A table called as a command, with its options.")],
-    out: Annotated[str | None, typer.Option(help="Run folder, in place of the study's.", metavar="PATH")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder, in place of the study's.", path_type=str)] = None,
     repair: Annotated[bool, typer.Option("--repair", help="Recompute damaged parts of the run folder.")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check it, and print what it would cost; nothing is run or written.")
