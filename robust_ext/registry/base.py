@@ -164,15 +164,38 @@ def named_object(text: str, *, accepted: str, argument: str) -> object:
     return found
 
 
-def takes_classifier(obj: object, *names: str) -> bool:
-    """Return whether ``obj`` is a function whose first parameter has one of the names."""
+def takes_classifier(obj: object) -> bool:
+    """Return whether ``obj`` is a function that makes something of a classifier, by the name of its first parameter."""
     if isinstance(obj, nn.Module) or not callable(obj):
         return False
     try:
-        parameters = list(inspect.signature(obj).parameters)
+        first = next(iter(inspect.signature(obj).parameters), "")
     except (TypeError, ValueError):
         return False
-    return bool(parameters) and parameters[0] in names
+    return first in ("classifier", "model", "network", "static")
+
+
+def made_by(factory: Any, classifier: nn.Module, *, accepted: str, argument: str) -> Any:
+    """Call a factory with the classifier.
+
+    Raises:
+        InvalidArgumentError: It cannot be called with the classifier alone, or made text, a class or another factory.
+        DataError: It raised.
+    """
+    name = getattr(factory, "__name__", type(factory).__name__)
+    try:
+        inspect.signature(factory).bind(classifier)
+    except ValueError:  # Some classes written in C show no signature.
+        pass
+    except TypeError as error:
+        expected = f"what can be called with the classifier alone ({error}); call it yourself, and pass the result"
+        raise InvalidArgumentError(argument, f"{name}{inspect.signature(factory)}", expected) from error
+    with foreign_code(argument, name, hint="it is called with the classifier alone; call it yourself if it needs more"):
+        made = factory(classifier)
+    if isinstance(made, (str, type)) or takes_classifier(made):
+        shown = f"the class {made.__name__}" if isinstance(made, type) else repr(made)
+        raise InvalidArgumentError(argument, f"{name}, which made {shown}", accepted)
+    return made
 
 
 def same_logits(first: nn.Module, second: nn.Module, inputs: Tensor) -> bool:

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from robust_ext.core.bounds import check_bounds
 from robust_ext.core.errors import DataError, InvalidArgumentError, ModelError
-from robust_ext.core.foreign import foreign_code
 from robust_ext.core.modules import SettingsModule
 from robust_ext.core.reached import reached_modules
 from robust_ext.core.settings import declared
@@ -26,13 +25,12 @@ from robust_ext.core.validation import check_integer
 from robust_ext.defenses.catalogue import NAMED, TRAINED
 from robust_ext.models.adaptive import AdaptiveDefense
 from robust_ext.models.function_purifier import STATED, FunctionPurifier, WholeDefense, called_alone
-from robust_ext.registry.base import named_object, same_logits, takes_classifier
+from robust_ext.registry.base import made_by, named_object, same_logits, takes_classifier
 
 _ACCEPTED = (
     "an AdaptiveDefense, a factory (classifier) -> AdaptiveDefense, a function that purifies inputs, a module from "
     f"inputs to logits, a name such as 'hd(steps=5)' ({', '.join(NAMED)}), or a string such as 'file.py:make'"
 )
-_CLASSIFIER = ("classifier", "model", "network", "static")
 _TEXT = re.compile(r"\s*(?P<name>[\w-]+)\s*(?P<arguments>\(.*\))?\s*", re.DOTALL)
 _SCOPE = "defense:"
 _FORM = "a name, or a name with settings as in hd(steps=5)"
@@ -88,22 +86,13 @@ def as_defense(
                 argument, f"{name} of a classifier with other logits", "a defense of this very classifier, or its class"
             )
         return obj
-    if isinstance(obj, type) or takes_classifier(obj, *_CLASSIFIER):
-        made = _made_by(obj, classifier, argument)
+    if isinstance(obj, type) or takes_classifier(obj):
+        made = made_by(obj, classifier, accepted=_ACCEPTED, argument=argument)
+        for name in STATED:
+            if name in getattr(obj, "__dict__", {}) and not hasattr(made, name):
+                setattr(made, name, getattr(obj, name))
         return as_defense(made, classifier, inputs, argument=argument)
     return _wrapped(obj, classifier, inputs, argument)
-
-
-def _made_by(factory: Any, classifier: nn.Module, argument: str) -> Any:
-    """Call a factory with the classifier; its attributes describe the result."""
-    with foreign_code(argument, _name(factory), hint="it is called with the classifier alone"):
-        made = factory(classifier)
-    if isinstance(made, (str, type)) or takes_classifier(made, *_CLASSIFIER):
-        raise InvalidArgumentError(argument, f"{_name(factory)}, which made {made!r}", _ACCEPTED)
-    for name in STATED:
-        if name in getattr(factory, "__dict__", {}) and not hasattr(made, name):
-            setattr(made, name, getattr(factory, name))
-    return made
 
 
 def named_defense(

@@ -19,24 +19,18 @@ A detector of your own is a class with one method:
 
 from __future__ import annotations
 
-import inspect
-from typing import Any
-
 from torch import Tensor, nn
 
 from robust_ext.core.errors import InvalidArgumentError
-from robust_ext.core.foreign import foreign_code
 from robust_ext.detectors.base import Detector
 from robust_ext.detectors.scored import ScoreDetector
 from robust_ext.registry import base as libraries
-from robust_ext.registry.base import named_object, same_logits, takes_classifier
+from robust_ext.registry.base import made_by, named_object, same_logits, takes_classifier
 
 _ACCEPTED = (
     "a Detector, a callable score x -> (N,), a factory (classifier) -> Detector, a detector of an adapted library, or "
     "a string such as 'file.py:make'"
 )
-# What distinguishes a function that makes detectors from one that scores inputs.
-_CLASSIFIER = ("classifier", "model", "network")
 
 
 def as_detector(
@@ -45,11 +39,11 @@ def as_detector(
     """Turn anything that detects into a :class:`Detector` of a classifier.
 
     Args:
-        obj: A :class:`Detector`; a score, ``x -> (N,)``, as a function or module, whose attributes ``differentiable``
-            (True when it has none) and ``random`` (False) are heeded; a factory: a class, or a function whose first
-            parameter is called ``classifier``, ``model`` or ``network``, that makes any of these; a detector of an
-            adapted library or of pytorch-ood; a string that names one of these, ``package.module:object`` or
-            ``file.py:object``, of which parentheses with arguments are called.
+        obj: A :class:`Detector`; a score ``x -> (N,)``, as a function or module, which may have the attributes
+            ``differentiable`` (default True) and ``random`` (default False); a factory of any of these: a class, or a
+            function whose first parameter is called ``classifier``, ``model``, ``network`` or ``static``; a detector of
+            an adapted library or of pytorch-ood; or a string that names one of these, ``package.module:object`` or
+            ``file.py:object``, where parentheses with arguments are a call.
         classifier: The network that is watched, from inputs to logits.
         inputs: A few inputs. A detector of another module is accepted only if both have the same logits of these;
             without them, only if it is the same module.
@@ -72,8 +66,9 @@ def as_detector(
     if isinstance(obj, Detector):
         _check_watches(obj, classifier, inputs, argument)
         return obj
-    if isinstance(obj, type) or takes_classifier(obj, *_CLASSIFIER):
-        return as_detector(_make(obj, classifier, argument), classifier, inputs=inputs, argument=argument)
+    if isinstance(obj, type) or takes_classifier(obj):
+        made = made_by(obj, classifier, accepted=_ACCEPTED, argument=argument)
+        return as_detector(made, classifier, inputs=inputs, argument=argument)
     for adapter in libraries.adapters().values():
         adapted = adapter.adapt_detector(obj, classifier)
         if adapted is not None:
@@ -108,22 +103,3 @@ def _check_watches(detector: Detector, classifier: nn.Module, inputs: Tensor | N
         raise InvalidArgumentError(
             argument, f"{name} beside a classifier with other logits", "a detector that watches this classifier"
         )
-
-
-def _make(factory: Any, classifier: nn.Module, argument: str) -> object:
-    name = getattr(factory, "__name__", type(factory).__name__)
-    try:
-        inspect.signature(factory).bind(classifier)
-    except ValueError:  # Some classes written in C show no signature.
-        pass
-    except TypeError as error:
-        shown = f"{name}{inspect.signature(factory)}"
-        raise InvalidArgumentError(
-            argument, shown, f"what can be called with the classifier alone ({error}); make the detector yourself"
-        ) from error
-    with foreign_code(argument, name, hint="it is called with the classifier alone; make the detector yourself"):
-        made: object = factory(classifier)
-    if isinstance(made, (str, type)) or takes_classifier(made, *_CLASSIFIER):
-        shown = f"the class {made.__name__}" if isinstance(made, type) else repr(made)
-        raise InvalidArgumentError(argument, f"{name}, which made {shown}", _ACCEPTED)
-    return made
