@@ -39,7 +39,7 @@ _PROBLEM = {
     "error?": str,
     "deepest?": _NUMBER_OR_NONE,
     "depths?": [{"depth": _NUMBER, "outcome": _PLANTED | {"not_run"}, "reach": _NUMBER_OR_NONE}],
-    "batches?": {"rows": int, "found": int},
+    "batches?": {"rows": int, "found": int, "gained": int, "lost": int},
     "behind?": {"outcome": _PLANTED, "random_reach": _NUMBER_OR_NONE},
 }
 _RECORDS: dict[str, Shape] = {
