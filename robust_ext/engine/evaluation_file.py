@@ -40,8 +40,8 @@ def as_folder(out: str | os.PathLike[str] | None) -> Path | None:
 def read_evaluation(folder: Path) -> dict[str, Any]:
     """Return what a folder states: ``evaluation``, ``holds``, ``settings``, ``judge_seed`` and ``planned``.
 
-    A folder that states nothing is new, but for the judge's seed, which its runs may state. RunFolderError where the
-    file is damaged, unless the call repairs, or where an earlier version wrote the folder.
+    A folder that states nothing is new. RunFolderError where the file is damaged, unless the call repairs, or where an
+    earlier version wrote the folder.
     """
     file = folder / FILE
     content = read_file(file, error=RunFolderError)
@@ -56,7 +56,7 @@ def read_evaluation(folder: Path) -> dict[str, Any]:
                 raise damaged(file, str(error)) from error
     elif (folder / "judge.json").exists() or any(_files(folder, "run.json")):
         raise RunFolderError(f"{folder}: {EARLIER}")
-    return {"evaluation": None, "holds": {}, "settings": {}, "judge_seed": _seed_of_runs(folder), "planned": []}
+    return {"evaluation": None, "holds": {}, "settings": {}, "judge_seed": None, "planned": []}
 
 
 def write_evaluation(folder: Path, stated: Mapping[str, Any]) -> None:
@@ -128,7 +128,8 @@ def _files(folder: Path, name: str) -> Iterator[Path]:
         yield from sorted(folder.glob("*/" * depth + name))
 
 
-def _seed_of_runs(folder: Path) -> int | None:
+def seed_of_runs(folder: Path) -> int | None:
+    """Return the judge's seed that the runs of a folder state; None where they state none."""
     for file in _files(folder, RECORDS):
         try:
             run = SavedRun(file.parent).run

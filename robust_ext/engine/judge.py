@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import secrets
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,7 +14,7 @@ from robust_ext.core.files import make_folder
 from robust_ext.core.settings import LARGEST_SEED, Settings, setting, settings_class
 from robust_ext.core.validation import check_integer
 from robust_ext.engine.context import current_context
-from robust_ext.engine.evaluation_file import as_folder, read_evaluation, write_evaluation
+from robust_ext.engine.evaluation_file import as_folder, read_evaluation, seed_of_runs, write_evaluation
 from robust_ext.engine.run_folder import locked
 from robust_ext.engine.task import Worker, run_task
 
@@ -58,12 +59,13 @@ def with_judge_seed(settings: S, *, out: str | os.PathLike[str] | None, worker: 
 def _seed_in(folder: Path, fresh: int) -> int:
     """Return the seed that a folder states; where it states none, the fresh one, which it states from now on."""
     dry = current_context().dry_run
-    if dry:
-        stated = read_evaluation(folder)["judge_seed"]
-        return fresh if stated is None else check_integer("judge_seed", stated, minimum=0)
-    make_folder(folder, error=RunFolderError)
-    with locked(folder):
+    if not dry:
+        make_folder(folder, error=RunFolderError)
+    with nullcontext() if dry else locked(folder):
         stated = read_evaluation(folder)
-        seed = fresh if stated["judge_seed"] is None else stated["judge_seed"]
-        write_evaluation(folder, {**stated, "judge_seed": seed})
-    return check_integer("judge_seed", seed, minimum=0)
+        seed = seed_of_runs(folder) if stated["judge_seed"] is None else stated["judge_seed"]
+        seed = check_integer("judge_seed", fresh if seed is None else seed, minimum=0)
+        # What belongs to an evaluation already, which may be another one, is left unchanged.
+        if not dry and stated["evaluation"] is None:
+            write_evaluation(folder, {**stated, "judge_seed": seed})
+    return seed
