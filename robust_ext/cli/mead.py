@@ -90,7 +90,7 @@ class MeadOptions(AdaptationOptions):
 @command(MeadSettings)
 def mead_command(run: RunOptions, own: MeadOptions, settings: dict[str, Any]) -> None:
     """Evaluate detectors against many attacks at once."""
-    # Attacks get their processes when they are named.
+    # Naming an attack may load its code, which belongs into a process of its own.
     with attack_worker(**run.isolation):
         _run(run, own, settings)
 

@@ -58,6 +58,15 @@ def test_sample_ids(name, ids):
         evaluate(name, sample_ids=ids)
 
 
+@pytest.mark.parametrize("name", EVALUATIONS)
+def test_a_run_folder_without_a_name(name, tmp_path, monkeypatch):
+    """It used to be the current folder."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidArgumentError, match=r"^out: got '', expected the name of a folder; '.' is the current"):
+        evaluate(name, out="")
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     "given",
     [
