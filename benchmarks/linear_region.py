@@ -31,7 +31,7 @@ from linear_region_tables import Lines, show
 from torch import Tensor, nn
 
 from robust_ext.attacks.linear_region.attack import LinearRegion
-from robust_ext.attacks.linear_region.results import LinearRegionResult
+from robust_ext.attacks.linear_region.state import LinearRegionResult
 from robust_ext.attacks.running import run_attack
 from robust_ext.core.errors import AttackError
 from robust_ext.core.random import stream

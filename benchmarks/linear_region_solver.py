@@ -13,9 +13,8 @@ import argparse
 import torch
 from common import seconds
 
-from robust_ext.attacks.linear_region.solver.constraints import DenseConstraints
-from robust_ext.attacks.linear_region.solver.problem import estimate_scaling
-from robust_ext.attacks.linear_region.solver.solve import SolverSettings, solve
+from robust_ext.attacks.linear_region.solver.problem import DenseConstraints, estimate_scaling
+from robust_ext.attacks.linear_region.solver.solve import solve
 from robust_ext.core.threat import NORMS
 
 
@@ -30,13 +29,13 @@ def main() -> None:
     x = torch.rand(given.problems, given.inputs, generator=generator)
     # Just infeasible at the inputs and hard to satisfy, so that no problem ends before the cap.
     offset = -torch.bmm(matrix, x.unsqueeze(2)).squeeze(2) - 0.1
-    constraints = DenseConstraints(matrix, offset)
+    constraints = DenseConstraints(matrix, offset, torch.zeros(given.rows) > 0)
     scaling = estimate_scaling(constraints, x, generator=generator, probes=2, power_iterations=2)
     multipliers = torch.rand(given.problems, given.rows, generator=generator)
-    stop = SolverSettings(iterations=given.iterations, tolerance=1e-9, margin=1e9)
+    ways = {"generator": generator, "scaling": scaling, "tolerance": 1e-9, "margin": 1e9}
 
     def solver(norm: str) -> None:
-        found = solve(constraints, x, norm=norm, bounds=(0, 1), generator=generator, scaling=scaling, settings=stop)
+        found = solve(constraints, x, norm=norm, bounds=(0, 1), iterations=given.iterations, **ways)
         if bool((found.iterations < given.iterations).any()):
             raise SystemExit("a problem ended early, so the times mean nothing")
 

@@ -16,9 +16,8 @@ from typing_extensions import Self
 from robust_ext.attacks.linear_region.boundary import BoundarySearch
 from robust_ext.attacks.linear_region.network.recording import record_checked
 from robust_ext.attacks.linear_region.oracle import BoundaryOracle
-from robust_ext.attacks.linear_region.results import SearchRecord
 from robust_ext.attacks.linear_region.search import RegionSearch
-from robust_ext.attacks.linear_region.state import SearchState
+from robust_ext.attacks.linear_region.state import SearchRecord, SearchState
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.settings import setting, settings_class
 from robust_ext.core.validation import check_number

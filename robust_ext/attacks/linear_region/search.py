@@ -11,9 +11,8 @@ from torch import Tensor
 
 from robust_ext.attacks.linear_region.network.regions import Regions
 from robust_ext.attacks.linear_region.oracle import BoundaryOracle
-from robust_ext.attacks.linear_region.solver.constraints import RegionConstraints, class_differences
-from robust_ext.attacks.linear_region.solver.problem import Scaling
-from robust_ext.attacks.linear_region.solver.solve import Solution, SolverSettings, Status, solve
+from robust_ext.attacks.linear_region.solver.problem import RegionConstraints, Scaling
+from robust_ext.attacks.linear_region.solver.solve import Solution, Status, solve
 from robust_ext.attacks.linear_region.state import POWER, PROBES, SearchState, WarmStart
 from robust_ext.core.random import stream
 
@@ -89,7 +88,7 @@ class RegionSearch:
         oracle, chosen = self.oracle, state.select(places)
         samples = chosen.sample_index
         labels, aims = oracle.labels[samples], torch.tensor([aim for _, _, aim in keys], device=samples.device)
-        differences = class_differences(labels, aims, count=oracle.target.classes, targeted=oracle.targeted)
+        differences = _class_differences(labels, aims, count=oracle.target.classes, targeted=oracle.targeted)
         constraints = RegionConstraints(self._at(anchors, samples), differences, oracle.target.counter)
         found, scaling = self._solve(constraints, chosen, warm, number, improvement)
         bounds = torch.where(found.status == Status.CAP, torch.inf, found.bound)
@@ -167,7 +166,8 @@ class RegionSearch:
             points=state.points.flatten(1),
             multipliers=warm.multipliers_for(constraints.regions, self._at(warm.anchors, samples)),
             in_time=self.in_time,
-            settings=SolverSettings(iterations=self.iterations, tolerance=max(1e-3, improvement / 4)),
+            iterations=self.iterations,
+            tolerance=max(1e-3, improvement / 4),
         )
         began = 1 if norm == "l2" else 3
         oracle.spend(samples, 2 * found.iterations + began + warm.unscaled() * (1 + PROBES + 2 * POWER))
@@ -195,6 +195,16 @@ class RegionSearch:
         points = oracle.bisect_to_input(points, samples, least=_LEAST, halvings=6)
         distances = oracle.distances(points, samples)
         return list(zip(places.tolist(), points, distances, strict=True))
+
+
+def _class_differences(labels: Tensor, aims: Tensor, *, count: int, targeted: bool) -> Tensor:
+    """Return combinations of logits, float32 ``(B, R, count)``, that are at least 0 where a point is adversarial.
+
+    Labels and aims are int64 ``(B,)``. Untargeted: the logit of the aim minus that of the label, the one row of
+    problem 10. Targeted: the logit of the label minus every logit, the rows of problem 11, its own being 0.
+    """
+    every = torch.eye(count, device=labels.device)
+    return every[labels].unsqueeze(1) - every if targeted else (every[aims] - every[labels]).unsqueeze(1)
 
 
 def _without_overflow(found: Solution, scaling: Scaling, inputs: Tensor) -> tuple[Solution, Scaling]:

@@ -17,8 +17,7 @@ from robust_ext.attacks.linear_region.descent import descent_steps
 from robust_ext.attacks.linear_region.fab import fab_steps
 from robust_ext.attacks.linear_region.oracle import BoundaryOracle
 from robust_ext.attacks.linear_region.proximal import proximal_steps
-from robust_ext.attacks.linear_region.results import SearchRecord
-from robust_ext.attacks.linear_region.state import SearchState
+from robust_ext.attacks.linear_region.state import SearchRecord, SearchState
 from robust_ext.attacks.linear_region.stepping import Steps, stepped
 from robust_ext.core.random import stream
 

@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from robust_ext.attacks.linear_region.attack import LinearRegion
-from robust_ext.attacks.linear_region.boundary import BoundarySearch
+from robust_ext.attacks.linear_region.boundary import HOPS, BoundarySearch, Hop, Hops
 from robust_ext.attacks.linear_region.descent import descent_steps
 from robust_ext.attacks.linear_region.fab import fab_steps
-from robust_ext.attacks.linear_region.hops import HOPS, Hop, Hops
 from robust_ext.attacks.linear_region.oracle import BoundaryOracle
 from robust_ext.attacks.linear_region.proximal import proximal_steps
 from robust_ext.attacks.linear_region.state import KINDS, SearchState

@@ -11,8 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from robust_ext.attacks.linear_region.solver.norms import shrink
-from robust_ext.attacks.linear_region.solver.problem import Progress, ScaledProblem, dot, square
+from robust_ext.attacks.linear_region.solver.problem import Progress, ScaledProblem, dot, shrink, square
 
 # Restart when the best merit has fallen to the first factor, or to the second and no longer falls, or when the last
 # restart is this share of all iterations ago.

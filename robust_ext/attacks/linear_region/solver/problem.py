@@ -1,21 +1,169 @@
-"""What the two iterations of the solver share: the problem in scaled rows, its scaling, and its progress.
+"""The problems of the solver: their constraints, the scaling of the rows, and what follows from the norm and the box.
 
 Source of the scaling: Croce, Rauber and Hein, "Scaling up the randomized gradient-free adversarial attack reveals
 overestimation of robustness using established attacks" (2019), section 4.2. They measure the norms of ten rows of a
 layer and use their mean for all of it; here each row has its own estimate, as ``E (c . g)^2 = ||c||^2`` for a standard
 normal ``g``.
+
+The proximal step and the dual bound are those of ``||z - x0||`` plus the constraint that ``z`` lies in the box, written
+in ``u = z - x0``. A coordinate that moves towards the sign of its force can go as far as its ``room``.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from robust_ext.attacks.linear_region.solver.constraints import Constraints
-from robust_ext.attacks.linear_region.solver.norms import is_contradiction, lower_bound
-from robust_ext.core.validation import check_integer, check_number
+from robust_ext.attacks.linear_region.network.regions import Regions
+from robust_ext.core.target import PassCounter
+
+
+def room_towards(force: Tensor, inputs: Tensor, bounds: tuple[float, float]) -> Tensor:
+    """Return how far each coordinate of ``inputs (B, D)`` can go in the direction of ``force`` within the bounds."""
+    return torch.where(force > 0, bounds[1] - inputs, inputs - bounds[0]).clamp_min_(0)
+
+
+def shrink(norm: str, offsets: Tensor, inputs: Tensor, amount: Tensor, bounds: tuple[float, float]) -> Tensor:
+    """Return the proximal step, ``argmin_u .5 ||u - offsets||^2 + amount ||u||`` with ``inputs + u`` in bounds.
+
+    Offsets and inputs are ``(B, D)``, amounts ``(B, 1)`` and above 0.
+    """
+    room, size = room_towards(offsets, inputs, bounds), offsets.abs()
+    if norm == "l1":
+        return torch.minimum((size - amount).clamp_min_(0), room) * offsets.sign()
+    reach = torch.minimum(size, room)
+    # For a radius r the coordinates whose reach is larger stop at r, and pull at it with size - r each. The pull falls
+    # as r grows, with a jump where a coordinate meets its bound, and the radius is where it passes the amount.
+    ends, order = reach.sort(dim=1, descending=True)
+    total = size.gather(1, order).cumsum_(1)
+    count = torch.arange(1, ends.shape[1] + 1, dtype=ends.dtype, device=ends.device)
+    enough = total - count * ends >= amount
+    first = torch.where(enough.any(1, keepdim=True), enough.byte().argmax(1, keepdim=True), ends.shape[1])
+    last = (first - 1).clamp_min_(0)
+    radius = (total.gather(1, last) - amount) / (last + 1)
+    lower = torch.cat([ends, torch.zeros_like(ends[:, :1])], 1).gather(1, first)
+    radius = torch.minimum(torch.maximum(radius, lower), ends.gather(1, last))
+    return torch.minimum(reach, radius) * offsets.sign()
+
+
+def lower_bound(norm: str, force: Tensor, reward: Tensor, inputs: Tensor, bounds: tuple[float, float]) -> Tensor:
+    """Return a lower bound on the distance of every feasible point, from multipliers ``y >= 0`` by weak duality.
+
+    For feasible ``z = x0 + u`` in the box, ``y . (C z + d) >= 0`` means ``force . u >= reward``. So the distance is at
+    least ``reward + min_u ||u|| - force . u`` over the box, and at least ``reward / ||force||*`` (Hölder), which is the
+    same for the best multiple of ``y`` if the box is wide. The larger of the two is returned (l2: Hölder's alone),
+    ``(B,)`` and at least 0, for the force ``C^T y (B, D)`` and the reward ``-y . (C x0 + d)``, ``(B,)``.
+    """
+    size = force.abs()
+    order = {"linf": 1.0, "l2": 2.0, "l1": torch.inf}[norm]
+    dual_norm = torch.linalg.vector_norm(size, ord=order, dim=1).clamp_min_(torch.finfo(size.dtype).tiny)
+    bound: Tensor = reward / dual_norm
+    if norm == "l1":
+        gain = (size - 1).clamp_min_(0).mul_(room_towards(force, inputs, bounds)).sum(1)
+        bound = torch.maximum(bound, reward - gain)
+    elif norm == "linf":
+        ends, places = room_towards(force, inputs, bounds).sort(dim=1, descending=True)
+        size = size.gather(1, places)
+        weight, inner = size.cumsum(1), size.mul_(ends)
+        # r - sum_i size_i min(r, room_i) is convex and piecewise linear in r, so it is least at a room or at 0.
+        values = ends - weight * ends - (inner.sum(1, keepdim=True) - inner.cumsum(1))
+        bound = torch.maximum(bound, reward + values.amin(1).clamp_max_(0))
+    return bound.clamp_min_(0)
+
+
+def is_contradiction(
+    force: Tensor, reward: Tensor, inputs: Tensor, bounds: tuple[float, float], margin: float
+) -> Tensor:
+    """Return whether multipliers prove that no point of the box is feasible (Farkas), bool ``(B,)``.
+
+    No ``u`` in the box has ``force . u >= reward``, see :func:`lower_bound`. The proof must hold by ``margin`` of the
+    numbers it compares.
+    """
+    most = force.abs().mul_(room_towards(force, inputs, bounds)).sum(1)
+    return (reward > 0) & (reward - most > margin * (reward + most))
+
+
+class Constraints(Protocol):
+    """The rows ``C_b z + d_b >= 0`` of ``B`` problems, as products with the matrix and its transpose.
+
+    The solver calls them without gradients, and writes into the tensors that they return.
+
+    Attributes:
+        decision: Which rows decide the class, bool ``(M,)``: the same rows in every problem.
+    """
+
+    @property
+    def decision(self) -> Tensor: ...  # noqa: D102
+
+    def forward(self, points: Tensor) -> Tensor:
+        """Return ``C_b z + d_b``, from ``(B, D)`` to ``(B, M)``."""
+
+    def adjoint(self, multipliers: Tensor) -> Tensor:
+        """Return ``C_b^T y``, from ``(B, M)`` to ``(B, D)``."""
+
+    def select(self, rows: Tensor) -> Constraints:
+        """Return the problems with these indices, int64 ``(R,)``."""
+
+
+@dataclass(frozen=True)
+class DenseConstraints:
+    """Small problems with explicit matrices ``(B, M, D)`` and offsets ``(B, M)``."""
+
+    matrix: Tensor
+    offset: Tensor
+    decision: Tensor
+
+    def forward(self, points: Tensor) -> Tensor:
+        """See :class:`Constraints`."""
+        return torch.bmm(self.matrix, points.unsqueeze(2)).squeeze(2) + self.offset
+
+    def adjoint(self, multipliers: Tensor) -> Tensor:
+        """See :class:`Constraints`."""
+        return torch.bmm(multipliers.unsqueeze(1), self.matrix).squeeze(1)
+
+    def select(self, rows: Tensor) -> DenseConstraints:
+        """See :class:`Constraints`."""
+        return DenseConstraints(self.matrix[rows], self.offset[rows], self.decision)
+
+
+class RegionConstraints:
+    """The constraints of problems 10 and 11 of Croce, Rauber and Hein (2019), which count passes.
+
+    The first rows keep each of ``B`` points in its region; the others are ``differences @ logits``, the combinations of
+    the ``K`` logits ``(B, R, K)`` that must be at least 0.
+    """
+
+    def __init__(self, regions: Regions, differences: Tensor, counter: PassCounter) -> None:
+        self.regions, self._differences, self._counter = regions, differences, counter
+
+    @cached_property
+    def decision(self) -> Tensor:
+        """The last ``R`` rows, bool ``(M + R,)``."""
+        rows = self._differences.shape[1]
+        places = torch.arange(self.regions.constraints + rows, device=self._differences.device)
+        return places >= self.regions.constraints
+
+    def forward(self, points: Tensor) -> Tensor:
+        """Return the values at points ``(B, D)``, ``(B, M + R)``, with one forward pass."""
+        self._counter.count_forward(len(points))
+        values, logits = self.regions.forward(points.view(-1, *self.regions.shape), spare=self._differences.shape[1])
+        values[:, self.regions.constraints :] = (self._differences * logits.unsqueeze(1)).sum(2)
+        return values
+
+    def adjoint(self, multipliers: Tensor) -> Tensor:
+        """Return the transposed product of multipliers ``(B, M + R)``, ``(B, D)``, with one backward pass."""
+        self._counter.count_backward(len(multipliers))
+        kept = self.regions.constraints
+        logits = (multipliers[:, kept:].unsqueeze(2) * self._differences).sum(1)
+        return self.regions.adjoint(multipliers[:, :kept], logits).flatten(1)
+
+    def select(self, rows: Tensor) -> RegionConstraints:
+        """See :class:`Constraints`."""
+        return RegionConstraints(self.regions.select(rows), self._differences[rows], self._counter)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +177,7 @@ class Scaling:
     norm: Tensor
 
     def select(self, rows: Tensor) -> Scaling:
-        """Those of the problems of these indices, int64 ``(R,)``."""
+        """Return the scaling of the problems with these indices, int64 ``(R,)``."""
         return Scaling(rows=self.rows[rows], norm=self.norm[rows])
 
 
@@ -66,24 +214,24 @@ class ScaledProblem:
     margin: float
 
     def forward(self, points: Tensor) -> Tensor:
-        """Scaled values of the rows, ``(B, M)``."""
+        """Return scaled values of the rows, ``(B, M)``."""
         return self.constraints.forward(points).mul_(self.scaling.rows)
 
     def adjoint(self, multipliers: Tensor) -> Tensor:
-        """The force that multipliers of the scaled rows ``(B, M)`` put on the points, ``(B, D)``."""
+        """Return the force that multipliers of the scaled rows ``(B, M)`` put on the points, ``(B, D)``."""
         return self.constraints.adjoint(multipliers * self.scaling.rows)
 
     def reward(self, multipliers: Tensor) -> Tensor:
-        """``-y . (C x0 + d)``, ``(B,)``."""
+        """Return ``-y . (C x0 + d)``, ``(B,)``."""
         return -dot(multipliers, self.values).squeeze(1)
 
     def proofs(self, force: Tensor, reward: Tensor) -> tuple[Tensor, Tensor]:
-        """Lower bounds on the distances, and whether infeasibility is proven, both ``(B,)``."""
+        """Return lower bounds on the distances, and whether infeasibility is proven, both ``(B,)``."""
         bound = lower_bound(self.norm, force, reward, self.inputs, self.bounds)
         return bound, is_contradiction(force, reward, self.inputs, self.bounds, self.margin)
 
     def select(self, rows: Tensor) -> ScaledProblem:
-        """The problems of these indices, int64 ``(R,)``, alone."""
+        """Return the problems with these indices, int64 ``(R,)``."""
         return replace(
             self,
             constraints=self.constraints.select(rows),
@@ -94,12 +242,12 @@ class ScaledProblem:
 
 
 def dot(a: Tensor, b: Tensor) -> Tensor:
-    """Inner products of rows, ``(B, 1)``."""
+    """Return inner products of rows, ``(B, 1)``."""
     return (a * b).sum(1, keepdim=True)
 
 
 def square(a: Tensor) -> Tensor:
-    """Squared lengths of rows, ``(B, 1)``; on CPUs several times faster than :func:`dot`."""
+    """Return squared lengths of rows, ``(B, 1)``; on CPUs several times faster than :func:`dot`."""
     lengths: Tensor = torch.linalg.vector_norm(a, dim=1, keepdim=True)
     return lengths.square_()
 
@@ -114,16 +262,13 @@ def estimate_scaling(
     power_iterations: int = 8,
     decision_weight: float = 5.0,
 ) -> Scaling:
-    """Factors that bring rows to about norm 1, and the decision rows to ``decision_weight``.
+    """Return factors that bring rows to about norm 1, and the decision rows to ``decision_weight``.
 
     Takes ``probes + power_iterations + 1`` products with the matrix and ``power_iterations`` with its transpose, for
     the norms of the rows and for that of the matrix, which is on average a little too low. The inputs are any points
     near the solutions; all problems share the random vectors. The weight is lowered to half the norm of the whole
     matrix where that is smaller, since beyond it the decision rows alone would dictate a shorter step.
     """
-    check_integer("probes", probes, minimum=1)
-    check_integer("power_iterations", power_iterations, minimum=1)
-    check_number("decision_weight", decision_weight, minimum=1)
     base = constraints.forward(inputs)
 
     def draw() -> Tensor:

@@ -14,41 +14,27 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-from robust_ext.attacks.linear_region.solver.constraints import Constraints
 from robust_ext.attacks.linear_region.solver.l2 import AcceleratedDual
 from robust_ext.attacks.linear_region.solver.linear import PrimalDual
-from robust_ext.attacks.linear_region.solver.problem import Progress, ScaledProblem, Scaling, estimate_scaling
+from robust_ext.attacks.linear_region.solver.problem import (
+    Constraints,
+    Progress,
+    ScaledProblem,
+    Scaling,
+    estimate_scaling,
+)
 from robust_ext.core.errors import InvalidArgumentError
-from robust_ext.core.settings import Settings, setting, settings_class
 from robust_ext.core.threat import NORMS
 from robust_ext.core.validation import check_choice, check_number
 
 
 class Status(IntEnum):
-    """How a problem ended."""
+    """The outcome of a problem."""
 
     SOLVED = 0
     NO_IMPROVEMENT = 1
     INFEASIBLE = 2
     CAP = 3
-
-
-@settings_class
-class SolverSettings(Settings):
-    """When to stop."""
-
-    iterations: int = setting(
-        default=500, help="Most iterations, of one product with the matrix and one with its transpose each.", minimum=1
-    )
-    tolerance: float = setting(
-        default=1e-3,
-        help="A problem is solved when its point misses no (scaled) row by more than this share of its distance, and "
-        "the distance and the dual bound differ by no more than it.",
-        above=0,
-    )
-    margin: float = setting(
-        default=2e-5, help="What a proof must have to spare, relative, so that rounding cannot forge one.", minimum=0
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,9 +53,6 @@ class Solution:
     multipliers: Tensor
 
 
-_DEFAULTS = SolverSettings()
-
-
 @torch.no_grad()
 def solve(
     constraints: Constraints,
@@ -82,20 +65,32 @@ def solve(
     scaling: Scaling | None = None,
     points: Tensor | None = None,
     multipliers: Tensor | None = None,
-    settings: SolverSettings = _DEFAULTS,
+    iterations: int = 500,
+    tolerance: float = 1e-3,
+    margin: float = 2e-5,
     in_time: Callable[[], bool] | None = None,
 ) -> Solution:
     """Minimise the distance from the inputs ``(B, D)`` over the feasible points of the box.
 
-    A problem is given up once it is proven impossible to beat its ``best`` distance ``(B,)``; lower that by the
-    improvement that is required. Without a scaling, one is estimated with the CPU generator; that of similar
-    constraints serves too. The search begins at ``points`` in the bounds (the inputs when left out; not used in l2,
-    where they follow from the multipliers) and ``multipliers (B, M)`` of the rows as they are, at least 0 (zeros). Once
-    ``in_time`` returns False, the iteration ends with what there is.
+    Args:
+        constraints: The rows of each problem.
+        inputs: float32 or float64 ``(B, D)`` in bounds.
+        norm: "linf", "l2" or "l1".
+        bounds: The box.
+        generator: A CPU generator, for the scaling.
+        best: Distances ``(B,)``; a problem ends once it provably cannot beat its own.
+        scaling: That of similar constraints; estimated by default.
+        points: Where to start, ``(B, D)`` in bounds; the inputs by default. In l2 they follow from the multipliers.
+        multipliers: Where to start, ``(B, M)`` of at least 0 for the unscaled rows; zeros by default.
+        iterations: The most iterations, each one product with the matrix and one with its transpose.
+        tolerance: A problem is solved when its point violates no (scaled) row by more than this share of its distance,
+            and the distance and the dual bound differ by no more than it.
+        margin: The relative margin of a proof, so that rounding cannot forge one.
+        in_time: Ends the iteration when it returns False.
 
     Example:
-        >>> from robust_ext.attacks.linear_region.solver.constraints import DenseConstraints
-        >>> rows = DenseConstraints(torch.tensor([[[3.0, 4.0]]]), torch.tensor([[-2.5]]))
+        >>> from robust_ext.attacks.linear_region.solver.problem import DenseConstraints
+        >>> rows = DenseConstraints(torch.tensor([[[3.0, 4.0]]]), torch.tensor([[-2.5]]), torch.tensor([False]))
         >>> found = solve(rows, torch.zeros(1, 2), norm="l2", bounds=(0, 1), generator=torch.Generator())
         >>> Status(int(found.status[0])).name, round(float(found.bound[0]), 2)
         ('SOLVED', 0.5)
@@ -117,32 +112,18 @@ def solve(
     if scaling is None:
         scaling = estimate_scaling(constraints, inputs, generator=generator)
     values = constraints.forward(inputs) * scaling.rows
-    problem = ScaledProblem(constraints, scaling, inputs, values, bounds, norm, settings.margin)
+    problem = ScaledProblem(constraints, scaling, inputs, values, bounds, norm, margin)
     begin = None if multipliers is None else multipliers / scaling.rows
     method = AcceleratedDual(problem, begin) if norm == "l2" else PrimalDual(problem, points, begin)
-    _iterate(method, found, best, settings, in_time)
-    found.bound[found.status == Status.INFEASIBLE] = torch.inf
-    found.multipliers.mul_(scaling.rows)
-    return found
-
-
-def _iterate(
-    method: AcceleratedDual | PrimalDual,
-    found: Solution,
-    best: Tensor,
-    settings: SolverSettings,
-    in_time: Callable[[], bool] | None,
-) -> None:
-    """Run the method, and write each problem's end into ``found``; finished problems leave the batch."""
     active = torch.arange(len(best), device=best.device)
-    for number in range(1, settings.iterations + 1):
+    for number in range(1, iterations + 1):
         method.step()
-        last = number == settings.iterations or (in_time is not None and not in_time())
+        last = number == iterations or (in_time is not None and not in_time())
         if number % method.interval and not last:
             continue
         progress = method.progress()
         found.bound[active] = found.bound[active].maximum(progress.bound)
-        verdict = _verdict(progress, found.bound[active], best[active], settings)
+        verdict = _verdict(progress, found.bound[active], best[active], tolerance, margin)
         going = (verdict == Status.CAP).nonzero().flatten()
         if not last and len(going) == len(active):
             continue
@@ -150,18 +131,21 @@ def _iterate(
         found.points[active], found.multipliers[active] = progress.points, progress.multipliers
         if last or len(going) == 0:
             break
-        if len(going) < len(active):
-            active = active[going]
-            method.select(going)
+        # Solved problems leave the batch.
+        active = active[going]
+        method.select(going)
+    found.bound[found.status == Status.INFEASIBLE] = torch.inf
+    found.multipliers.mul_(scaling.rows)
+    return found
 
 
-def _verdict(progress: Progress, bound: Tensor, best: Tensor, settings: SolverSettings) -> Tensor:
-    """The status of each problem, ``CAP`` for those that go on."""
-    slack = settings.tolerance * progress.distance
+def _verdict(progress: Progress, bound: Tensor, best: Tensor, tolerance: float, margin: float) -> Tensor:
+    """Return the status of each problem, ``CAP`` for those that continue."""
+    slack = tolerance * progress.distance
     solved = (progress.violation <= slack) & ((progress.distance - bound).abs() <= slack)
     verdict = torch.full_like(bound, int(Status.CAP), dtype=torch.int64)
     verdict[solved] = int(Status.SOLVED)
-    verdict[bound > best * (1 + settings.margin)] = int(Status.NO_IMPROVEMENT)
+    verdict[bound > best * (1 + margin)] = int(Status.NO_IMPROVEMENT)
     verdict[progress.infeasible] = int(Status.INFEASIBLE)
     return verdict
 
