@@ -69,10 +69,14 @@ def test_without_mixing_is_the_attack_on_the_network(parts):
 
 
 @pytest.mark.exhaustive
-def test_mechanism_and_recipes():
+def test_mechanism_and_the_recipe_of_the_authors():
     found = measured("mixup_inference", 64)
     assert found.present, found.values
     # A failure shows on fewer samples.
     assert judged("mixup_inference", "weak", 16, seed=1)["verdict"] == "failed"
-    # At seed 0 the right recipe misses five of 64, at 1 and 2 one.
+
+
+@pytest.mark.exhaustive
+def test_right_recipe():
+    # It misses a few of 64 problems at some seeds, too many for a verdict on fewer.
     assert judged("mixup_inference", "right", 64, seed=1)["verdict"] == "passed"
