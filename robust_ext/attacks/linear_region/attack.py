@@ -22,7 +22,7 @@ from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.settings import setting, settings_class
 from robust_ext.core.validation import check_number
 
-# Rounds after which half as many starts take part, and after which the least improvement is asked for.
+# Rounds between halvings of the number of starts, and rounds until the least improvement suffices.
 _HALVING, _FALLING = 3, 8
 
 
@@ -120,7 +120,7 @@ class LinearRegion(BoundarySearch):
         return partial(self._solve_regions, search, found)
 
     def _in_time(self, found: SearchRecord) -> Callable[[], bool]:
-        """Whether solvers may go on: passes are counted when they are done."""
+        """Return whether solvers may continue; passes count only once they are done."""
         return (lambda: True) if self.budget_unit == "passes" else lambda: bool((found.spent() < 1).all())
 
     def _solve_regions(self, search: RegionSearch, found: SearchRecord, state: SearchState) -> None:
@@ -136,9 +136,9 @@ class LinearRegion(BoundarySearch):
             left, number = left - alive * draws, number + 1
 
     def sharing(self, number: int, left: int) -> tuple[int, int]:
-        """How many starts of an input take part in a round, and how many regions each samples of those that are left.
+        """Return the number of an input's starts in a round, and the number of regions for each, out of ``left``.
 
-        As fewer starts take part, each samples more, so that there is as much to compute at once.
+        Fewer starts sample more regions each, which keeps batches large.
         """
         alive = min(left, max(1, self.survivors >> (number // _HALVING if self.halving else 0)))
         return alive, max(1, min(left, self.survivors) // alive)

@@ -30,7 +30,7 @@ from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
 from robust_ext.core.validation import check_inputs, check_labels
 
-# The share of each kind of hop beside what it gained, and what is left of a gain after each hop of the kind.
+# The least share of each kind of hop, and the factor by which its gain fades with each hop.
 _LEAST, _FADING = 0.1, 0.5
 
 
@@ -65,7 +65,7 @@ LAST = Hop(trust_region_steps, 0.0, 40)
 
 
 class Hops:
-    """Hops from the starts of inputs: each kind gets passes of an input by what it gained there, and a least share."""
+    """Hops from the starts of inputs; the kinds share the passes of an input in proportion to their gains there."""
 
     def __init__(self, oracle: BoundaryOracle, *, batch: int) -> None:
         self._oracle, self._batch = oracle, batch
@@ -75,7 +75,7 @@ class Hops:
         self._gains, self._spent = torch.zeros(shape, dtype=torch.float64, device=oracle.inputs.device)
 
     def __call__(self, state: SearchState, *, going: Going) -> SearchState:
-        """The starts after a hop, each of one kind for all starts of its input that it is for, or where they were."""
+        """Return the starts after a hop, of one kind for each input; starts move only if they get nearer."""
         oracle, samples, kinds = self._oracle, state.sample_index, self._chosen()
         passes, nearest = oracle.passes.clone(), oracle.nearest.clone()
         points, distances = state.points.clone(), state.distances.clone()
@@ -88,14 +88,14 @@ class Hops:
         return replace(state, points=points, distances=distances)
 
     def made(self, hop: Hop, state: SearchState, *, going: Going) -> SearchState:
-        """The starts after a hop of this kind, or where they were."""
+        """Return the starts after a hop of this kind; a start moves only if it gets nearer."""
         oracle, bounds, samples = self._oracle, self._oracle.threat_model.bounds, state.sample_index
         away = random_jump(state.points, oracle.inputs[samples], state.streams, length=hop.length, bounds=bounds)
         more = {"limits": oracle.nearest[samples]} if hop.limited else {}
         return stepped(oracle, state, away, hop.take, steps=hop.steps, going=going, batch=self._batch, **more)
 
     def _chosen(self) -> Tensor:
-        """The kind of hop that had least of its share of the passes of each input, int64 ``(N,)``."""
+        """Return the kind of hop that is farthest below its share of passes for each input, int64 ``(N,)``."""
         total = self._gains.sum(1, keepdim=True)
         shares = _LEAST + torch.where(total > 0, self._gains / total, 0)
         kinds: Tensor = (self._spent / shares).argmin(1)
@@ -131,15 +131,13 @@ def _images(value: Any) -> Tensor:
 class BoundarySearch(NativeAttack):
     """Searches for the smallest adversarial perturbation of each input along the decision boundary.
 
-    The smallest that was found at any time is kept, and the true network has confirmed each; epsilon has no influence.
-    At the end points are moved out, by at most a thousandth, so far that rounding does not take them back across the
-    boundary.
-    A row's result depends on the others by rounding alone, unless the budget is in seconds. Each row draws one seed
-    from the generator, in order, and everything else from that seed.
+    The search keeps the smallest perturbation that the true network has confirmed; epsilon has no influence. At the
+    end it moves points out, by at most a thousandth, so that rounding does not take them back across the boundary. A
+    row's result depends on the others by rounding alone, unless the budget is in seconds. Each row draws one seed from
+    the generator, in order, and all other random numbers from that seed.
 
-    The target's ``starting_points``, such as the candidates of other attacks, are begun at besides the starts that are
-    searched for; no result is farther than the nearest of them that is adversarial. :meth:`run` returns more than the
-    candidates.
+    The search also begins at the target's ``starting_points``, such as the candidates of other attacks; no result is
+    farther than the nearest adversarial one of them. :meth:`run` returns more than the candidates.
 
     Example:
         >>> BoundarySearch(budget=10, budget_unit="seconds").name
@@ -266,7 +264,7 @@ class BoundarySearch(NativeAttack):
         )
         state = portfolio.starts()
         hops = Hops(oracle, batch=self.batch)
-        hopped = partial(hops, going=found.limited(_UNTIL))
+        hopped = partial(hops, going=partial(found.going, until=_UNTIL))
         for _ in range(self.hops):
             if not self._improve(state, found, hopped, alive=self.survivors, until=_UNTIL):
                 break
@@ -278,7 +276,7 @@ class BoundarySearch(NativeAttack):
         found.add(state)
 
     def _refinement(self, oracle: BoundaryOracle, found: SearchRecord) -> Callable[[SearchState], None] | None:
-        """What goes on with the starts after the hops, if anything does."""
+        """Return a further search from the starts after the hops, if there is one."""
         return None
 
     def _improve(
@@ -290,7 +288,7 @@ class BoundarySearch(NativeAttack):
         alive: int,
         until: float = 1.0,
     ) -> bool:
-        """Make so many starts of each input nearer, until a share of the budget is spent; whether there were any."""
+        """Search from ``alive`` starts of each input within a share of the budget; return whether any was left."""
         rows = state.promising(alive, found.going(torch.arange(len(found.regions)), until=until))
         if len(rows) == 0:
             return False
@@ -300,7 +298,7 @@ class BoundarySearch(NativeAttack):
         return True
 
     def _checked(self, target: Target, inputs: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """The starting points and the pool, as float32 on the inputs' device."""
+        """Return the starting points and the pool, as float32 on the inputs' device."""
         given, pool, tail = target.starting_points, self.pool, tuple(inputs.shape[1:])
         if given is not None:
             shape = tuple(given.shape)

@@ -36,10 +36,9 @@ def descent_steps(
     aims: Tensor | None = None,
     limits: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Step from points ``(B, ...)``, and return the nearest adversarial ones that were met, with their distances.
+    """Step from points and return the nearest, like :func:`~robust_ext.attacks.linear_region.fab.fab_steps`.
 
-    The arguments and what is returned are those of :func:`~robust_ext.attacks.linear_region.fab.fab_steps`. With
-    ``limits``, float64 ``(B,)``, steps are short ones in balls that begin just below these distances.
+    With ``limits``, float64 ``(B,)``, steps are short, in balls that begin just below these distances.
     """
     norm, bounds = oracle.threat_model.norm, oracle.threat_model.bounds
     inputs = oracle.inputs[sample_index].flatten(1)
@@ -69,7 +68,7 @@ def descent_steps(
 
 
 def _direction(norm: str, gradient: Tensor, radius: Tensor) -> Tensor:
-    """The longest step ``(B, D)``."""
+    """Return the longest step ``(B, D)``."""
     if norm == "linf":
         return gradient.sign() * radius
     size = gradient.norm(dim=1, keepdim=True).clamp_min(torch.finfo(gradient.dtype).tiny)
@@ -83,7 +82,7 @@ def _dual_norm(norm: str, gradient: Tensor) -> Tensor:
 
 
 def _inside(norm: str, offsets: Tensor, inputs: Tensor, radius: Tensor, bounds: tuple[float, float]) -> Tensor:
-    """Offsets ``(B, D)`` brought into balls of a radius ``(B, 1)`` each, and into the bounds."""
+    """Project offsets ``(B, D)`` into balls of a radius ``(B, 1)`` each, and into the bounds."""
     room = torch.where(offsets > 0, bounds[1] - inputs, inputs - bounds[0]).clamp_min_(0)
     size = offsets.abs()
     if norm == "linf":

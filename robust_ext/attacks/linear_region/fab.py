@@ -33,11 +33,10 @@ def fab_steps(
     going: Going,
     aims: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Step from points ``(B, ...)``, adversarial or not, and return the nearest adversarial ones that were met.
+    """Step from points ``(B, ...)``, adversarial or not, and return the nearest adversarial points on the way.
 
-    The distances are float64 ``(B,)``, and infinite where none was adversarial. Before each step, those are left as
-    they are for which ``going`` is False. Where ``aims``, int64 ``(B,)``, are at least 0, the boundary is the one
-    between the label and this class. One more forward pass classifies the last points.
+    One more forward pass classifies the last points. For the other arguments and the result, see
+    :func:`~robust_ext.attacks.linear_region.stepping.followed`.
     """
     norm, bounds = oracle.threat_model.norm, oracle.threat_model.bounds
 
@@ -90,8 +89,8 @@ def project_beyond_plane(
         taken = torch.minimum(room_sorted, missing / size_sorted.clamp_min(tiny))
         moved = torch.zeros_like(taken).scatter_(1, order, taken)
     else:
-        # Each value moves by min(t * pace, room), and t is where the gains add up to what is needed: sorted by the t
-        # at which they stop, the gain is linear in between.
+        # Each value moves by min(t * pace, room), and the gains at t add up to the need: between the sorted times at
+        # which values stop, the gain is linear in t.
         pace = size if norm == "l2" else (size > 0).to(size)
         stops = torch.where(size > 0, room / pace.clamp_min(tiny), torch.inf)
         ends, order = stops.sort(1)

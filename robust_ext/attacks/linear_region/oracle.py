@@ -22,9 +22,12 @@ _FURTHER, _BATCH = (0.0, *(2.0**-power for power in range(20, 9, -2))), 8
 class BoundaryOracle:
     """Queries the network about points near inputs ``(N, ...)`` with labels ``(N,)``.
 
-    Points come with ``sample_index``, int64 ``(B,)``: the inputs they belong to. ``passes`` counts the rows sent
-    forward and backward for each input, int64 ``(N,)``. The nearest adversarial point of each input that was ever
-    queried is kept: ``points (N, ...)``, the inputs where there is none, and their distances ``nearest``, float64.
+    Points come with ``sample_index``, int64 ``(B,)``: the inputs they belong to.
+
+    Attributes:
+        passes: Rows sent forward and backward for each input, int64 ``(N,)``.
+        points: The nearest adversarial point among all queries for each input, or the input, ``(N, ...)``.
+        nearest: Its distance, float64 ``(N,)``; infinite without one.
     """
 
     def __init__(
@@ -38,7 +41,7 @@ class BoundaryOracle:
         self.nearest = torch.full((len(inputs),), torch.inf, dtype=torch.float64, device=inputs.device)
 
     def in_norm(self, norm: str) -> BoundaryOracle:
-        """The same network, passes and nearest points, with :meth:`distances` in this norm."""
+        """Return the same network, passes and nearest points, with :meth:`distances` in this norm."""
         other = copy(self)
         other.threat_model = replace(self.threat_model, norm=norm)
         return other
@@ -49,11 +52,11 @@ class BoundaryOracle:
         self.passes.index_add_(0, sample_index, amount)
 
     def distances(self, points: Tensor, sample_index: Tensor) -> Tensor:
-        """Distances of points ``(B, ...)`` from their inputs, float64 ``(B,)``."""
+        """Return distances of points ``(B, ...)`` from their inputs, float64 ``(B,)``."""
         return self.threat_model.distance(points, self.inputs[sample_index])
 
     def adversarial(self, points: Tensor, sample_index: Tensor, *, beyond_rounding: bool = True) -> Tensor:
-        """Which points are adversarial, bool ``(B,)``; one forward pass."""
+        """Return which points are adversarial, bool ``(B,)``, by one forward pass."""
         self.spend(sample_index, 1)
         with torch.no_grad():
             logits = self.target.module(points)
@@ -65,7 +68,7 @@ class BoundaryOracle:
         return hit
 
     def margins(self, logits: Tensor, sample_index: Tensor) -> tuple[Tensor, Tensor]:
-        """Above 0 where adversarial, ``(B,)``, and the strongest class beside the label, int64 ``(B,)``."""
+        """Return margins ``(B,)``, above 0 for adversarial points, and the strongest other class, int64 ``(B,)``."""
         labels = self.labels[sample_index].unsqueeze(1)
         own = logits.gather(1, labels).squeeze(1)
         other, rivals = logits.scatter(1, labels, -torch.inf).max(1)
@@ -74,7 +77,7 @@ class BoundaryOracle:
     def linearised(
         self, points: Tensor, sample_index: Tensor, aims: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Margins ``(B,)``, their gradients ``(B, D)`` and which points are adversarial; a pass forward and back.
+        """Return margins ``(B,)``, gradients ``(B, D)`` and which points are adversarial; a pass forward and back.
 
         Where ``aims``, int64 ``(B,)``, are at least 0, the margin is that of this class over the label.
         """
@@ -162,7 +165,7 @@ class BoundaryOracle:
 
 
 def nearest_rows(distances: Tensor, sample_index: Tensor) -> Tensor:
-    """Indices, int64, of the point nearest to each input, of distances ``(B,)`` to inputs ``sample_index (B,)``."""
+    """Return int64 indices of the point nearest to each input, for distances ``(B,)`` to ``sample_index (B,)``."""
     order = distances.argsort(stable=True)
     order = order[sample_index[order].argsort(stable=True)]
     samples = sample_index[order]

@@ -39,10 +39,9 @@ def proximal_steps(
     aims: Tensor | None = None,
     length: float = 0.3,
 ) -> tuple[Tensor, Tensor]:
-    """Step from points ``(B, ...)``, and return the nearest adversarial ones that were met, with their distances.
+    """Step from points and return the nearest, like :func:`~robust_ext.attacks.linear_region.fab.fab_steps`.
 
-    The arguments and what is returned are those of :func:`~robust_ext.attacks.linear_region.fab.fab_steps`. The first
-    step changes each value by the share ``length`` of the range of the bounds.
+    The first step changes each value by the share ``length`` of the range of the bounds.
     """
     low, high = oracle.threat_model.bounds
     inputs = oracle.inputs[sample_index].flatten(1)

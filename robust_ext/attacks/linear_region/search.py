@@ -53,12 +53,12 @@ class RegionSearch:
         self.regions = torch.zeros_like(self.oracle.passes)
 
     def warmed(self, state: SearchState) -> SearchState:
-        """The starts with no region solved yet."""
+        """Return the starts with no region solved yet."""
         deciding = self.oracle.target.classes if self.oracle.targeted else 1
         return replace(state, warm=WarmStart.blank(state.points, self.recorded.constraints + deciding))
 
     def round(self, state: SearchState, *, draws: int, number: int, improvement: float) -> SearchState:
-        """The starts, each nearer or where it was, after ``draws`` regions near each were solved.
+        """Return the starts, nearer or unchanged, after solving ``draws`` regions near each.
 
         A start begins with the region of its own point; a region has to beat its start's distance by ``improvement``.
         """
@@ -80,7 +80,7 @@ class RegionSearch:
     def _visit(
         self, state: SearchState, warm: WarmStart, number: int, improvement: float
     ) -> tuple[Tensor, WarmStart, list[tuple[int, Tensor, Tensor]]]:
-        """The start of each region solved, where its next solver begins, and what is nearer: start, point, distance."""
+        """Return the start of each solved region, its next warm start, and what is nearer: start, point, distance."""
         anchors, places, keys = self._new_regions(state, state.distances * (1 - improvement), warm.unscaled())
         warm = warm.select(places)
         if len(places) == 0:
@@ -100,7 +100,7 @@ class RegionSearch:
         return places, WarmStart(anchors, found.multipliers, scaling), self._nearer(found, state, places)
 
     def _new_regions(self, state: SearchState, wanted: Tensor, at_points: Tensor) -> tuple[Tensor, Tensor, list[_Key]]:
-        """Points ``(R, ...)`` of regions that may hold a point at the wanted distance, the start and key of each."""
+        """Return points ``(R, ...)`` of regions that may be near enough, with the start and the key of each."""
         open_rows = list(range(len(state.streams)))
         anchors: list[Tensor] = []
         places: list[int] = []
@@ -138,7 +138,7 @@ class RegionSearch:
         return self.recorded.at(points)
 
     def _classes(self, regions: Regions, sample_index: Tensor) -> Sequence[Sequence[int]]:
-        """The classes whose problems are solved in each region."""
+        """Return the classes whose problems to solve in each region."""
         labels = self.oracle.labels[sample_index]
         if self.oracle.targeted:
             return [[label] for label in labels.tolist()]
@@ -152,7 +152,7 @@ class RegionSearch:
     ) -> tuple[Solution, Scaling]:
         oracle, samples = self.oracle, state.sample_index
         inputs, norm = oracle.inputs[samples].flatten(1), oracle.threat_model.norm
-        # The probes are the same whatever the rows, for a row's result not to depend on the others.
+        # All rows share the probes, so that no row's result depends on the others.
         probes = stream(0, number, "scaling")
         scaling = warm.scaling_for(constraints, inputs, generator=probes)
         found = solve(
@@ -174,7 +174,7 @@ class RegionSearch:
         return _without_overflow(found, scaling, inputs)
 
     def _nearer(self, found: Solution, state: SearchState, places: Tensor) -> list[tuple[int, Tensor, Tensor]]:
-        """What is adversarial where the solver got nearer: the start, the point and its distance."""
+        """Return the adversarial points among the solver's: the start, the point and its distance."""
         oracle = self.oracle
         promising = (found.status == Status.SOLVED) | (found.status == Status.CAP)
         solved = found.points.view(-1, *self.recorded.shape)
@@ -208,7 +208,7 @@ def _class_differences(labels: Tensor, aims: Tensor, *, count: int, targeted: bo
 
 
 def _without_overflow(found: Solution, scaling: Scaling, inputs: Tensor) -> tuple[Solution, Scaling]:
-    """What was found, with nothing in regions whose affine maps are too large for numbers; the next one begins anew."""
+    """Discard solutions of regions whose affine maps overflow, with their warm starts."""
     columns = (found.bound.masked_fill(found.bound == torch.inf, 0)[:, None], scaling.norm[:, None])
     parts = (found.points, found.multipliers, scaling.rows, *columns)
     lost = ~torch.stack([torch.isfinite(part).all(1) for part in parts]).all(0)

@@ -53,7 +53,7 @@ class Portfolio:
     pool: Tensor | None
 
     def starts(self) -> SearchState:
-        """The starts, those of which nothing is adversarial infinitely far."""
+        """Return the starts, infinitely far where nothing is adversarial."""
         oracle, makers = self.oracle, list[Callable[[], SearchState]]()
         classes = self._likeliest() if self.target_classes and not oracle.targeted else None
         if self.given is not None:
@@ -72,7 +72,7 @@ class Portfolio:
         return SearchState.join(parts)
 
     def _likeliest(self) -> Tensor:
-        """The likeliest classes beside the label, int64 ``(N, target_classes)`` or fewer; none where there is one."""
+        """Return the likeliest other classes, int64 ``(N, target_classes)`` or fewer; none if only one exists."""
         oracle, others = self.oracle, self.oracle.target.classes - 1
         count = min(self.target_classes, others) if others > 1 else 0
         classes = oracle.labels.new_zeros(len(oracle.inputs), count)
@@ -85,7 +85,7 @@ class Portfolio:
         return classes
 
     def _from_inputs(self, kind: str, take: Steps, times: int, classes: Tensor | None) -> SearchState:
-        """Starts from the inputs towards any class, or towards each of these ``(N, K)``."""
+        """Return starts from the inputs towards any class, or towards each of these ``(N, K)``."""
         count = 1 if classes is None else classes.shape[1]
         state = self._blank(kind, count, first=0 if classes is None else 1)
         aims = None if classes is None else classes.flatten()
@@ -115,7 +115,7 @@ class Portfolio:
         return self._along(state, points, found)
 
     def _along(self, state: SearchState, points: Tensor, found: Tensor) -> SearchState:
-        """Points, adversarial where they were found, and the nearer ones that steps along the boundary lead to."""
+        """Return starts at points, adversarial where found, after steps along the boundary."""
         distances = torch.where(found, self.oracle.distances(points, state.sample_index), torch.inf)
         state = replace(state, points=points, distances=distances)
         return self._stepped(state, points, fab_steps, steps=-(-self.steps // 2))
@@ -133,7 +133,7 @@ class Portfolio:
         return self.found.going(sample_index, until=until)
 
     def _blank(self, kind: str, count: int, *, first: int = 0) -> SearchState:
-        """So many starts at each input, infinitely far; the first has this number among those of its kind."""
+        """Return ``count`` starts at each input, infinitely far, numbered from ``first`` within their kind."""
         inputs = self.oracle.inputs
         samples = torch.arange(len(inputs), device=inputs.device).repeat_interleave(count)
         distances = torch.full((len(samples),), torch.inf, dtype=torch.float64, device=inputs.device)
@@ -142,7 +142,7 @@ class Portfolio:
 
 
 def _noise(oracle: BoundaryOracle, sample_index: Tensor, streams: Sequence[torch.Generator]) -> tuple[Tensor, Tensor]:
-    """Noise ``(B, ...)`` moved towards the inputs by bisection, and where it is adversarial; else halfway to the draw.
+    """Return noise ``(B, ...)`` moved towards the inputs by bisection or halfway to the draw, and the adversarial rows.
 
     Uniform noise and noise of lowest and highest values take turns until a draw is adversarial.
     """
@@ -163,7 +163,7 @@ def _noise(oracle: BoundaryOracle, sample_index: Tensor, streams: Sequence[torch
 
 
 def _nearest(oracle: BoundaryOracle, pool: Tensor, count: int, batch: int) -> Tensor:
-    """For each input the nearest pool images of its likeliest other classes, ``(N * count, ...)``.
+    """Return the nearest pool images of each input's likeliest other classes, ``(N * count, ...)``.
 
     The first start is of the likeliest class, the next of the second, and so on; once all classes had their turn, the
     second nearest image of each follows. With a targeted attack all are of the class to aim at (Croce, Rauber and
@@ -188,7 +188,7 @@ def _nearest(oracle: BoundaryOracle, pool: Tensor, count: int, batch: int) -> Te
 
 
 def _bisected(oracle: BoundaryOracle, points: Tensor, sample_index: Tensor) -> tuple[Tensor, Tensor]:
-    """Points ``(B, ...)``, moved towards their inputs where they are adversarial, and which are."""
+    """Return points ``(B, ...)``, the adversarial ones moved towards their inputs, and which are adversarial."""
     # A point that is adversarial only by rounding stays as it is.
     found = oracle.adversarial(points, sample_index, beyond_rounding=False)
     rows = found.nonzero().flatten()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,8 +16,7 @@ from robust_ext.attacks.native import Step, Watch
 
 # Kinds of starts; those that are given come from outside.
 KINDS = ("given", "descent", "boundary", "noise", "nearest")
-# By how much a start that was not searched from yet may become nearer, and how much of it is left after each search
-# that did not make it nearer by more.
+# The share by which a new start may become nearer, and the factor by which it fades with each search.
 _HOPE, _FADING = 0.2, 0.5
 
 # Products for the factors of the rows, which need not be exact.
@@ -38,13 +37,13 @@ class WarmStart:
 
     @classmethod
     def blank(cls, points: Tensor, constraints: int) -> WarmStart:
-        """That of starts with no region solved yet."""
+        """Return that of starts with no region solved yet."""
         multipliers = points.new_zeros(len(points), constraints, dtype=torch.bfloat16)
         scaling = Scaling(rows=torch.ones_like(multipliers), norm=points.new_zeros(len(points)))
         return cls(points.clone(), multipliers, scaling)
 
     def select(self, rows: Tensor) -> WarmStart:
-        """That of these indices, int64."""
+        """Return that of these indices, int64."""
         return WarmStart(self.anchors[rows], self.multipliers[rows], self.scaling.select(rows))
 
     def update(self, rows: Tensor, latest: WarmStart) -> None:
@@ -58,13 +57,13 @@ class WarmStart:
         self.scaling.norm[rows] = latest.scaling.norm[places]
 
     def multipliers_for(self, regions: Regions, before: Regions) -> Tensor:
-        """Multipliers ``(B, M)`` to begin with in regions: 0 where a constraint means another than in those before."""
+        """Return initial multipliers ``(B, M)``: 0 where a constraint changed its meaning since the regions before."""
         multipliers = self.multipliers.to(regions.dtype)
         multipliers[:, : regions.constraints] *= regions.agrees(before)
         return multipliers
 
     def scaling_for(self, constraints: Constraints, inputs: Tensor, *, generator: torch.Generator) -> Scaling:
-        """The factors of the last regions, or new ones where there are none, see :meth:`unscaled`."""
+        """Return the factors of the last regions, or new ones for :meth:`unscaled` starts."""
         rows = self.unscaled().nonzero().flatten()
         scaling = Scaling(rows=self.scaling.rows.to(inputs), norm=self.scaling.norm.clone())
         if len(rows) == 0:
@@ -75,7 +74,7 @@ class WarmStart:
         return scaling
 
     def unscaled(self) -> Tensor:
-        """Which have no factors yet, bool ``(B,)``."""
+        """Return which have no factors yet, bool ``(B,)``."""
         return self.scaling.norm == 0
 
 
@@ -99,27 +98,27 @@ class SearchState:
     def begin(
         cls, sample_index: Tensor, points: Tensor, distances: Tensor, streams: list[torch.Generator], kind: str
     ) -> SearchState:
-        """Starts of one kind."""
+        """Return starts of one kind."""
         kinds = torch.full_like(sample_index, KINDS.index(kind))
         return cls(sample_index, points, distances, streams, kinds, torch.full_like(distances, _HOPE))
 
     @classmethod
     def join(cls, parts: Sequence[SearchState]) -> SearchState:
-        """All starts of several that had no region solved."""
+        """Return all starts of several states with no region solved."""
         streams = [one for part in parts for one in part.streams]
         columns = [(part.sample_index, part.points, part.distances, part.kinds, part.hopes) for part in parts]
         samples, points, distances, kinds, hopes = map(torch.cat, zip(*columns, strict=True))
         return cls(samples, points, distances, streams, kinds, hopes)
 
     def select(self, rows: Tensor) -> SearchState:
-        """Those of these indices, int64."""
+        """Return the starts with these indices, int64."""
         streams = [self.streams[row] for row in rows.tolist()]
         warm = None if self.warm is None else self.warm.select(rows)
         samples, points, distances = self.sample_index[rows], self.points[rows], self.distances[rows]
         return SearchState(samples, points, distances, streams, self.kinds[rows], self.hopes[rows], warm)
 
     def update(self, rows: Tensor, latest: SearchState) -> None:
-        """Put back starts of these indices, int64, after they were searched from; what they hope for fades."""
+        """Replace starts with these indices, int64, after a search from them; their hopes fade."""
         gained = 1 - latest.distances / self.distances[rows]
         self.hopes[rows] = torch.maximum(gained, self.hopes[rows] * _FADING)
         self.points[rows], self.distances[rows] = latest.points, latest.distances
@@ -127,7 +126,7 @@ class SearchState:
             self.warm.update(rows, latest.warm)
 
     def promising(self, most: int, open_samples: Tensor) -> Tensor:
-        """Indices of the ``most`` starts of each input that is open, bool ``(N,)``, that may become the nearest."""
+        """Return indices of the ``most`` promising starts of each input that is open, bool ``(N,)``."""
         order = (self.distances * (1 - self.hopes)).argsort(stable=True)
         order = order[torch.isfinite(self.distances[order])]
         order = order[self.sample_index[order].argsort(stable=True)]
@@ -144,7 +143,7 @@ class HistoryEntry:
         regions: Regions solved for each input so far, int64 ``(N,)``.
         passes: Rows sent forward and backward for each input so far, int64 ``(N,)``.
         seconds: CPU time of this process since the attack began.
-        distances: Of the nearest adversarial point of each input, float64 ``(N,)``; infinite where there is none.
+        distances: Of the nearest adversarial point of each input, float64 ``(N,)``; infinite without one.
     """
 
     regions: Tensor
@@ -155,7 +154,7 @@ class HistoryEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class LinearRegionResult:
-    """What the attack found.
+    """The result of a search.
 
     Attributes:
         candidates: The nearest adversarial point of each input, or the input itself, ``(N, ...)``.
@@ -190,14 +189,14 @@ class SearchRecord:
         self.regions = torch.zeros_like(oracle.passes)
 
     def spent(self) -> Tensor:
-        """The share of the budget that is spent for each input, float64 ``(N,)``; may end above 1."""
+        """Return the spent share of each input's budget, float64 ``(N,)``; may end above 1."""
         if self._unit == "passes":
             return self._oracle.passes / self._budget
         seconds = time.process_time() - self._began
         return torch.full_like(self._oracle.nearest, seconds / (self._budget * max(1, len(self._kinds))))
 
     def going(self, sample_index: Tensor, *, until: float | Tensor = 1.0) -> Tensor:
-        """Which may be searched on from, bool ``(B,)``: shows where the search is, and is called before each step.
+        """Return whether the search may continue, bool ``(B,)``, and show its progress; called before each step.
 
         Finished are inputs that are adversarial as they are, and those for which more than the share ``until`` of the
         budget is spent.
@@ -211,10 +210,6 @@ class SearchRecord:
             self._watch(Step(number=self._shown - 1, total=total, points=points, loss=loss))
         open_samples = (spent < until) & (self._oracle.nearest > 0)
         return open_samples[sample_index]
-
-    def limited(self, until: float) -> Callable[[Tensor], Tensor]:
-        """:meth:`going` until a share of the budget is spent."""
-        return lambda sample_index: self.going(sample_index, until=until)
 
     def add(self, state: SearchState) -> None:
         """Append to the history, and note which kind of start led nearer since the last entry."""
@@ -230,7 +225,7 @@ class SearchRecord:
         self._history.append(HistoryEntry(regions=regions, passes=passes, seconds=seconds, distances=nearest.clone()))
 
     def result(self) -> LinearRegionResult:
-        """What was found."""
+        """Return the result."""
         return LinearRegionResult(
             candidates=self._oracle.points,
             found=torch.isfinite(self._oracle.nearest),

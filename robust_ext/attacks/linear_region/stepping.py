@@ -1,4 +1,4 @@
-"""What all steps towards nearer points have in common: their loop, the nearest they met, and whether a start moves."""
+"""The loop of all steps towards nearer points: it keeps the nearest on the way, and decides whether a start moves."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Nearest:
         self.distances = torch.full((len(points),), torch.inf, dtype=torch.float64, device=points.device)
 
     def offer(self, rows: Tensor, points: Tensor, distances: Tensor, adversarial: Tensor) -> None:
-        """Keep what is nearer of points of these indices, int64."""
+        """Keep the nearer points for these indices, int64."""
         better = adversarial & (distances < self.distances[rows])
         self.points[rows[better]], self.distances[rows[better]] = points[better], distances[better]
 
@@ -68,7 +68,7 @@ def followed(
     aims: Tensor | None = None,
     classify_last: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Take so many steps, and return the nearest adversarial points that were met, with their distances.
+    """Take steps, and return the nearest adversarial points on the way, with their distances.
 
     Args:
         oracle: The network.
@@ -127,7 +127,7 @@ def stepped(
     batch: int,
     **more: Tensor | None,
 ) -> SearchState:
-    """The starts after steps from points ``away (B, ...)``, or where they were; so many points at once.
+    """Return the starts after steps from ``away (B, ...)``, ``batch`` at once; starts move only if they get nearer.
 
     ``more`` are further arguments of the steps, ``(B,)`` each.
     """

@@ -1,9 +1,9 @@
 """Steps that each solve the problem of the linearised boundary, in a small box around the point.
 
 The projections of :mod:`robust_ext.attacks.linear_region.fab` go as far as they have to, beyond where the linearisation
-holds. In a box, the nearest point on the boundary's inner side is reached step by step, to the digits that the last
-box allows. The nearest point often lies where regions meet, and the gradient is another in each: what is followed is an
-average of the gradients of the steps so far.
+holds. In a box, steps reach the nearest point on the boundary's inner side, to the digits that the last box allows. The
+nearest point often lies where regions meet, each with its own gradient, so steps follow an average of the gradients so
+far.
 
 Source: Brendel et al., "Accurate, reliable and fast robustness evaluation" (2019), section 2, for steps that minimise
 the distance on the linearised boundary within a trust region; its code averages gradients too. Different from it: the
@@ -39,10 +39,7 @@ def trust_region_steps(
     going: Going,
     aims: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Step from points ``(B, ...)``, and return the nearest adversarial ones that were met, with their distances.
-
-    The arguments and what is returned are those of :func:`~robust_ext.attacks.linear_region.fab.fab_steps`.
-    """
+    """Step from points and return the nearest, like :func:`~robust_ext.attacks.linear_region.fab.fab_steps`."""
     norm, bounds = oracle.threat_model.norm, oracle.threat_model.bounds
     first, last = _RADIUS[norm]
 
@@ -79,11 +76,10 @@ def then_trust_region(
     last: int,
     norm: str | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Take all but the ``last`` steps by ``first``, and these in the trust region, from the nearest point that was met.
+    """Take all but the ``last`` steps by ``first``, and these in the trust region from the nearest point of the others.
 
-    With ``norm``, the ``first`` steps are made in this norm, which also decides which point they met is nearest.
-
-    The other arguments and what is returned are those of :func:`~robust_ext.attacks.linear_region.fab.fab_steps`.
+    The ``first`` steps use ``norm``, if given, also for what is nearest. The rest is that of
+    :func:`~robust_ext.attacks.linear_region.fab.fab_steps`.
     """
     begun = oracle if norm is None else oracle.in_norm(norm)
     reached, _ = first(begun, points, sample_index, steps=steps - last, going=going, aims=aims)

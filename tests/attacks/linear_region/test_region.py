@@ -225,7 +225,7 @@ def test_wrong_shapes_and_dtypes_are_refused():
         (lambda: regions.adjoint(y[:, :12]), r"multipliers: got shape \(4, 12\), expected shape \(4, 13\)"),
         (lambda: regions.adjoint(y, v[:, :2]), r"logits: got shape \(4, 2\), expected shape \(4, 3\)"),
         (lambda: regions.select(torch.zeros(3)), r"rows: got torch\.float32"),
-        (lambda: regions.select(torch.tensor([True, False, True])), r"rows: got shape \(3,\)"),
+        (lambda: regions.select(torch.tensor([True, False, True])), r"rows: got torch\.bool"),
     ):
         with pytest.raises(InvalidArgumentError, match=match):
             call()

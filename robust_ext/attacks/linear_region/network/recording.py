@@ -31,7 +31,7 @@ def record(network: nn.Module, points: Tensor) -> Regions:
     Raises:
         InvalidArgumentError: The points are no batch.
         ModelError: The network is not piecewise affine or cannot be followed; the text names the function and lists
-            what is supported.
+            the supported ones.
 
     Example:
         >>> network = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2)).eval()
@@ -65,7 +65,7 @@ def record_checked(network: nn.Module, inputs: Tensor, bounds: tuple[float, floa
     order next to another point: seven rows forward. The recorded steps must reproduce the logits.
 
     Raises:
-        ModelError: The network cannot be followed, or does not repeat what was recorded.
+        ModelError: The network cannot be followed, or does not repeat its recorded steps.
         InconsistentModelError: It is random, keeps a state or looks at other rows; the text names the module.
     """
     low, high = bounds
@@ -121,7 +121,7 @@ def _changing_module(network: nn.Module, points: Tensor, *, beside: bool) -> str
     Args:
         network: A network.
         points: At least two rows.
-        beside: Whether to compare the first row next to other rows, instead of all rows once more.
+        beside: Compare the first row next to other rows, instead of all rows once more.
     """
     others = torch.cat([points[:1], points[:1].expand_as(points[1:])]) if beside else points
     calls = [_module_calls(network, given.clone()) for given in (points, others)]

@@ -49,7 +49,7 @@ class Regions:
         self._last = _last_uses(self._steps, output)
 
     def forward(self, z: Tensor, *, spare: int = 0) -> tuple[Tensor, Tensor]:
-        """Constraints ``C z + d``, ``(N, M + spare)``, and logits ``A z + b``, ``(N, K)``, at a point for each row.
+        """Return constraints ``C z + d``, ``(N, M + spare)``, and logits ``A z + b``, ``(N, K)``, at points.
 
         The points ``z`` ``(N, *shape)`` are of the network's dtype, inside the region, where all constraints are at
         least 0, or not. The ``spare`` columns are left for the caller to fill.
@@ -61,7 +61,7 @@ class Regions:
 
     @torch.no_grad()
     def _run(self, z: Tensor, at_gate: Callable[..., Tensor]) -> Tensor:
-        """The logits, with the result of each gate from a function of the gate and its inputs."""
+        """Return the logits, with the result of each gate from a function of the gate and its input."""
         values: dict[int, Tensor] = {0: z}
         for step, last in zip(self._steps, self._last, strict=True):
             operation = step.operation
@@ -75,7 +75,7 @@ class Regions:
 
     @torch.no_grad()
     def adjoint(self, multipliers: Tensor, logits: Tensor | None = None) -> Tensor:
-        """The transposed product ``C' y + A' v`` of each row, ``(N, *shape)``, from ``y (N, M)`` and ``v (N, K)``."""
+        """Return ``C' y + A' v`` of each row, ``(N, *shape)``, from ``y (N, M)`` and ``v (N, K)``."""
         _check_shape("multipliers", multipliers, (self.rows, self.constraints))
         gradients: dict[int, Tensor] = {}
         if logits is not None:
@@ -99,7 +99,7 @@ class Regions:
         return gradients[0]
 
     def at(self, points: Tensor) -> Regions:
-        """The regions of other points ``(n, *shape)``, as if recorded there, in one pass of the recorded steps."""
+        """Return the regions of other points ``(n, *shape)``, by one pass of the recorded steps."""
         self._check_points("points", points, points.shape[0] if points.dim() else 0)
         gates: list[Gate] = []
 
@@ -112,12 +112,9 @@ class Regions:
         return self._with(gates, logits)
 
     def select(self, rows: Tensor) -> Regions:
-        """The regions of some rows: int64 indices ``(n,)``, which may repeat, or a mask, bool ``(N,)``."""
-        if rows.dim() != 1 or rows.dtype not in (torch.int64, torch.bool):
-            raise InvalidArgumentError("rows", f"{rows.dtype} of shape {tuple(rows.shape)}", "int64 (n,) or bool (N,)")
-        if rows.dtype == torch.bool:
-            _check_shape("rows", rows, (self.rows,))
-            rows = rows.nonzero().flatten()
+        """Return the regions of some rows, int64 indices ``(n,)``, which may repeat."""
+        if rows.dim() != 1 or rows.dtype != torch.int64:
+            raise InvalidArgumentError("rows", f"{rows.dtype} of shape {tuple(rows.shape)}", "int64 (n,)")
         return self._with([gate.select(rows) for gate in self._gates], self.logits[rows])
 
     def _with(self, gates: Sequence[Gate], logits: Tensor) -> Regions:
@@ -135,7 +132,7 @@ class Regions:
             raise InvalidArgumentError(argument, f"dtype {points.dtype}", expected)
 
     def agrees(self, other: Regions) -> Tensor:
-        """Which constraints mean the same in other regions of the same network, bool ``(N, M)``.
+        """Return which constraints mean the same in other regions of the same network, bool ``(N, M)``.
 
         Two neighbours differ by the sign of the constraint between them, and by the gates behind it.
         """
@@ -145,7 +142,7 @@ class Regions:
         return torch.cat(parts, 1) if parts else self.logits.new_ones(self.rows, 0, dtype=torch.bool)
 
     def pattern(self) -> list[bytes]:
-        """A digest of each row's choices: 16 bytes that are the same for points of the same region.
+        """Return a digest of each row's choices: 16 bytes that are the same for points of the same region.
 
         Only patterns of one network can be compared.
         """
@@ -159,7 +156,7 @@ class Regions:
 
 
 def merge_scales(steps: Sequence[Step], output: int) -> list[Step]:
-    """The steps with every scaling by channel, as of a batch normalisation, made part of the convolution before it."""
+    """Return the steps with each scaling of channels merged into the convolution before it."""
     uses = Counter(number for step in steps for number in step.inputs) + Counter([output])
     out: list[Step] = []
     places: dict[int, int] = {}
@@ -176,7 +173,7 @@ def merge_scales(steps: Sequence[Step], output: int) -> list[Step]:
 
 
 def _last_uses(steps: Sequence[Step], output: int) -> list[tuple[int, ...]]:
-    """For each step, the values that no later step uses."""
+    """Return for each step the values that no later step uses."""
     seen = {output}
     lasts: list[tuple[int, ...]] = []
     for step in reversed(steps):

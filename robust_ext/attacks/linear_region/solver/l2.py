@@ -25,7 +25,7 @@ _RAISE = 1.5
 
 
 class AcceleratedDual:
-    """The iteration for a batch of problems, begun at multipliers ``(B, M)`` of at least 0; zeros when left out."""
+    """The iteration for a batch of problems, from multipliers ``(B, M)`` of at least 0; zeros by default."""
 
     interval = 1
 
@@ -41,7 +41,7 @@ class AcceleratedDual:
         self._now: tuple[Tensor, Tensor, Tensor, Tensor]
 
     def step(self) -> None:
-        """One product with the matrix and one with its transpose."""
+        """Take one product with the matrix and one with its transpose."""
         ahead = self._ahead
         force = self._problem.adjoint(ahead)
         low, high = self._problem.bounds
@@ -67,7 +67,7 @@ class AcceleratedDual:
         self._before = ahead, force
 
     def progress(self) -> Progress:
-        """The point and the bounds of the last step's start."""
+        """Return the point and the bounds at the start of the last step."""
         ahead, force, points, values = self._now
         reward = self._problem.reward(ahead)
         bound, infeasible = self._problem.proofs(force, reward)
@@ -78,7 +78,7 @@ class AcceleratedDual:
         return Progress(points, squares.sqrt_(), values.amin(1).clamp_max_(0).neg_(), bound, infeasible, ahead)
 
     def select(self, rows: Tensor) -> None:
-        """Go on with the problems of these indices, int64 ``(R,)``."""
+        """Continue with the problems with these indices, int64 ``(R,)``."""
         self._problem = self._problem.select(rows)
         self._multipliers, self._ahead = self._multipliers[rows], self._ahead[rows]
         self._age, self._most, self._curvature = self._age[rows], self._most[rows], self._curvature[rows]

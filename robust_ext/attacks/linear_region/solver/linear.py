@@ -21,7 +21,7 @@ _LONGEST = 100.0
 
 
 class PrimalDual:
-    """The iteration for a batch of problems, begun at points ``(B, D)`` in the box and multipliers ``(B, M)``.
+    """The iteration for a batch of problems, from points ``(B, D)`` in the box and multipliers ``(B, M)``.
 
     The multipliers are at least 0; the inputs and zeros when left out.
     """
@@ -48,7 +48,7 @@ class PrimalDual:
         self._merit, self._last = torch.inf * column, torch.inf * column
 
     def step(self) -> None:
-        """One product with the matrix and one with its transpose; where the step was too long, it is not taken."""
+        """Take one product with the matrix and one with its transpose; steps that are too long do not count."""
         problem, step, weight = self._problem, self._step, self._weight
         offsets, values, multipliers, force = self._point
         along = step / weight
@@ -73,7 +73,7 @@ class PrimalDual:
         self._time, self._age = self._time + share, self._age + taken
 
     def progress(self) -> Progress:
-        """The better of the current point and the average, from which the iteration starts anew where it is time."""
+        """Return the better of the current point and the average, and restart from it when due."""
         pairs = zip(self._sums, self._point, strict=True)
         mean = [torch.where(self._time > 0, total / self._time, part) for total, part in pairs]
         merit, bound, infeasible = self._merit_of(self._point)
@@ -88,7 +88,7 @@ class PrimalDual:
         return Progress(points, self._distance(offsets), violation, bound, infeasible, multipliers)
 
     def _merit_of(self, point: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """Merit ``(B, 1)``, dual bound ``(B,)`` and proof of infeasibility ``(B,)``."""
+        """Return merit ``(B, 1)``, dual bound ``(B,)`` and proof of infeasibility ``(B,)``."""
         offsets, values, multipliers, force = point
         bound, infeasible = self._problem.proofs(force, self._problem.reward(multipliers))
         missed = torch.linalg.vector_norm(values.clamp_max(0), dim=1)
@@ -118,7 +118,7 @@ class PrimalDual:
         self._merit = torch.where(due, merit, self._merit)
 
     def select(self, rows: Tensor) -> None:
-        """Go on with the problems of these indices, int64 ``(R,)``."""
+        """Continue with the problems with these indices, int64 ``(R,)``."""
         self._problem = self._problem.select(rows)
         for name in ("_point", "_sums", "_start"):
             setattr(self, name, [part[rows] for part in getattr(self, name)])

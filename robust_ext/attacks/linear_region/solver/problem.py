@@ -186,7 +186,7 @@ class Progress:
     """Where the problems stand: points ``(B, D)`` in the box, nearly feasible near the end, and a row of ``(B,)`` each.
 
     The violation is by how much a point misses the worst row, in units of distance; the bound lies below the distance
-    of every feasible point; ``infeasible`` states whether it is proven that there is none. The multipliers are
+    of every feasible point; ``infeasible`` tells whether there provably is none. The multipliers are
     ``(B, M)``.
     """
 

@@ -39,10 +39,10 @@ class Status(IntEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Solution:
-    """What was found: points ``(B, D)`` in the box, a bound, a :class:`Status` and iterations, ``(B,)`` each.
+    """A solution: points ``(B, D)`` in the box, a bound, a :class:`Status` and iterations, ``(B,)`` each.
 
     The points may miss constraints by the tolerance, or by more if the problem was not solved: verify them. The bound
-    lies below the distance of every feasible point, up to rounding, and is infinite if there is none. The multipliers
+    lies below the distance of every feasible point, up to rounding, and is infinite without one. The multipliers
     ``(B, M)``, of the rows as they are and at least 0, are a start for similar problems.
     """
 
