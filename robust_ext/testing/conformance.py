@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache, partial
@@ -254,8 +255,8 @@ class BatchMonitor(nn.Module):
         super().__init__()
         self.module = module
         self.batching = batching
-        # A list that grows: an attribute that is set while an attack runs would be put back.
-        self.violations: list[str] = []
+        # The guard undoes changes of plain attributes, lists and dicts while an attack runs.
+        self.violations = deque[str]()
         self._p = {"linf": torch.inf, "l2": 2.0, "l1": 1.0}[norm]
         self._inputs = inputs.flatten(1).double()
         self.training = module.training
