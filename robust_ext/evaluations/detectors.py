@@ -115,7 +115,7 @@ def as_detectors(
 ) -> list[NamedDetector]:
     """Detectors by name, of one, a list or a dict; given clean inputs (data), those without a threshold are calibrated.
 
-    Without ``digests`` they are not told from others, as scores are that no run folder keeps.
+    Without ``digests`` they are told apart by their names alone, which is enough where no run folder keeps scores.
 
     Raises InvalidArgumentError without any, or with two of one name.
     """
@@ -134,7 +134,7 @@ def as_detectors(
             raise InvalidArgumentError("detectors", f"several called {name}", "a dict of detectors by different names")
         if data is not None and not has_threshold(detector):
             calibrate_detector(detector, data, false_positive_rate=false_positive_rate, bounds=bounds, seed=seed)
-        digest, described = "", dict[str, Any]()
+        digest, described = name, dict[str, Any]()
         if digests:
             digest, described = (
                 detector_digest(detector),

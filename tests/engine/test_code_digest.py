@@ -27,7 +27,7 @@ from robust_ext.engine import identity
 from robust_ext.engine.code_digest import attack_code, code_digest, module_code, text_code
 from robust_ext.engine.identity import describe, model_digest
 from robust_ext.evaluations.mead import Arm
-from tests.evaluations.subjects import spread
+from tests.evaluations.subjects import Unsure, spread
 
 SCRIPT = (
     """
@@ -490,3 +490,14 @@ def test_digests_are_computed_for_a_run_folder_only(name, tmp_path, monkeypatch)
     assert calls == []
     EVALUATIONS[name](model, x, y, tmp_path / "run")
     assert {"model_digest", "module_code", "attack_code"} <= set(calls)
+
+
+def test_detectors_without_a_run_folder_keep_their_own_scores(tmp_path):
+    model, x = digits_network(), torch.rand(6, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    arms, both = [Arm(attack=QUICK, norm="linf", epsilon=0.1)], {"spread": spread, "unsure": Unsure}
+    here, there = (
+        robust_ext.mead(model, arms, x, model(x).argmax(1), LINF, detectors=both, out=out)
+        for out in (None, tmp_path / "run")
+    )
+    scores = [[{**one, "seconds": 0} for one in result.content["detectors"]] for result in (here, there)]
+    assert scores[0] == scores[1]
