@@ -124,7 +124,9 @@ def _changing_module(network: nn.Module, points: Tensor, *, beside: bool) -> str
         beside: Compare the first row next to other rows, instead of all rows once more.
     """
     others = torch.cat([points[:1], points[:1].expand_as(points[1:])]) if beside else points
-    calls = [_module_calls(network, given.clone()) for given in (points, others)]
+    # One block around both passes: its end restores the network's state.
+    with frozen(network), torch.no_grad():
+        calls = [_module_calls(network, given.clone()) for given in (points, others)]
     kept = slice(1) if beside else slice(None)
     name: str
     for (name, before, after), (_, before_again, after_again) in zip(*calls, strict=False):
@@ -142,8 +144,6 @@ def _module_calls(network: nn.Module, x: Tensor) -> list[tuple[str, list[Tensor]
         entered.append([one.detach().clone() for one in tensors_in(args)])
 
     with ExitStack() as stack:
-        stack.enter_context(frozen(network))
-        stack.enter_context(torch.no_grad())
         for name, module in network.named_modules():
             if isinstance(module, torch.jit.ScriptModule):
                 continue
