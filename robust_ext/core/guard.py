@@ -39,7 +39,8 @@ def guarded(
     """Run a block on modules, find what it changed, and undo that, also where the block raises.
 
     Inside, no parameter requires a gradient: attacks need those of inputs only, which saves part of each backward
-    pass. Changes of buffers, attributes, train flags and gradients are undone without being mentioned.
+    pass. Changes of buffers, train flags and gradients are undone without being mentioned, and so are those of attributes
+    where there are originals or the block changed something else.
 
     Args:
         *roots: The modules.
@@ -54,19 +55,26 @@ def guarded(
     finally:
         changed = [text for state in reversed(states) for text in state.restore()]
         found.network = list(dict.fromkeys([*changed, *probe()]))
-        for state in states:
+        # Without a copy, what a module notes of its queries is left to it where nothing else has changed.
+        for state in states if originals or found.network else ():
             state.restore_attributes()
 
 
 @contextmanager
-def frozen(module: nn.Module) -> Iterator[None]:
-    """Guard a module inside a block that leaves its weights alone, of which no copy is made."""
+def frozen(module: nn.Module, *, attributes: bool = False) -> Iterator[None]:
+    """Guard a module inside a block that leaves its weights alone, of which no copy is made.
+
+    Args:
+        module: The module.
+        attributes: Also undo what it notes of its own calls, such as a count of them.
+    """
     state = ModuleState(module, weights=False)
     try:
         yield
     finally:
         state.restore()
-        state.restore_attributes()
+        if attributes:
+            state.restore_attributes()
 
 
 class ModuleState:
@@ -122,7 +130,7 @@ class ModuleState:
         return changed
 
     def restore_attributes(self) -> None:
-        """Undo changes of attributes, and of the plain values in their lists and dicts."""
+        """Undo changes of attributes, and of the plain values in their lists, dicts and sets."""
         for _, part, attributes, _ in self._parts:
             vars(part).clear()
             vars(part).update(attributes)

@@ -36,7 +36,7 @@ def behaviour(module: nn.Module, inputs: Tensor, bounds: tuple[float, float]) ->
     rows = group * math.ceil(PROBES / group)
     drawn = [torch.rand(inputs.shape[1:], generator=stream(0, number, "probe")) for number in range(rows)]
     probes = (low + (high - low) * torch.stack(drawn)).to(inputs)
-    with frozen(module), torch.no_grad(), seeded_globals(derive_seed(0, "behaviour")):
+    with frozen(module, attributes=True), torch.no_grad(), seeded_globals(derive_seed(0, "behaviour")):
         before = _draws(probes)
         try:
             values = _kept(module(probes))

@@ -134,7 +134,7 @@ def _probe(module: nn.Module, inputs: Tensor) -> tuple[object, list[torch.dtype]
             seen.add(output.dtype)
 
     with ExitStack() as stack:
-        for block in (frozen(module), torch.no_grad(), seeded_globals(0)):
+        for block in (frozen(module, attributes=True), torch.no_grad(), seeded_globals(0)):
             stack.enter_context(block)
         for part in module.modules():
             if not isinstance(part, torch.jit.ScriptModule):

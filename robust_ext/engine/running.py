@@ -54,11 +54,11 @@ def run_all(
     if folder is not None:
         holds = {key: name for run in runs for key, name in run.holds.items()}
         stated = claim(folder, title, holds=holds, settings=settings) if whole else read_evaluation(folder)
-    if context.dry_run:
-        raise EstimatedError(estimate_runs(runs, folder=folder, title=title, workers=workers))
     if folder is not None:
         # Without a folder nothing is resumed, and nothing has to be told apart from an earlier run.
         runs = [replace(run, identity={**run.identity, **run.digests()}) for run in runs]
+    if context.dry_run:
+        raise EstimatedError(estimate_runs(runs, folder=folder, title=title, workers=workers))
     total = sum(len(rows) for run in runs for rows in run.blocks)
     if context.repair and folder is not None:
         for run in runs:

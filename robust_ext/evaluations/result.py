@@ -34,8 +34,8 @@ _MEASURED = ("time", "seconds", "seconds_ratio")
 class EvaluationResult(Tabular):
     """Base of results; ``print`` shows the tables of one, and a notebook its verdict and a table.
 
-    Results are equal where they are of one kind and their contents are, as ``result.json`` would hold them, but for
-    the time that they took.
+    Results are equal if they are of one kind and their contents are equal, as ``result.json`` would hold them, except
+    for the time that they took and, next to a result without a run folder, the digests of model and code.
 
     Args:
         content: Everything ``result.json`` holds; numbers, not strings.
@@ -60,7 +60,12 @@ class EvaluationResult(Tabular):
         return super().__repr__() if self.content else f"<{type(self).__name__}: made by another process>"
 
     def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and self._canonical() == other._canonical()
+        if type(other) is not type(self) or self._canonical() != other._canonical():
+            return False
+        ours, theirs = (one.content.get("settings", {}) for one in (self, other))
+        # Digests of model and code are those of a run folder; a result without one is compared by all else.
+        compared = ours.keys() & theirs.keys() if ("model" in ours) != ("model" in theirs) else ours.keys() | theirs.keys()
+        return _plain({key: ours.get(key) for key in compared}) == _plain({key: theirs.get(key) for key in compared})
 
     def __hash__(self) -> int:
         return hash(self._canonical())
@@ -138,8 +143,8 @@ class EvaluationResult(Tabular):
         return found
 
     def _canonical(self) -> str:
-        """The content as text, the same for tuples and lists, and in any order of keys."""
-        return json.dumps(_plain(self.content), sort_keys=True)
+        """The content but for its settings as text, the same for tuples and lists, and in any order of keys."""
+        return json.dumps(_plain({**self.content, "settings": None}), sort_keys=True)
 
 
 def _plain(value: Any) -> Any:

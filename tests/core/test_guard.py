@@ -148,9 +148,9 @@ def test_what_careful_attacks_do_is_put_back_without_a_word(network):
 
 
 def test_attributes_are_put_back_without_a_word(network):
-    """Also those in plain dicts and lists."""
+    """Also those in plain dicts and lists, where attacks get a copy."""
     network[0].config = {"levels": [8, 16], "on": True}
-    with guarded(network) as found:
+    with guarded(copy.deepcopy(network), originals=[network]) as found:
         network[0].factor, network[0].mean, network[0].forward = 0.0, torch.zeros(4), None
         network[0].extra = 1
         network[0].config["levels"][0] = 2
@@ -161,6 +161,14 @@ def test_attributes_are_put_back_without_a_word(network):
     assert not hasattr(network[0], "extra")
     assert float(network[0].mean[0]) == 1
     network(X)
+
+
+def test_what_a_network_without_a_copy_notes_of_its_queries_is_left_to_it(network):
+    network.queries, network.calls = [], 0
+    with guarded(network):
+        network.queries.append(1)
+        network.calls += 1
+    assert (network.queries, network.calls) == ([1], 1)
 
 
 def test_a_probe_sees_attributes_before_they_are_put_back_and_weights_after(network):

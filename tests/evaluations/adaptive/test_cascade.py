@@ -194,7 +194,7 @@ def test_a_budget_ends_with_a_result_that_can_be_gone_on_with(subject, tmp_path,
     assert "Not run: c. The time" in str(cut)
     assert "not_run" not in str(cut)
     tell.reset_mock()
-    rest, whole = run(out=tmp_path), run()
+    rest, whole = run(out=tmp_path), run(out=tmp_path.with_name(f"{tmp_path.name}_whole"))
     assert plain(rest.content) == plain(whole.content)
     assert rest.content["not_run"] == []
     with pytest.raises(OutOfTimeError, match="the time is over"):

@@ -169,7 +169,7 @@ def test_stopped_and_gone_on_with(subject, tmp_path, defense):
         step = Step(name="mine", category="black-box", attack=attack, exposure="defense")
         return evaluate(subject, defense, repeats=2, draws=2, attacks=[step], **keywords)
 
-    whole = run(Leaving())
+    whole = run(Leaving(), out=tmp_path.with_name(f"{tmp_path.name}_whole"))
     with pytest.raises(Exception, match="stopped"):
         run(Leaving(raises=True), out=tmp_path)
     rest = Leaving()

@@ -183,7 +183,7 @@ def test_a_cascade_is_gone_on_with(subject, tmp_path):
         mine = Step(name="mine", category="black-box", attack=attack, exposure="defense")
         return evaluate(subject, rounded, ["recommended", mine], threat=WEAK, queries=500, **keywords)
 
-    whole = run(Leaving())
+    whole = run(Leaving(), out=tmp_path.with_name(f"{tmp_path.name}_whole"))
     assert any("nearest" in one["reason"] for one in whole.content["not_run"])
     with pytest.raises(AttackError, match="stopped"):
         run(Leaving(raises=True), out=tmp_path)

@@ -124,7 +124,7 @@ def _changing_module(network: nn.Module, points: Tensor, *, beside: bool) -> str
         beside: Compare the first row next to other rows, instead of all rows once more.
     """
     others = torch.cat([points[:1], points[:1].expand_as(points[1:])]) if beside else points
-    # One block around both passes: its end restores the network's state.
+    # One block around both passes: its end restores buffers, which may be the state.
     with frozen(network), torch.no_grad():
         calls = [_module_calls(network, given.clone()) for given in (points, others)]
     kept = slice(1) if beside else slice(None)
