@@ -70,7 +70,7 @@ def test_what_the_fuzzer_makes_of_calls(call, meaning, kind, monkeypatch):
 )
 def test_what_the_fuzzer_makes_of_commands(call, meaning, kind, monkeypatch):
     monkeypatch.setattr(judging, "SECONDS", 1)
-    monkeypatch.setattr("robust_ext.cli.robust_accuracy._labelled", lambda _: (call(), ("a", "b"))[1])
-    monkeypatch.setattr("robust_ext.cli.robust_accuracy.robust_accuracy", lambda *_, **__: "")
+    monkeypatch.setattr("robust_ext.cli.evaluations._labelled", lambda _: (call(), ("a", "b"))[1])
+    monkeypatch.setattr("robust_ext.cli.evaluations.robust_accuracy", lambda *_, **__: "")
     case = line("robust-accuracy", category="commands", meaning=meaning)
     assert judge(case).kind == kind
