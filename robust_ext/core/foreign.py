@@ -47,14 +47,14 @@ def not_ending() -> Iterator[None]:
 
 
 def is_own(error: BaseException) -> bool:
-    """Whether code of this project reports on what foreign code asked of it.
+    """Whether code of this project raised an error of its own, such as a report on what foreign code asked of it.
 
     Errors about the evaluation itself are never a report on the code that it runs.
     """
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     raised_by = str(frames[-1].f_globals.get("__name__")) if frames else ""
-    about_run = isinstance(error, (RunFolderError, IsolationError))
-    return isinstance(error, RobustExtError) and not about_run and raised_by.split(".")[0] == __name__.split(".")[0]
+    places = {name.split(".")[0] for name in (raised_by, type(error).__module__)}
+    return places == {__name__.split(".")[0]} and not isinstance(error, (RunFolderError, IsolationError))
 
 
 @contextmanager

@@ -39,8 +39,8 @@ def guarded(
     """Run a block on modules, find what it changed, and undo that, also where the block raises.
 
     Inside, no parameter requires a gradient: attacks need those of inputs only, which saves part of each backward
-    pass. Changes of buffers, train flags and gradients are undone without being mentioned, and so are those of attributes
-    where there are originals or the block changed something else.
+    pass. Changes of buffers, train flags and gradients are undone without being mentioned. So are those of attributes,
+    if there are originals or the block changed something else.
 
     Args:
         *roots: The modules.

@@ -63,8 +63,10 @@ class EvaluationResult(Tabular):
         if type(other) is not type(self) or self._canonical() != other._canonical():
             return False
         ours, theirs = (one.content.get("settings", {}) for one in (self, other))
-        # Digests of model and code are those of a run folder; a result without one is compared by all else.
-        compared = ours.keys() & theirs.keys() if ("model" in ours) != ("model" in theirs) else ours.keys() | theirs.keys()
+        compared = ours.keys() | theirs.keys()
+        if ("model" in ours) != ("model" in theirs):
+            # Only a run folder has digests of model, code and detectors; without them all else is compared.
+            compared = (ours.keys() & theirs.keys()) - {"detectors"}
         return _plain({key: ours.get(key) for key in compared}) == _plain({key: theirs.get(key) for key in compared})
 
     def __hash__(self) -> int:

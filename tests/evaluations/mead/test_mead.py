@@ -75,6 +75,9 @@ def content(result):
     found = json.loads(text)
     for part in (*found["detectors"], *found["arms"]):
         part.pop("seconds")
+    # What tells run folders apart; without one none is computed.
+    for name in ("model", "model_code", "model_behaviour", "inputs", "labels", "detectors"):
+        found["settings"].pop(name, None)
     return found
 
 
