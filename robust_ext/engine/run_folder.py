@@ -66,6 +66,8 @@ class SavedRun(Store):
         content = read_file(self._file, error=RunFolderError) or b""
         # A last line without its end was being written when the process was killed.
         self._size = content.rfind(b"\n") + 1
+        if repair is None and not self._size and content.strip(b"\0") and not content.startswith(b"{"):
+            raise damaged(self._file, "its first line is not that of a run")
         after = ""
         for number, line in enumerate(content[: self._size].split(b"\n")[:-1], 1):
             try:

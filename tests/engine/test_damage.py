@@ -240,3 +240,12 @@ def test_arrays_that_unpack_to_more_than_is_meant_are_not_unpacked(tmp_path, mon
         with pytest.raises(RunFolderError, match=r"arrays\.bin: bomb "):
             folder.load("bomb")
         assert len(folder.load("noise")["values"]) == 10**4
+
+
+def test_a_first_line_that_no_run_wrote_is_damage(tmp_path):
+    """Otherwise a log that was overwritten as a whole would count as one that was never begun."""
+    with RunFolder(tmp_path / "run", kind="test", settings={}, versions={}):
+        pass
+    (tmp_path / "run" / "records.jsonl").write_bytes(b"\xff\x00")
+    with pytest.raises(RunFolderError, match="the file is damaged"):
+        RunFolder(tmp_path / "run", kind="test", settings={}, versions={})
