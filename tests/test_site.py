@@ -23,7 +23,7 @@ QUESTIONS = {
     "R-ASR is high, what now": ("howto/high_r_asr.html", "--calibrate"),
     "which attack for a detector": ("howto/attack_for_a_detector.html", "OrthogonalPGD"),
     "resume a killed run": ("howto/resume.html", "it goes on where it was"),
-    "run on Slurm": ("howto/slurm.html", "srun dask worker"),
+    "run on Slurm": ("howto/slurm.html", "--nworkers"),
     "what does inconclusive mean": ("howto/inconclusive.html", "too few samples"),
     "add my attack": ("howto/add_an_attack.html", "sign_steps"),
     "use it in pytest": ("howto/pytest.html", "attack_test"),
