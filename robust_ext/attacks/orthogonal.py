@@ -21,8 +21,9 @@ from robust_ext.core.settings import setting, settings_class
 
 # What is left of a float32 gradient below this share of its length is rounding, and no direction.
 _PARALLEL = 1e-6
-# Below this share of the gradient a row has gone as far as it can without the other of the two.
-_STUCK = 0.1
+# Below this share of the gradient a row has gone as far as it can without the other of the two; chosen among 1e-6 to
+# 1.1 on small digits networks, see docs/theory/defaults.md.
+_STUCK = 0.3
 # Points closer to the surface of a ball than this share of epsilon lie on it.
 _SURFACE = 1e-5
 # Rounds in which values that would be pushed across a limit are taken out, before the rest is left to the projection.
@@ -102,7 +103,7 @@ class OrthogonalPGD(_AlternatingPGD):
     Where a row is not misclassified it follows the classifier's gradient less its component along the detector's, and
     where it is, the detector's less its component along the classifier's. Values that would be pushed across the bounds
     (or out of an linf ball) are taken out of both first, and so is what would leave an l2 ball: the projection would
-    bring the component back. Where less than a tenth is left, as the two gradients are all but parallel there, the step
+    bring the component back. Where less than .3 of its length is left, as the two gradients are all but parallel there, the step
     is the selective one. With ``step="sign"`` the signs are taken afterwards, and are orthogonal to nothing; the paper
     steps along the gradient.
 

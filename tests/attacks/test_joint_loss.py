@@ -44,8 +44,7 @@ def test_orthogonal_pgd_finds_no_more_in_half_of_the_passes(make, settings, alph
     found, taken = passes(JointLoss(steps=50, alpha=alpha), problem)
     others, half = passes(OrthogonalPGD(steps=50), problem)
     assert taken == 2 * half
-    # Up to one point: where the gradients are far from size 1 the order of the two is chance.
-    assert int(found.sum()) >= int(others.sum()) - 1
+    assert int(found.sum()) >= int(others.sum())
 
 
 def test_the_weight_follows_each_row():

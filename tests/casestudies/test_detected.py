@@ -57,12 +57,12 @@ def test_the_network_keeps_some_of_the_images():
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize(("name", "weak", "right"), [("odds", 8, 12), ("ml_loo", 12, 48), ("trapdoor", 48, 48)])
+@pytest.mark.parametrize(("name", "weak", "right"), [("odds", 8, 12), ("ml_loo", 12, 48), ("trapdoor", 48, 64)])
 def test_an_attack_that_ignores_the_detector_fails_and_an_adaptive_one_does_not(name, weak, right):
     assert measured(name).present
     assert judged(name, "weak", weak)["verdict"] == "failed"
     found = judged(name, "right", right)
     assert found["score"] >= 0.95
-    # Odds and trapdoor: a miss of those that the inverted test plants leaves too few for a verdict.
-    assert found["verdict"] == "passed" or (name != "ml_loo" and found["verdict"] == "inconclusive")
+    # Odds: about half of the samples can be planted in, in the inverted test; too few for a verdict, also of 32.
+    assert found["verdict"] == "passed" or (name == "odds" and found["verdict"] == "inconclusive")
     assert name == "odds" or all(part["random_score"] <= 0.2 for part in found["tests"].values())
