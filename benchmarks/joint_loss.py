@@ -9,6 +9,7 @@ layers whose hidden units are watched. A pass is a step's: one forward, two back
 from __future__ import annotations
 
 import argparse
+from unittest import mock
 
 import torch
 
@@ -17,6 +18,8 @@ from robust_ext.attacks.joint_loss import JointLoss
 from robust_ext.attacks.orthogonal import OrthogonalPGD
 from tests.attacks.defenses import Problem, linear_defense, small_defense
 
+# Shares of a gradient below which a step of orthogonal PGD is the selective one, besides its own.
+SHARES = (1e-6, 0.03, 0.1, 0.6, 1.1)
 ATTACKS: dict[str, Attack] = {
     "OrthogonalPGD, 100": OrthogonalPGD(steps=100),
     "JointLoss, 100": JointLoss(steps=50),
@@ -43,13 +46,21 @@ def main() -> None:
     given = problems(parser.parse_args().rows)
     print(f"{'found':28}" + "".join(f"{name:>18}" for name in given))
     for name, attack in ATTACKS.items():
-        counts = []
-        for problem in given.values():
-            generator = torch.Generator().manual_seed(0)
-            model = {"threat_model": problem.threat_model, "generator": generator}
-            out = attack.search(problem.target, problem.inputs, problem.labels, **model)
-            counts.append(int(problem.successes(out).sum()))
-        print(f"{name:28}" + "".join(f"{count:>18}" for count in counts), flush=True)
+        show(name, attack, given)
+    for share in SHARES:
+        with mock.patch("robust_ext.attacks.orthogonal._STUCK", share):
+            show(f"OrthogonalPGD, share {share:g}", OrthogonalPGD(steps=100), given)
+
+
+def show(name: str, attack: Attack, given: dict[str, Problem]) -> None:
+    """Print how many rows of each problem an attack finds."""
+    counts = []
+    for problem in given.values():
+        generator = torch.Generator().manual_seed(0)
+        model = {"threat_model": problem.threat_model, "generator": generator}
+        out = attack.search(problem.target, problem.inputs, problem.labels, **model)
+        counts.append(int(problem.successes(out).sum()))
+    print(f"{name:28}" + "".join(f"{count:>18}" for count in counts), flush=True)
 
 
 if __name__ == "__main__":

@@ -103,9 +103,9 @@ class OrthogonalPGD(_AlternatingPGD):
     Where a row is not misclassified it follows the classifier's gradient less its component along the detector's, and
     where it is, the detector's less its component along the classifier's. Values that would be pushed across the bounds
     (or out of an linf ball) are taken out of both first, and so is what would leave an l2 ball: the projection would
-    bring the component back. Where less than .3 of its length is left, as the two gradients are all but parallel there, the step
-    is the selective one. With ``step="sign"`` the signs are taken afterwards, and are orthogonal to nothing; the paper
-    steps along the gradient.
+    bring the component back. Where less than .3 of a gradient's length is left, since the two are nearly parallel, the
+    step is the selective one; the paper has no such rule. With ``step="sign"`` the signs are taken afterwards, and are
+    orthogonal to nothing; the paper steps along the gradient.
 
     For linf and l2: the surface of an l1 ball has edges almost everywhere that steps end, and projections onto it bring
     components back; selective PGD does better there. Arguments, costs and what is kept are those of

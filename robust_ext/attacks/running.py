@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from robust_ext.attacks.base import Attack, draw_seed
 from robust_ext.core.errors import AttackError, DisturbedError
-from robust_ext.core.foreign import is_own, noting_interrupts, place_of, text_of
+from robust_ext.core.foreign import place_of, reported, text_of
 from robust_ext.core.guard import guarded
 from robust_ext.core.memory import OutOfMemory
 from robust_ext.core.random import seeded_globals
@@ -91,13 +91,8 @@ def _networks(target: Target) -> list[nn.Module]:
 @contextmanager
 def _named(name: str) -> Iterator[None]:
     """Errors that name the attack."""
-    with noting_interrupts() as interrupts:
-        try:
-            yield
-        except BaseException as error:
-            if is_own(error) or (interrupts and isinstance(error, KeyboardInterrupt)):
-                raise
-            raise AttackError(f"{name}: {_words_of(error)}") from error
+    with reported(lambda error: AttackError(f"{name}: {_words_of(error)}")) as interrupts:
+        yield
     if interrupts:
         # The attack caught it.
         raise KeyboardInterrupt

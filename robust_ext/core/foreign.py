@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -27,13 +27,23 @@ def foreign_code(
 
     ``sys.exit`` counts as raising: nothing that is evaluated may end the evaluation as if it had gone well.
     """
+    with reported(lambda error: kind(f"{argument}: {what} {raised(error, hint=hint)}")):
+        yield
+
+
+@contextmanager
+def reported(report: Callable[[BaseException], RobustExtError]) -> Iterator[list[int]]:
+    """Turn what foreign code raises inside into the error of a report; errors of this project and Ctrl-C pass.
+
+    The list has the user's interrupts that arrived.
+    """
     with noting_interrupts() as interrupts:
         try:
-            yield
+            yield interrupts
         except BaseException as error:
             if is_own(error) or (interrupts and isinstance(error, KeyboardInterrupt)):
                 raise
-            raise kind(f"{argument}: {what} {raised(error, hint=hint)}") from error
+            raise report(error) from error
 
 
 @contextmanager

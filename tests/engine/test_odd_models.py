@@ -99,7 +99,7 @@ MODELS = {
     "meta": (lambda: Applied(lambda logits, x: logits.to("meta")), "on the meta device"),
     "subclass": (lambda: Applied(lambda logits, x: Dispatching(logits)), "of Dispatching, a class that defines"),
     "exit": (lambda: Applied(raising(SystemExit(0))), "raised SystemExit: 0"),
-    "late exit": (lambda: Applied(raising(SystemExit(0), after=8)), "raised SystemExit"),
+    "late exit": (lambda: Applied(raising(SystemExit(0), after=8)), r"raised SystemExit( on a batch of \d rows)?: 0"),
     "generator": (lambda: Applied(raising(GeneratorExit())), "raised GeneratorExit"),
     "unreadable": (lambda: Applied(raising(UnreadableError())), "raised UnreadableError.*its text cannot be read"),
     "numpy": (lambda: Applied(lambda logits, x: torch.from_numpy(x.numpy().reshape(len(x), -1)[:, :3])), None),
