@@ -13,6 +13,7 @@ import gzip
 import io
 import json
 import math
+import os
 import random
 import runpy
 import struct
@@ -23,6 +24,9 @@ from collections.abc import Mapping
 from functools import cache, partial
 from pathlib import Path
 from unittest import mock
+
+# The kernels of one instruction set, so that values do not depend on the processor; read when torch is imported.
+os.environ |= {"ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
 
 import numpy as np
 import torch

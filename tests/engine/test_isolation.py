@@ -476,7 +476,7 @@ def attack(model, x, y):
         except OSError:
             continue
     own = Path(__file__)
-    own.with_name("found").write_text(str([one for one in shown if b"918273645" in one or b"a run" in one]))
+    own.with_name("found").write_text(str([one for one in shown if b"918273645" in one or b"judges own folder" in one]))
     own.with_name("shown").write_text(str(len(shown)))
     return x
 """
@@ -486,7 +486,7 @@ def attack(model, x, y):
 def test_no_seed_or_folder_of_the_judge_is_on_a_command_line_while_attacks_run(tmp_path):
     (tmp_path / "mine.py").write_text(LOOKS)
     arguments = ["robust-accuracy", "--model", "digits", "--data", "digits", "--samples", "4", "--eps", "0.1"]
-    more = ["--attack", "mine.py:attack", "--seed", "918273645", "--out", "a run", "--no-progress"]
+    more = ["--attack", "mine.py:attack", "--seed", "918273645", "--out", "judges own folder", "--no-progress"]
     done = subprocess.run(
         [sys.executable, "-m", "robust_ext", *arguments, *more], cwd=tmp_path, capture_output=True, timeout=110
     )
