@@ -76,7 +76,7 @@ assert tests["PGD"].verdict == "failed"
 
 # %% [markdown]
 # PGD misses adversarial examples that are there by construction, in a model that shares all its layers with the defense
-# but the last. So step 1 states nothing about robustness.
+# but the last. So step 1 shows nothing about robustness.
 #
 # ## Step 3: the cause
 #
@@ -160,7 +160,7 @@ assert min(accuracy.values()) < undefended + 0.1
 # ## The six steps in one figure
 #
 # Above: robust accuracy, as an evaluation would report it. Below: the test score of the same attack with its 95%
-# interval, which says whether to believe the number above.
+# interval, which shows whether to believe the number above.
 
 # %%
 figure, (above, below) = plt.subplots(2, 1, figsize=(7, 5), sharex=True, layout="constrained")
@@ -186,7 +186,7 @@ below.set_xticklabels([f"{step}: {name}" for step, name in zip(("steps 1-3", "4"
 # %% [markdown]
 # ## What to take along
 #
-# - Report the test score of the attack beside each robust accuracy.
+# - Report the test score of the attack next to each robust accuracy.
 # - A failed test has a cause that can be found: run `diagnose` before trying settings.
 # - A lower number does not show that an attack is right; passing the test is necessary, though not sufficient.
 #

@@ -103,7 +103,7 @@ assert entry["tests"]["inverted"]["verdict"] == "failed"
 #   detect.
 # - *Logit matching* does the same to the logits.
 #
-# `slipped` counts adversarial examples that the detector lets pass.
+# `slipped` counts adversarial examples that the detector misses.
 
 # %%
 AWARE = {
@@ -143,7 +143,7 @@ assert worst < 0.05
 # %% [markdown]
 # ## The figure
 #
-# Left: how well the detector tells what each attack finds from clean inputs; one half is guessing. Right: what becomes
+# Left: how well the detector separates each attack's examples from clean inputs; one half is guessing. Right: what becomes
 # of the 64 inputs under each attack.
 
 # %%
@@ -168,8 +168,8 @@ figure.legend(*right.get_legend_handles_labels(), loc="outside lower right", nco
 # %% [markdown]
 # ## What to take along
 #
-# - A detector's AUROC under attacks that ignore it says how well it sees those attacks, and no more.
-# - Test the attack with the detector beside the model: regular and inverted.
+# - A detector's AUROC under attacks that ignore it measures how well it sees those attacks, and no more.
+# - Test the attack with the detector and the model: regular and inverted.
 # - Run several attacks that know the detector; they fail in different ways.
 #
 # More: [binarization test with a detector](../binarization.md#with-a-detector), [MEAD](../mead.md).

@@ -48,7 +48,7 @@ print(full)
 # see:
 #
 # 1. **Plain gradients.** PGD and APGD through the purifier as it is leave nearly everything. Rounding has a gradient of
-#    exactly zero, and the warning below the table says so.
+#    exactly zero, as the warning below the table reports.
 # 2. **Transfer.** Attacks on the network alone, whose points are then purified, leave far less. Most points survive the
 #    purifier.
 # 3. **BPDA** (Athalye et al. 2018). Forward through the purifier, backward as if it were the identity, which it nearly

@@ -1,5 +1,5 @@
 # %% [markdown]
-# # An attack of one's own, and unit tests for it
+# # Your own attack, and unit tests for it
 #
 # A bug in an attack raises no error. Robust accuracy goes up, which looks like good news. This tutorial writes an
 # attack from scratch, tests it as any other code, and then breaks it on purpose in four ways, to see that the tests

@@ -25,7 +25,7 @@ except ImportError:
 # %% [markdown]
 # ## In this process
 #
-# An attack of one's own beside one of the project. Blocks have eight samples here, so that there are some to share.
+# Your own attack next to one of the project. Blocks have eight samples here, so that there are some to share.
 
 
 # %%

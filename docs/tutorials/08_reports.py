@@ -20,7 +20,7 @@ inputs, labels = test.take(range(40))
 # %% [markdown]
 # ## The binarization test
 #
-# Two recipes, of which one takes steps that are too small. The page shows what was planted, what each attack returned
+# Two recipes, of which one takes steps that are too small. The page shows the planted points, each attack's candidates
 # instead, and why the weak one failed.
 
 # %%
@@ -91,5 +91,5 @@ accuracy.plot()
 plt.show()
 
 # %% [markdown]
-# `robust-ext show FOLDER` prints a result that was saved, and `robust-ext compare` states what differs between two
+# `robust-ext show FOLDER` prints a saved result, and `robust-ext compare` shows what differs between two
 # ([results](../results.md)).
