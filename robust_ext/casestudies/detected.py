@@ -95,9 +95,9 @@ class DetectorStudy(CaseStudy[N]):
         return Measurement(values=values, present=values["AUROC"] >= self.least_auroc, words=words)
 
 
-def orthogonal_pgd(steps: int = 100) -> Recipe:
-    """Return the right recipe against a detector."""
+def orthogonal_pgd(settings: str = "steps=100") -> Recipe:
+    """Return the right recipe against a detector, with the settings of the attack as text."""
     return Recipe(
-        attack=f"robust_ext:OrthogonalPGD(steps={steps})",
+        attack=f"robust_ext:OrthogonalPGD({settings})",
         words="Orthogonal PGD on classifier and detector, one at a time and each without moving the other.",
     )

@@ -53,7 +53,7 @@ class Trapdoor(DetectorStudy[TrapdoorNetwork]):
     blind = ObjectivePGD(steps=100, rel_step_size=0.08)
     least_auroc = 0.8
     weak = Recipe(attack=blind, words="PGD on the cross-entropy, 100 steps of .08 epsilon, that ignores the detector")
-    right = orthogonal_pgd(steps=300)
+    right = orthogonal_pgd("steps=300")
     settings: ClassVar = {"planting_tries": 2000}
     notes = (
         "In the authors' code the planted point is verified under one random mask of neurons and the attack judged "
