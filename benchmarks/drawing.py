@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from robust_ext.core.target import PassCounter
 from robust_ext.core.threat import NORMS, ThreatModel
+from robust_ext.evaluations.binarization.defense import counted_parts
 from robust_ext.evaluations.binarization.forward import choose_forward
 from robust_ext.evaluations.binarization.points import draw_candidates, draw_inner
-from robust_ext.evaluations.binarization.preparation import counted_parts
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 
 EPSILON = {"linf": 8 / 255, "l2": 0.5, "l1": 12.0}

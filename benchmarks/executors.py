@@ -24,9 +24,8 @@ from robust_ext.demo.network import digits_network
 from robust_ext.engine.executors import make_executor
 from robust_ext.engine.inputs import blocks_of
 from robust_ext.engine.run import Block, Run
-from robust_ext.engine.running import run_all
+from robust_ext.engine.running import attack_worker, run_all
 from robust_ext.engine.task import Work, drive
-from robust_ext.engine.workers import attack_worker
 
 THREAT = robust_ext.ThreatModel(norm="linf", epsilon=0.1)
 
@@ -81,7 +80,7 @@ def calls(name: str, workers: int) -> None:
     """What an executor takes to start, for a call, and for ten megabytes."""
     begun = time.perf_counter()
     executor = make_executor(name, workers=workers)()
-    executor.submit(exec, "import robust_ext.engine.workers").result()
+    executor.submit(exec, "import robust_ext.engine.running").result()
     start = time.perf_counter() - begun
     wait([executor.submit(time.sleep, 0.5) for _ in range(2 * workers)])
     begun = time.perf_counter()

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 from common import THREAT, load, parser, pgd
 
-from robust_ext.core.consistency import check_consistency
+from robust_ext.core.classifier import check_consistency
 from robust_ext.core.guard import guarded
 
 

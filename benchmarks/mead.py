@@ -21,8 +21,7 @@ from robust_ext.cli.models import load_model
 from robust_ext.core.threat import ThreatModel
 from robust_ext.datasets import load_dataset
 from robust_ext.evaluations.mead import load_suite, mead
-from robust_ext.evaluations.mead.fitting import NAMED, SUPERVISED, fit_detector
-from robust_ext.evaluations.mead.training import training_adversarials
+from robust_ext.evaluations.mead.fitting import NAMED, SUPERVISED, fit_detector, training_adversarials
 
 # One budget of each norm, and how many times its steps all budgets of the suite have (BIM's depend on the budget).
 GROUPS = ("l1 15", "l2 1", "linf 0.125")

@@ -40,7 +40,6 @@ from robust_ext.evaluations.comparison import compare as compare
 from robust_ext.evaluations.diagnosis import DiagnosisResult as DiagnosisResult
 from robust_ext.evaluations.diagnosis import DiagnosisSettings as DiagnosisSettings
 from robust_ext.evaluations.diagnosis import diagnose as diagnose
-from robust_ext.evaluations.loading import load_result as load_result
 from robust_ext.evaluations.mead import MeadResult as MeadResult
 from robust_ext.evaluations.mead import MeadSettings as MeadSettings
 from robust_ext.evaluations.mead import fit_detector as fit_detector
@@ -48,6 +47,7 @@ from robust_ext.evaluations.mead import mead as mead
 from robust_ext.evaluations.robust_accuracy import RobustAccuracyResult as RobustAccuracyResult
 from robust_ext.evaluations.robust_accuracy import RobustAccuracySettings as RobustAccuracySettings
 from robust_ext.evaluations.robust_accuracy import robust_accuracy as robust_accuracy
+from robust_ext.evaluations.unfinished import load_result as load_result
 from robust_ext.models.adaptive import AdaptiveDefense as AdaptiveDefense
 from robust_ext.models.bpda import BPDA as BPDA
 from robust_ext.models.eot import EoT as EoT

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from robust_ext.core.toml import read_toml
+from robust_ext.core.files import read_toml
 
 ROOT = Path(__file__).parents[1]
 SNIPPET = """

@@ -19,8 +19,7 @@ from robust_ext.adapters.art.entries import Entry
 from robust_ext.adapters.art.library import art
 from robust_ext.adapters.art.settings import AttackContext, nothing
 from robust_ext.adapters.art.target import HostModule, make_estimator, without_new_hooks
-from robust_ext.adapters.ranges import check_ranges
-from robust_ext.adapters.starting_points import starting_points
+from robust_ext.adapters.catalogue import check_ranges
 from robust_ext.adapters.wrapped import (
     MISSING,
     WrappedAttack,
@@ -29,6 +28,7 @@ from robust_ext.adapters.wrapped import (
     raised_inside,
     restore_failed,
     settings_of,
+    starting_points,
 )
 from robust_ext.attacks._common.rows import runner_up
 from robust_ext.attacks.base import draw_seed

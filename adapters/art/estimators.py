@@ -8,12 +8,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from robust_ext.adapters.art.classifiers import PyTorchClassifier
-from robust_ext.adapters.art.model import bounds_of
+from robust_ext.adapters.art.model import PyTorchClassifier, bounds_of
 from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.core.threat import ThreatModel, norm_name
 from robust_ext.models.defended import Defended
-from robust_ext.models.padded import PaddedClasses
+from robust_ext.models.normalized import PaddedClasses
 from robust_ext.registry.detector import as_detector
 from robust_ext.registry.model import as_module
 

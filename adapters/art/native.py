@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from robust_ext.adapters.art.classifiers import PyTorchClassifier, class_labels, clipped_inputs, device_of, module_of
 from robust_ext.adapters.art.library import art
+from robust_ext.adapters.art.model import PyTorchClassifier, class_labels, clipped_inputs, device_of, module_of
 from robust_ext.adapters.art.restricted import (
     DEFENDED,
     broadcast,

@@ -10,14 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from robust_ext.adapters.foolbox.catalogue import CATALOGUE, norms_of
-from robust_ext.adapters.foolbox.compat import describe, quiet
+from robust_ext.adapters.catalogue import check_ranges
 from robust_ext.adapters.foolbox.entries import Entry
-from robust_ext.adapters.foolbox.library import foolbox
-from robust_ext.adapters.foolbox.starting import Anything, Misclassified, needs_start, with_start
-from robust_ext.adapters.foolbox.target import LowLogits, NeverFlat
-from robust_ext.adapters.ranges import check_ranges
-from robust_ext.adapters.starting_points import starting_points
+from robust_ext.adapters.foolbox.library import CATALOGUE, describe, foolbox, norms_of, quiet
+from robust_ext.adapters.foolbox.target import Anything, LowLogits, Misclassified, NeverFlat, needs_start, with_start
 from robust_ext.adapters.wrapped import (
     check_candidates,
     check_settings,
@@ -25,6 +21,7 @@ from robust_ext.adapters.wrapped import (
     cost_of_steps,
     raised_inside,
     restore_failed,
+    starting_points,
 )
 from robust_ext.attacks._common.rows import runner_up
 from robust_ext.attacks.base import Attack, draw_seed

@@ -9,13 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from robust_ext.adapters.foolbox.library import foolbox
-from robust_ext.core.bounds import check_bounds
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.threat import ThreatModel, norm_name
+from robust_ext.core.validation import check_bounds
 from robust_ext.detectors.scored import ScoreDetector
 from robust_ext.models.defended import Defended
-from robust_ext.models.padded import PaddedClasses
-from robust_ext.models.rescaled import Rescaled
+from robust_ext.models.normalized import PaddedClasses, Rescaled
 from robust_ext.registry.detector import as_detector
 from robust_ext.registry.model import as_module
 

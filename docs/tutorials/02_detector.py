@@ -143,8 +143,8 @@ assert worst < 0.05
 # %% [markdown]
 # ## The figure
 #
-# Left: how well the detector separates each attack's examples from clean inputs; one half is guessing. Right: what becomes
-# of the 64 inputs under each attack.
+# Left: how well the detector separates each attack's examples from clean inputs; one half is guessing. Right: the
+# outcomes of the 64 inputs under each attack.
 
 # %%
 figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.8), layout="constrained")

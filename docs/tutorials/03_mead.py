@@ -2,7 +2,7 @@
 # # Several detectors against many attacks
 #
 # Papers on detectors compare them under one attack at a time, and rank them by the average. An attacker does not
-# average: who may choose among many attacks takes the one that the detector misses, and may choose again for each input.
+# average. It takes the attack that the detector misses, and may choose another one for each input.
 # MEAD (Granese et al. 2022) evaluates that: an input counts as detected only if *every* successful attack on it is.
 #
 # ## Four detectors

@@ -46,8 +46,8 @@ print(result)
 # %% [markdown]
 # ## What a bad default looks like
 #
-# PGD is the best known attack of these, and its curve is the highest. The warning above the table gives the reason: Foolbox's
-# default step is 0.025 epsilon, so 20 steps end half way to the sphere. A single large step, FGM, finds more.
+# PGD is the best known attack of these, and its curve is the highest. The warning above the table gives the
+# reason: Foolbox's default step is 0.025 epsilon, so 20 steps end half way to the sphere. A single large step, FGM, finds more.
 
 # %%
 middle = 0.6

@@ -28,11 +28,10 @@ from robust_ext.core.settings import Settings, setting, settings_class
 from robust_ext.core.target import Counted, Target
 from robust_ext.core.threat import ThreatModel
 from robust_ext.models.adaptive import AdaptiveDefense
-from robust_ext.models.adaptive_features import binarized_defense
+from robust_ext.models.adaptive_features import Bare, StandIn, binarized_defense
 from robust_ext.models.bpda import BACKWARDS, BPDA
 from robust_ext.models.eot import EoT
 from robust_ext.models.layer_backward import LAYER_BACKWARDS, find_layers, other_backward
-from robust_ext.models.stand_in import Bare, StandIn
 
 _FLAGS = {
     "keep_best": "best point kept",

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from robust_ext.attacks._common.apgd_ascent import ApgdResult, Ascent, RowLoss, Rows
-from robust_ext.attacks._common.apgd_steps import HalvingSteps, SparseSteps, Steps
+from robust_ext.attacks._common.apgd_ascent import ApgdResult, Ascent, HalvingSteps, RowLoss, Rows, SparseSteps, Steps
 from robust_ext.attacks._common.objectives import OBJECTIVES, aimed_dlr
 from robust_ext.attacks._common.rows import STARTS, check_batch, random_start, row_streams
 from robust_ext.attacks.base import AttackTraits
@@ -127,7 +126,7 @@ class APGD(NativeAttack):
         if target.classes < objective.minimum_classes:
             expected = (
                 f"a target of at least {objective.minimum_classes} classes for it (this one has {target.classes}); "
-                "choose loss='margin', or pad the target, see robust_ext.models.padded"
+                "choose loss='margin', or pad the target, see robust_ext.models.normalized"
             )
             raise InvalidArgumentError("loss", repr(self.loss), expected)
         inputs, labels = check_batch(target, inputs, labels, threat_model)

@@ -52,7 +52,7 @@ class AttackTraits:
             given epsilon.
         norms: Norms it can be run for, the one it is made for first.
         minimum_classes: Fewest classes it works with; a target that has fewer is padded, see
-            :class:`robust_ext.models.padded.PaddedClasses`.
+            :class:`robust_ext.models.normalized.PaddedClasses`.
         normless: Whether no norm measures what it changes and no epsilon limits it; it is judged as all others.
         leaves_ball: Whether it queries points outside the ball.
         failure: What it returns for a row where it fails: the ``"best"`` or ``"last"`` point it tried, the ``"input"``,

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from robust_ext.attacks._common.best_tracker import AttackProblem, no_classifier_gradients
+from robust_ext.attacks._common.detector_aware import MatchingAttack, MatchingLoss
 from robust_ext.attacks._common.objectives import margin
-from robust_ext.attacks._common.projected_ascent import MatchingAttack, MatchingLoss
 from robust_ext.attacks._common.rows import gradient_of
 from robust_ext.core.errors import AttackRefusedError, InvalidArgumentError, ModelError
 from robust_ext.core.settings import setting, settings_class

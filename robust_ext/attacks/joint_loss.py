@@ -16,7 +16,7 @@ from robust_ext.attacks._common.objectives import OBJECTIVES, Loss
 from robust_ext.attacks._common.rows import over_rows
 from robust_ext.attacks.native import Step
 from robust_ext.core.settings import setting, settings_class
-from robust_ext.models.padded import PaddedClasses
+from robust_ext.models.normalized import PaddedClasses
 
 # What a weight is multiplied or divided by after a step.
 _FACTOR = 2.0

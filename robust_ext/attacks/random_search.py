@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from robust_ext.attacks._common.best_points import BestPoints
+from robust_ext.attacks._common.best_tracker import BestPoints
 from robust_ext.attacks._common.rows import check_batch, over_rows, query
 from robust_ext.attacks.base import AttackTraits, draw_seed
 from robust_ext.attacks.native import Batch, NativeAttack, Step

@@ -18,7 +18,7 @@ from robust_ext.core.random import seeded_globals
 from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
 from robust_ext.core.warning import warn
-from robust_ext.models.padded import PaddedClasses
+from robust_ext.models.normalized import PaddedClasses
 
 
 def run_attack(

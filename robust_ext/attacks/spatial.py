@@ -13,7 +13,7 @@ from itertools import product
 import torch
 from torch import Tensor, nn
 
-from robust_ext.attacks._common.best_points import BestPoints
+from robust_ext.attacks._common.best_tracker import BestPoints
 from robust_ext.attacks._common.rows import check_batch, check_images, query
 from robust_ext.attacks.base import AttackTraits, draw_seed
 from robust_ext.attacks.native import Batch, NativeAttack, Step

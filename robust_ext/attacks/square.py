@@ -11,14 +11,13 @@ from bisect import bisect_left
 import torch
 from torch import Tensor
 
-from robust_ext.attacks._common.best_points import BestPoints
+from robust_ext.attacks._common.best_tracker import BestPoints
 from robust_ext.attacks._common.rows import check_batch, check_images, query
 from robust_ext.attacks._common.square_windows import L1Windows, L2Windows, LinfWindows, Windows
 from robust_ext.attacks.base import AttackTraits, draw_seed
 from robust_ext.attacks.native import Batch, NativeAttack, Step
 from robust_ext.core.cost import Cost
-from robust_ext.core.counted import CountedRows
-from robust_ext.core.random import derive_seed
+from robust_ext.core.random import CountedRows, derive_seed
 from robust_ext.core.settings import setting, settings_class
 from robust_ext.core.threat import ThreatModel
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from robust_ext.attacks._common.best_points import BestPoints
+from robust_ext.attacks._common.best_tracker import BestPoints
 from robust_ext.attacks._common.projections import project
 from robust_ext.attacks._common.rows import broken, check_batch, over_rows, query
 from robust_ext.attacks.apgd import APGD

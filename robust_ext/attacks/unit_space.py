@@ -11,7 +11,7 @@ from robust_ext.attacks.base import Attack
 from robust_ext.core.cost import Cost
 from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
-from robust_ext.models.rescaled import Rescaled
+from robust_ext.models.normalized import Rescaled
 
 
 class UnitSpace:

@@ -15,8 +15,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from robust_ext.casestudies.accuracy import RecipeRun, measured_accuracy, plan_recipe
 from robust_ext.casestudies.base import CASE_STUDIES, CaseStudy, M, Trained, load_case_study
+from robust_ext.casestudies.recipes import RecipeRun, measured_accuracy, plan_recipe
 from robust_ext.casestudies.result import CaseStudyResult, flagged_by, refused_entry, tested_entry
 from robust_ext.core.cost import Spent
 from robust_ext.core.devices import check_device
@@ -33,13 +33,12 @@ from robust_ext.engine.identity import versions
 from robust_ext.engine.inputs import EvaluationInputs
 from robust_ext.engine.progress import Progress, showing
 from robust_ext.engine.run import Outcome
-from robust_ext.engine.running import run_all
+from robust_ext.engine.running import attack_worker, run_all
 from robust_ext.engine.task import Worker, drive
-from robust_ext.engine.workers import attack_worker
 from robust_ext.evaluations.binarization import binarization_test
 from robust_ext.evaluations.callbacks import Callback, listening
+from robust_ext.evaluations.caveats import Part, parts_of, time_table
 from robust_ext.evaluations.detectors import calibrate_detector
-from robust_ext.evaluations.timing import Part, parts_of, time_table
 from robust_ext.registry.attack import as_attack
 
 # Clean false-positive rate of detectors, and clean test inputs to calibrate them on, in addition to the samples.

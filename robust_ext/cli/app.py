@@ -15,13 +15,11 @@ import typer
 from typer.core import TyperGroup
 
 from robust_ext import __version__
-from robust_ext.cli.attacks import attacks
 from robust_ext.cli.evaluations import accuracy, at_test_time, binarization, diagnosis
 from robust_ext.cli.mead import mead_command
-from robust_ext.cli.others import casestudies, compare_runs, demo, show
+from robust_ext.cli.others import attacks, casestudies, compare_runs, demo, show
 from robust_ext.cli.run import run_study
-from robust_ext.core.errors import RobustExtError
-from robust_ext.core.printable import printable
+from robust_ext.core.errors import RobustExtError, printable
 from robust_ext.core.warning import on_stderr
 from robust_ext.engine.isolation.process import hide_arguments
 

@@ -17,8 +17,7 @@ from robust_ext.attacks.adapted import AdaptedAttack, adaptation_words, adapted_
 from robust_ext.cli.models import LoadedModel, load_model
 from robust_ext.cli.options import number, numbers
 from robust_ext.core.devices import check_device
-from robust_ext.core.errors import InvalidArgumentError
-from robust_ext.core.printable import printable
+from robust_ext.core.errors import InvalidArgumentError, printable
 from robust_ext.core.settings import LARGEST_SEED, Settings, setting, settings_class
 from robust_ext.core.threat import NORMS, ThreatModel
 from robust_ext.datasets import Dataset, load_dataset
@@ -95,7 +94,7 @@ class WorkerOptions(ExecutorOptions):
 
     @property
     def isolation(self) -> dict[str, Any]:
-        """Keywords that give attacks processes of their own, see :func:`robust_ext.engine.workers.attack_worker`."""
+        """Keywords that give attacks processes of their own, see :func:`robust_ext.engine.running.attack_worker`."""
         return {"isolate": CAN_ISOLATE and not self.in_process, "attack_timeout": self.attack_timeout}
 
     @property

@@ -10,12 +10,11 @@ import typer
 
 from robust_ext.cli.loading import AdaptationOptions, RunOptions, Samples
 from robust_ext.cli.options import command, numbers
-from robust_ext.core.errors import InvalidArgumentError
-from robust_ext.core.printable import printable
+from robust_ext.core.errors import InvalidArgumentError, printable
 from robust_ext.core.settings import setting, settings_class
 from robust_ext.core.threat import NORMS, ThreatModel
 from robust_ext.datasets import Dataset, load_dataset
-from robust_ext.engine.workers import attack_worker
+from robust_ext.engine.running import attack_worker
 from robust_ext.evaluations.arms import Arm
 from robust_ext.evaluations.mead.api import mead
 from robust_ext.evaluations.mead.fitting import NAMED

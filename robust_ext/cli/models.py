@@ -12,12 +12,11 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from robust_ext.core.errors import DataError, InvalidArgumentError
+from robust_ext.core.errors import DataError, InvalidArgumentError, printable
 from robust_ext.core.foreign import foreign_code
 from robust_ext.core.objects import resolve_object
-from robust_ext.core.printable import printable
 from robust_ext.core.specification import check_keywords
-from robust_ext.datasets.files import reading
+from robust_ext.datasets.base import reading
 from robust_ext.demo.network import digits_network
 from robust_ext.models.compiled import evaluable
 from robust_ext.models.normalized import Normalized

@@ -3,18 +3,123 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import typer
 
 from robust_ext.casestudies import CASE_STUDIES, run_case_studies
-from robust_ext.cli.loading import SeedOptions, WorkerOptions, written
+from robust_ext.cli.loading import ExecutorOptions, SeedOptions, WorkerOptions, written
 from robust_ext.cli.options import command
+from robust_ext.core.errors import InvalidArgumentError, MissingDependencyError
 from robust_ext.core.files import replace_file
 from robust_ext.core.settings import Settings, setting, settings_class
+from robust_ext.core.validation import check_choice
 from robust_ext.demo.run import run_demo
+from robust_ext.engine.progress import showing
 from robust_ext.evaluations.comparison import compare
 from robust_ext.evaluations.unfinished import show_run
+from robust_ext.registry.base import AttackListing, adapters
+from robust_ext.reports.conformance import matrix_cell, matrix_page, matrix_table
+from robust_ext.reports.tabular import table
+
+_OTHERS = (
+    "Besides these: package.module:callable and path/to/file.py:callable, (model, x, y) -> x_adv; and any of them with "
+    "BPDA and EoT, robust_ext:AdaptedAttack(attack='...', bpda='LAYER', eot=8)."
+)
+
+
+@settings_class
+class AttacksOptions(ExecutorOptions, SeedOptions):
+    """Options of ``robust-ext attacks``."""
+
+    matrix: bool = setting(
+        default=False,
+        help="Run each of them on a small target, with small settings; takes minutes.",
+        cli="--matrix",
+        panel="attack",
+    )
+    library: tuple[str, ...] = setting(
+        default=(), help="Only this library's; repeatable. All that are installed when left out.", panel="attack"
+    )
+    json_file: Path | None = setting(
+        default=None, help="Write the list or the matrix to this file.", cli="--json", panel="run"
+    )
+    markdown: Path | None = setting(default=None, help="Write the matrix to this file as documentation.", panel="run")
+
+
+@command()
+def attacks(own: AttacksOptions) -> None:
+    """List the attacks that can be named on the command line, or see which of them run (--matrix)."""
+    if own.markdown is not None and not own.matrix:
+        raise InvalidArgumentError("--markdown", str(own.markdown), "to be given together with --matrix")
+    libraries = list(own.library) or None
+    rows, missing = (_matrix(own, libraries), []) if own.matrix else _listed(libraries)
+    if own.json_file is not None:
+        own.json_file.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+    if own.markdown is not None:
+        names = dict.fromkeys(row["library"] for row in rows)
+        cells = {(row["library"], row["attack"], row["target"]): matrix_cell(row) for row in rows}
+        page = matrix_page({name: adapters()[name].list_attacks() for name in names}, cells)
+        own.markdown.write_text(page, encoding="utf-8")
+    for line in missing:
+        typer.echo(line, err=True)
+    typer.echo(matrix_table(rows).rstrip() if own.matrix else _table(rows))
+
+
+def _matrix(own: AttacksOptions, libraries: list[str] | None) -> list[dict[str, Any]]:
+    # It imports the demo's data and network, which no other command needs.
+    from robust_ext.testing.conformance import Row, conformance
+
+    with showing("attacks", shown=own.progress, unit="run") as bar:
+
+        def show(row: Row | None, total: int) -> None:
+            if bar is not None:
+                bar.total = total
+            if row is not None and bar is not None:
+                bar.phase(f"{row.library}:{row.attack}")
+                bar.advance()
+
+        rows = conformance(libraries, seed=own.seed, progress=show, executor=own.make_executor())
+        return [row.to_dict() for row in rows]
+
+
+def _listed(libraries: Sequence[str] | None) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return a row for each attack of some libraries, or of all; and why libraries are missing."""
+    rows, missing = [], []
+    known = adapters()
+    for name in known if libraries is None else libraries:
+        check_choice("library", name, tuple(known))
+        try:
+            rows += [_row(name, listing) for listing in known[name].list_attacks()]
+        except MissingDependencyError as error:
+            missing.append(f"{name}: {error}")
+    return rows, missing
+
+
+def _row(library: str, listing: AttackListing) -> dict[str, Any]:
+    traits = asdict(listing.traits)
+    return {
+        "name": f"{library}:{listing.name}",
+        "aliases": [f"{library}:{alias}" for alias in listing.aliases],
+        **{key: list(value) if isinstance(value, tuple) else value for key, value in traits.items()},
+        "kind": listing.traits.kind,
+        **{key: getattr(listing, key) for key in ("channels", "reason", "defect")},
+    }
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return a line for each attack, then the refused ones with their reasons."""
+    lines = [("attack", "kind", "norms", "batching", "also called")]
+    refused = [f"{row['name']}: {row['reason']}" for row in rows if row["reason"]]
+    for row in rows:
+        if not row["reason"]:
+            norms, aliases = " ".join(row["norms"]), " ".join(row["aliases"])
+            lines.append((row["name"], row["kind"], norms, row["batching"], aliases))
+    refused = ["", "Not usable here:", *refused] if refused else []
+    return "\n".join([*table(lines, words=range(5), width=1000), *refused, "", _OTHERS])
 
 
 @settings_class

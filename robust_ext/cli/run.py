@@ -16,12 +16,10 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from robust_ext.core.errors import InvalidArgumentError, RobustExtError
-from robust_ext.core.files import make_folder, replace_file
+from robust_ext.core.errors import InvalidArgumentError, RobustExtError, printable
+from robust_ext.core.files import make_folder, read_toml, replace_file, table_text
 from robust_ext.core.objects import refusing_code
-from robust_ext.core.printable import printable
 from robust_ext.core.specification import did_you_mean
-from robust_ext.core.toml import read_toml, table_text
 from robust_ext.engine.context import current_context, run_context
 
 FILE = "study.toml"

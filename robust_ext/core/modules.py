@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from typing_extensions import Self, dataclass_transform
 
-from robust_ext.core.calling import teaching
+from robust_ext.core.foreign import teaching
 from robust_ext.core.settings import check_setting, complete_docstring, declared, keep_words, setting
 
 C = TypeVar("C")

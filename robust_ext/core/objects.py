@@ -19,7 +19,7 @@ from typing import Any
 
 from robust_ext.core.errors import DataError, InvalidArgumentError
 from robust_ext.core.foreign import foreign_code, raised
-from robust_ext.core.source_files import LOADED, SourceFiles
+from robust_ext.core.reached import LOADED, SourceFiles
 from robust_ext.core.specification import check_keywords, did_you_mean, match_form, parse_call
 
 # Of the environment, so that it holds in the processes that a run starts too.

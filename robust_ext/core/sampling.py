@@ -4,7 +4,7 @@ Sources: Zimmermann et al., "Increasing Confidence in Adversarial Robustness Eva
 appendices A.2 and B, for inner and boundary points; they treat linf only, the l2 and l1 forms are this project's.
 
 A point depends on the sample, the key and the point's index alone, and its bits on neither the device nor what else is
-drawn: numbers are counted (:mod:`robust_ext.core.counted`); elementwise operations are those that IEEE 754 rounds
+drawn: numbers are counted (:mod:`robust_ext.core.random`); elementwise operations are those that IEEE 754 rounds
 correctly (sums, differences, products, quotients of tensors, square roots, conversions), each a kernel of its own, so
 that none is contracted with the next; sums are of whole numbers, exact in any order. None of them waits for the device.
 """
@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from robust_ext.core.counted import CountedRows
 from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.random import CountedRows
 from robust_ext.core.validation import check_number
 
 # A budget in whole parts, of which what values take up is summed.

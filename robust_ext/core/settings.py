@@ -20,8 +20,8 @@ from typing import Any, ClassVar, TypeVar
 from torch import Tensor
 from typing_extensions import dataclass_transform
 
-from robust_ext.core.calling import meant_instead, teaching
 from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.foreign import meant_instead, teaching
 from robust_ext.core.objects import qualified_name
 from robust_ext.core.specification import did_you_mean
 from robust_ext.core.validation import check_choice, check_integer, check_number

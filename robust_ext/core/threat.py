@@ -9,11 +9,10 @@ from numbers import Real
 import torch
 from torch import Tensor
 
-from robust_ext.core.bounds import check_bounds
-from robust_ext.core.calling import teaching
 from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.foreign import teaching
 from robust_ext.core.sampling import BallSampling
-from robust_ext.core.validation import check_choice, check_number
+from robust_ext.core.validation import check_bounds, check_choice, check_number
 
 NORMS = ("linf", "l2", "l1")
 # Of a number, at most, where float32 rounds it.

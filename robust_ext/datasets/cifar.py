@@ -18,8 +18,7 @@ from typing import NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from robust_ext.datasets.base import Dataset
-from robust_ext.datasets.files import build_dataset, find_files, reading, unusable
+from robust_ext.datasets.base import Dataset, build_dataset, find_files, reading, unusable
 
 SOURCE = "https://www.cs.toronto.edu/~kriz/cifar.html"
 SHAPE = (3, 32, 32)

@@ -12,8 +12,7 @@ from typing import IO
 import numpy as np
 from numpy.typing import NDArray
 
-from robust_ext.datasets.base import Dataset
-from robust_ext.datasets.files import build_dataset, find_files, reading, unusable
+from robust_ext.datasets.base import Dataset, build_dataset, find_files, reading, unusable
 
 MNIST_CLASSES = tuple("0123456789")
 _FASHION = "T-shirt/top, trouser, pullover, dress, coat, sandal, shirt, sneaker, bag, ankle boot"

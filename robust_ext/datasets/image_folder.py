@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from robust_ext.core.errors import DataError, MissingDependencyError
-from robust_ext.datasets.base import Dataset
-from robust_ext.datasets.files import build_dataset, reading, unusable
+from robust_ext.datasets.base import Dataset, build_dataset, reading, unusable
 
 if TYPE_CHECKING:
     from PIL import Image

@@ -10,9 +10,8 @@ import numpy as np
 
 from robust_ext.core.errors import DataError, InvalidArgumentError, MissingDependencyError
 from robust_ext.core.validation import check_choice
-from robust_ext.datasets.base import Dataset
+from robust_ext.datasets.base import Dataset, reading, unusable
 from robust_ext.datasets.cifar import load_cifar10, load_cifar100
-from robust_ext.datasets.files import reading, unusable
 from robust_ext.datasets.idx import load_fashion_mnist, load_mnist
 from robust_ext.datasets.image_folder import load_image_folder
 from robust_ext.datasets.npz import load_npz

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from robust_ext.core.arrays import ArrayArchive, UnreadableArraysError
-from robust_ext.datasets.base import Dataset
-from robust_ext.datasets.files import build_dataset, reading, unusable
+from robust_ext.core.files import ArrayArchive, UnreadableArraysError
+from robust_ext.datasets.base import Dataset, build_dataset, reading, unusable
 
 MOST_CLASSES = 100_000
 

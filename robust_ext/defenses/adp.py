@@ -8,21 +8,76 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from robust_ext.core.bounds import from_unit, to_unit
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.modules import given, module_class, positional
-from robust_ext.core.random import derive_seed
-from robust_ext.core.settings import setting
-from robust_ext.defenses._common import over_rows
-from robust_ext.defenses.training.score import ScoreNetwork, ScoreTraining
+from robust_ext.core.random import derive_seed, seeded_globals
+from robust_ext.core.settings import setting, settings_class
+from robust_ext.core.validation import check_integer, check_number, from_unit, to_unit
+from robust_ext.defenses._common import check_images, over_rows
+from robust_ext.defenses.training.loop import NetworkTraining, TrainedPart
 from robust_ext.models.adaptive_solution import Solution
 from robust_ext.models.purifier import Purifier
 from robust_ext.models.row_rng import RowRNG
+
+
+class ScoreNetwork(TrainedPart):
+    """Convolutions of 3x3 that estimate the noise in images; the score is minus the noise over its variance.
+
+    It has ``depth`` hidden layers of ``width`` channels; ``noise`` is the standard deviation for images in [0, 1].
+    """
+
+    def __init__(self, channels: int, *, width: int = 32, depth: int = 3, noise: float = 0.25) -> None:
+        super().__init__()
+        check_integer("channels", channels, minimum=1)
+        check_integer("width", width, minimum=1)
+        sizes = [channels, *[width] * check_integer("depth", depth, minimum=1)]
+        self.noise = check_number("noise", noise, minimum=0, open_minimum=True)
+        hidden = [(nn.Conv2d(*pair, 3, padding=1), nn.SiLU()) for pair in pairwise(sizes)]
+        self.layers = nn.Sequential(
+            *[part for pair in hidden for part in pair], nn.Conv2d(width, channels, 3, padding=1)
+        )
+        self.settings = {"channels": channels, "width": width, "depth": depth, "noise": self.noise}
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scores ``(N, C, H, W)`` of images in [0, 1]."""
+        out: Tensor = self.layers(x - 0.5)
+        return -out / self.noise**2
+
+
+@settings_class
+class ScoreTraining(NetworkTraining):
+    """Training of a :class:`ScoreNetwork` to estimate the noise in images, of a deviation between 0 and ``noise``."""
+
+    noise: float = setting(default=0.25, help="Above 0, for images in [0, 1].", above=0)
+    width: int = setting(default=32, help="See :class:`ScoreNetwork`.", minimum=1)
+    depth: int = setting(default=3, help="Likewise.", minimum=1)
+    epochs: int = setting(default=30)
+    batch_size: int = setting(default=64)
+    learning_rate: float = setting(default=2e-3)
+
+    def fit(self, classifier: nn.Module, inputs: Tensor, labels: Tensor | None = None) -> ScoreNetwork:
+        """Train; of the classifier nothing matters but its device. See :meth:`Training.fit`."""
+        unit = to_unit(self.checked(classifier, inputs), self.bounds)
+        check_images(unit)
+        with seeded_globals(derive_seed(self.seed, "score")):
+            network = ScoreNetwork(unit.shape[1], width=self.width, depth=self.depth, noise=self.noise).to(unit.device)
+
+        def loss(rows: Tensor) -> Tensor:
+            clean = unit[rows]
+            level = self.noise * torch.rand(len(rows), 1, 1, 1).to(unit.device)
+            added = level * torch.randn(clean.shape).to(unit.device)
+            found = -(self.noise**2) * network(clean + added)
+            return nn.functional.mse_loss(found, added) / self.noise**2
+
+        self.run(network, len(unit), loss)
+        return network.requires_grad_(False)
 
 
 @module_class
@@ -39,7 +94,7 @@ class AdaptiveDenoising(Purifier):
     from its own, ``offsets`` ``(N, runs - 1, ...)``. Held offsets, as in BPDA, give the mean of all runs' gradients.
 
     Example:
-        >>> from robust_ext.defenses.training.score import ScoreNetwork
+        >>> from robust_ext.defenses.adp import ScoreNetwork
         >>> defense = AdaptiveDenoising(nn.Sequential(nn.Flatten(), nn.Linear(16, 3)), ScoreNetwork(1), seed=0)
         >>> trace = defense.trace(torch.rand(2, 1, 4, 4))
         >>> trace.state["offsets"].shape, trace.logits.detach().exp().sum(1).round(decimals=4)
@@ -54,7 +109,7 @@ class AdaptiveDenoising(Purifier):
 
     score: nn.Module = positional(
         "From images in [0, 1], whatever the bounds, to scores of the same shape, see "
-        ":class:`~robust_ext.defenses.training.score.ScoreTraining`.",
+        ":class:`~robust_ext.defenses.adp.ScoreTraining`.",
         kw_only=False,
     )
     steps: int = setting(default=10, help="At least 0.", minimum=0)

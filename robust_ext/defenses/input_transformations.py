@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from robust_ext.core.bounds import from_unit, to_unit
 from robust_ext.core.errors import MissingDependencyError
 from robust_ext.core.modules import given, module_class, positional
 from robust_ext.core.settings import setting
+from robust_ext.core.validation import from_unit, to_unit
 from robust_ext.defenses._common import check_images, with_zero_gradient
 from robust_ext.detectors._features.squeezers import BitDepth, Median
 from robust_ext.models.purifier import Purifier

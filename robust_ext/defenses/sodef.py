@@ -15,8 +15,13 @@ from torch import Tensor, nn
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.modules import module_class, positional
 from robust_ext.core.settings import setting
-from robust_ext.defenses.training.ode import SOLVERS, integrate, load_torchdiffeq
-from robust_ext.defenses.training.stable_head import StableHead, StableHeadTraining
+from robust_ext.defenses.training.stable_head import (
+    SOLVERS,
+    StableHead,
+    StableHeadTraining,
+    integrate,
+    load_torchdiffeq,
+)
 from robust_ext.models.adaptive import AdaptiveDefense
 from robust_ext.models.adaptive_solution import Solution
 from robust_ext.models.features import split
@@ -61,8 +66,8 @@ class SODEF(AdaptiveDefense):
     solver: str = setting(
         default="dopri5",
         help='``"dopri5"`` as in the paper, needs torchdiffeq; or ``"rk4"``. See '
-        ":func:`robust_ext.defenses.training.ode.integrate`: with dopri5 a row's logits vary with the batch by about "
-        "the tolerance.",
+        ":func:`robust_ext.defenses.training.stable_head.integrate`: with dopri5 a row's logits vary with the batch by "
+        "about the tolerance.",
         choices=SOLVERS,
     )
     steps: int = setting(

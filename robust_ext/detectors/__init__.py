@@ -1,9 +1,9 @@
 """Detectors of adversarial examples, as modules."""
 
-from robust_ext.detectors._features.non_local_means import NonLocalMeans as NonLocalMeans
-from robust_ext.detectors._features.non_local_means import OpenCVNonLocalMeans as OpenCVNonLocalMeans
 from robust_ext.detectors._features.squeezers import BitDepth as BitDepth
 from robust_ext.detectors._features.squeezers import Median as Median
+from robust_ext.detectors._features.squeezers import NonLocalMeans as NonLocalMeans
+from robust_ext.detectors._features.squeezers import OpenCVNonLocalMeans as OpenCVNonLocalMeans
 from robust_ext.detectors._features.squeezers import Squeezer as Squeezer
 from robust_ext.detectors.base import Detector as Detector
 from robust_ext.detectors.calibration import Calibration as Calibration

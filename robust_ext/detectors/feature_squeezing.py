@@ -11,13 +11,11 @@ from typing import Any, ClassVar, TypeGuard
 import torch
 from torch import Tensor, nn
 
-from robust_ext.core.bounds import check_bounds
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.modules import module_class
 from robust_ext.core.settings import setting
-from robust_ext.core.validation import check_choice
-from robust_ext.detectors._features.non_local_means import NonLocalMeans, OpenCVNonLocalMeans
-from robust_ext.detectors._features.squeezers import BitDepth, Median, Squeezer
+from robust_ext.core.validation import check_bounds, check_choice
+from robust_ext.detectors._features.squeezers import BitDepth, Median, NonLocalMeans, OpenCVNonLocalMeans, Squeezer
 from robust_ext.detectors.base import Detector
 from robust_ext.detectors.observation import Observation
 

@@ -15,9 +15,8 @@ from robust_ext.core.modules import module_class
 from robust_ext.core.random import stream
 from robust_ext.core.settings import LARGEST, LARGEST_SEED, setting
 from robust_ext.core.validation import check_integer
-from robust_ext.detectors._features.dispersion import MEASURES
 from robust_ext.detectors._features.layers import check_names
-from robust_ext.detectors._features.regression import Regression
+from robust_ext.detectors._features.regression import MEASURES, Regression
 from robust_ext.detectors._features.repeating import repeatable
 from robust_ext.detectors.base import Detector
 from robust_ext.detectors.observation import Observation, observe

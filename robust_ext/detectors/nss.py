@@ -12,12 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from robust_ext.core.bounds import check_bounds, to_unit
 from robust_ext.core.errors import MissingDependencyError
 from robust_ext.core.modules import buffer, module_class
 from robust_ext.core.settings import setting
 from robust_ext.core.target import module_device
-from robust_ext.core.validation import check_integer
+from robust_ext.core.validation import check_bounds, check_integer, to_unit
 from robust_ext.detectors._features.naturalness import natural_features
 from robust_ext.detectors.base import Detector
 from robust_ext.detectors.observation import Observation

@@ -12,11 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from robust_ext.core.bounds import check_bounds
 from robust_ext.core.errors import DataError, InvalidArgumentError, ModelError
 from robust_ext.core.modules import buffer, module_class
 from robust_ext.core.settings import setting
-from robust_ext.core.validation import check_choice, check_inputs, check_labels, check_number
+from robust_ext.core.validation import check_bounds, check_choice, check_inputs, check_labels, check_number
 from robust_ext.detectors._features.repeating import repeatable
 from robust_ext.detectors.base import Detector, check_clean
 from robust_ext.detectors.observation import Observation

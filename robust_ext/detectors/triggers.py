@@ -12,11 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from robust_ext.core.bounds import check_bounds
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.random import seeded_globals
 from robust_ext.core.target import module_device
-from robust_ext.core.validation import check_inputs, check_integer, check_labels, check_number
+from robust_ext.core.validation import check_bounds, check_inputs, check_integer, check_labels, check_number
 from robust_ext.detectors.training import ANY
 
 

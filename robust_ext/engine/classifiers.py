@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from robust_ext.core.devices import coarsest
 from robust_ext.core.errors import ModelError
 from robust_ext.core.foreign import text_of, without_values
 from robust_ext.core.guard import frozen
-from robust_ext.core.precision import coarsest
 from robust_ext.core.random import seeded_globals
 from robust_ext.models.adaptive import AdaptiveDefense
 from robust_ext.models.outputs import reduced

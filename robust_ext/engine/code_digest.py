@@ -26,8 +26,7 @@ from robust_ext.attacks.adapted import AdaptedAttack
 from robust_ext.attacks.base import Attack
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.objects import module_scope, qualified_name
-from robust_ext.core.reached import held, is_library
-from robust_ext.core.source_files import SourceFiles, is_installed
+from robust_ext.core.reached import SourceFiles, held, is_installed, is_library
 from robust_ext.core.specification import parse_call
 from robust_ext.core.target import PassCounter
 from robust_ext.engine.identity import attributes, is_plain, model_digest, tensor_bytes

@@ -3,24 +3,177 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from robust_ext.core.foreign import text_of
+from robust_ext.core.guard import frozen
+from robust_ext.core.random import derive_seed, seeded_globals, stream
 from robust_ext.core.target import Counted, PassCounter
 from robust_ext.core.warning import warn
 from robust_ext.detectors.base import Detector
-from robust_ext.engine.behaviour import behaviour, compare_behaviour
 from robust_ext.models.adaptive import AdaptiveDefense
 
 if TYPE_CHECKING:
     from robust_ext.engine.task import Task
+
+
+PROBES = 4
+# What outputs may differ by, relative to the largest: float32, other numbers of threads; on another kind of device,
+# whose convolutions may round to ten bits.
+TOLERANCE, TOLERANCE_ELSEWHERE = 1e-3, 5e-3
+# Of more outputs than this, so many sums with random signs are kept.
+_KEPT = 16
+
+
+def behaviour(module: nn.Module, inputs: Tensor, bounds: tuple[float, float]) -> dict[str, Any]:
+    """What a module returns for probe inputs, as plain values; the module is left as it was.
+
+    Args:
+        module: From inputs ``(N, ...)`` to one or several numbers each; it may draw from the global generators.
+        inputs: Of the probes' shape and device.
+        bounds: Lowest and highest value of inputs.
+    """
+    low, high = bounds
+    # Whole groups of what a defense treats together.
+    group = max((part.group_size or 1 for part in module.modules() if isinstance(part, AdaptiveDefense)), default=1)
+    rows = group * math.ceil(PROBES / group)
+    drawn = [torch.rand(inputs.shape[1:], generator=stream(0, number, "probe")) for number in range(rows)]
+    probes = (low + (high - low) * torch.stack(drawn)).to(inputs)
+    with frozen(module, attributes=True), torch.no_grad(), seeded_globals(derive_seed(0, "behaviour")):
+        before = _draws(probes)
+        try:
+            values = _kept(module(probes))
+        except Exception as error:  # A network may be made for no such inputs at all; then it always raises.
+            return {"raised": type(error).__name__}
+        return {"device": inputs.device.type, "random": not torch.equal(before, _draws(probes)), "values": values}
+
+
+def compare_behaviour(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+    """In words, how what a module returns differs from what it returned earlier; None where it does not."""
+    if "raised" in earlier or "raised" in now:
+        words = [f"raised {one['raised']}" if "raised" in one else "returned numbers" for one in (earlier, now)]
+        return f"{words[1]} on probe inputs, and {words[0]} before" if len(set(words)) > 1 else None
+    elsewhere = earlier["device"] != now["device"]
+    if elsewhere and earlier["random"] and now["random"]:
+        return None  # Another device draws other numbers.
+    if np.shape(earlier["values"]) != np.shape(now["values"]):
+        return "returns another number of values"
+    differ = _differ(earlier["values"], now["values"], TOLERANCE_ELSEWHERE if elsewhere else TOLERANCE)
+    if not differ.any():
+        return None
+    largest = np.nanmax(np.abs(_array(earlier["values"]) - _array(now["values"])), initial=0.0)
+    shown = f"largest difference {largest:.2g}" if largest else "other values are not finite"
+    probes = f"{differ.sum()} of {len(differ)} probe inputs"
+    return f"behaves differently on {probes} ({shown})"
+
+
+def _draws(probes: Tensor) -> Tensor:
+    """Where the global generators of torch stand."""
+    states = [torch.cuda.get_rng_state(probes.device)] if probes.device.type == "cuda" else []
+    return torch.cat([torch.get_rng_state(), *states])
+
+
+def _kept(out: Tensor) -> list[list[float | None]]:
+    values = out.detach()[:PROBES].reshape(PROBES, -1).double().cpu()
+    if values.shape[1] > _KEPT:
+        signs = torch.randint(2, (values.shape[1], _KEPT), generator=stream(0, "behaviour signs")) * 2.0 - 1
+        values = values @ signs.double() / math.sqrt(len(signs))
+    return [[float(f"{value:.8g}") if math.isfinite(value) else None for value in row] for row in values.tolist()]
+
+
+def _array(values: Any) -> Any:
+    return np.array(values, dtype=np.float64)
+
+
+def _differ(earlier: Any, now: Any, tolerance: float) -> Any:
+    """Which probes' values differ, bool ``(PROBES,)``."""
+    a, b = _array(earlier), _array(now)
+    scale = np.nanmax(np.abs(a), initial=np.nanmax(np.abs(b), initial=0.0))
+    same = (np.abs(a - b) <= tolerance * scale) | (np.isnan(a) & np.isnan(b))
+    return ~same.all(1)
+
+
+_CODE, _BEHAVIOUR = "_code", "_behaviour"
+# What digests are of.
+_WORDS = {
+    "model": "other weights, buffers or attributes",
+    "defense": "other weights, buffers or attributes",
+    "detector": "another detector",
+    "detector_digest": "other weights, threshold or attributes",
+    "surrogates": "other networks",
+    "inputs": "other samples",
+    "labels": "other labels",
+}
+
+
+def differences(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Everything in which what identifies a run differs from an earlier one; empty where they are the same run.
+
+    Digests of code (keys that end in ``_code``) are compared file by file, what networks return for probe inputs
+    (``_behaviour``) up to a tolerance.
+    """
+    found: list[str] = []
+    for key in {**earlier, **now}:
+        before, after = earlier.get(key), now.get(key)
+        if before == after:
+            continue
+        kind = _CODE if key.endswith(_CODE) else _BEHAVIOUR if key.endswith(_BEHAVIOUR) else ""
+        what = key.removesuffix(kind).replace("_", " ") if kind else key
+        if kind and (not isinstance(before, Mapping) or not isinstance(after, Mapping)):
+            kept = "begun by a version that did not keep it" if before is None else f"{_short(before)} there"
+            found.append(f"{what} {kind[1:]}: {kept}")
+        elif kind == _CODE:
+            found += _code(what, before or {}, after or {})
+        elif kind == _BEHAVIOUR:
+            found += _behaviour_differences(what, before or {}, after or {})
+        elif key == "streams":
+            found.append("streams: begun by a version that draws other points from the same seed")
+        else:
+            found.append(f"{key}: {_WORDS[key]}" if key in _WORDS and before and after else _values(key, before, after))
+    return found
+
+
+def _code(what: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    nested = [name for name in {**before, **after} if isinstance(before.get(name, after.get(name)), Mapping)]
+    if nested:
+        return [text for name in nested for text in _code(f"{what} {name}", before.get(name, {}), after.get(name, {}))]
+    names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
+    # What code holds follows from its files, where these differ; else by name, where it has one.
+    files = [name for name in names if name.endswith(".py")]
+    shown = files or [name for name in names if name not in ("values", "compiled code")] or names
+    fates = [" is new" if name not in before else " is gone" if name not in after else "" for name in shown]
+    listed = [name + fate for name, fate in zip(shown, fates, strict=True)]
+    more = f" and {len(listed) - 4} more" if len(listed) > 4 else ""
+    return [f"{what} code: changed ({', '.join(listed[:4])}{more})"] if listed else []
+
+
+def _behaviour_differences(what: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    if not {"values", "raised"} & {*before, *after}:
+        parts = [(name, before.get(name), after.get(name)) for name in {**before, **after}]
+        return [
+            text for name, a, b in parts for text in (_behaviour_differences(f"{what} {name}", a, b) if a and b else ())
+        ]
+    words = compare_behaviour(before, after)
+    return [] if words is None else [f"{what}: {words}"]
+
+
+def _values(key: str, before: Any, after: Any) -> str:
+    return f"{key}: {_short(before)} there, {_short(after)} now"
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
 
 Twins = dict[int, Any]
 """Copies by the identity of their originals."""

@@ -13,16 +13,15 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from robust_ext.attacks.base import Attack
-from robust_ext.core.classifier import check_classifier
-from robust_ext.core.consistency import check_consistency
+from robust_ext.core.classifier import check_classifier, check_consistency
 from robust_ext.core.devices import on_device, run_device
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.threat import ThreatModel
 from robust_ext.core.validation import Array, check_inputs, check_labels
-from robust_ext.engine.behaviour import behaviour
 from robust_ext.engine.classifiers import PROBES as PROBES
 from robust_ext.engine.classifiers import as_classifier
 from robust_ext.engine.code_digest import module_code
+from robust_ext.engine.copies import behaviour
 from robust_ext.engine.identity import check_ids, inputs_digest, model_digest
 from robust_ext.models.adaptive import AdaptiveDefense
 from robust_ext.registry.attack import as_attack

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from robust_ext.core.errors import InvalidArgumentError, RobustExtError
-from robust_ext.core.heap import trimmed
+from robust_ext.core.memory import trimmed
 from robust_ext.core.warning import issue
 from robust_ext.engine.executors import ExecutorLike, check_devices, end_executor, make_executor, workers_of
 from robust_ext.engine.isolation.messages import as_error

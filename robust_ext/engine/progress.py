@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -15,10 +15,36 @@ from typing import Any
 import torch
 from torch import nn
 
-from robust_ext.core.errors import OutOfTimeError
-from robust_ext.core.printable import duration, printable
+from robust_ext.core.cost import Spent
+from robust_ext.core.errors import OutOfTimeError, duration, printable
 from robust_ext.core.target import PassCounter
 from robust_ext.engine.context import current_context
+
+
+class Phases:
+    """Phases that follow each other, each of which begins where the one before it ended."""
+
+    def __init__(self, counter: PassCounter) -> None:
+        self.spent: dict[str, Spent] = {}
+        self._counter = counter
+        self._begun, self._seen = time.perf_counter(), counter.snapshot()
+
+    def stop(self, phase: str) -> None:
+        """What was spent since the last call is that of this phase."""
+        now, seen = time.perf_counter(), self._counter.snapshot()
+        rows = seen.since(self._seen)
+        more = Spent(rows.forward, rows.backward, now - self._begun)
+        self.spent[phase] = Spent.total([self.spent.get(phase, Spent()), more])
+        self._begun, self._seen = now, seen
+
+
+def phases_of(timing: Mapping[str, Any], title: str) -> Iterator[tuple[str, str | None, Spent]]:
+    """The phases of a block's timing, attacks with their names, which is ``title`` where there is one."""
+    for phase, spent in timing.get("phases", {}).items():
+        yield phase, title if phase == "attack" else None, Spent(*spent)
+    for name, own in timing.get("attacks", {}).items():
+        yield from phases_of(own, name)
+
 
 # Seconds between two writings: on a terminal; elsewhere before the first, and between all others.
 _TERMINAL, _FIRST, _LATER = 0.25, 5.0, 60.0

@@ -19,8 +19,7 @@ from robust_ext.core.errors import AttackError
 from robust_ext.core.foreign import without_values
 from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
-from robust_ext.engine.checkpoints import Checkpoints, put
-from robust_ext.engine.steps import Query, Steps, sampled
+from robust_ext.engine.steps import Checkpoints, Query, Steps, put, sampled
 from robust_ext.engine.trace import COLUMNS, Trace, no_values
 
 # Below this margin the largest probability rounds to 1 in float32, and cross-entropy and its gradient to 0.

@@ -26,14 +26,21 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from robust_ext.core.arrays import MOST_BYTES, MOST_RATIO
 from robust_ext.core.errors import RunFolderBusyError, RunFolderError
-from robust_ext.core.files import make_folder, open_file, read_file, remove_drafts, replace_file, unwritable
+from robust_ext.core.files import (
+    MOST_BYTES,
+    MOST_RATIO,
+    make_folder,
+    open_file,
+    read_file,
+    remove_drafts,
+    replace_file,
+    unwritable,
+)
 from robust_ext.core.warning import warn
-from robust_ext.engine.differences import differences
-from robust_ext.engine.outcomes import LOST
-from robust_ext.engine.schema import check_entry
-from robust_ext.engine.store import Arrays, Store, to_text
+from robust_ext.engine.copies import differences
+from robust_ext.engine.store import Arrays, Store, check_entry, to_text
+from robust_ext.engine.verify import LOST
 
 REPAIR = (
     "run the same command with --repair, or the same call inside robust_ext.repairing(), to run again what is lost, or "

@@ -15,9 +15,8 @@ from robust_ext.core.errors import OutOfTimeError, RobustExtError
 from robust_ext.core.warning import issue
 from robust_ext.engine.context import current_context, is_over
 from robust_ext.engine.isolation.messages import as_error
-from robust_ext.engine.phases import phases_of
 from robust_ext.engine.pool import Pool, Reply, value_of
-from robust_ext.engine.progress import Progress, phase
+from robust_ext.engine.progress import Progress, phase, phases_of
 from robust_ext.engine.remote import Packer, run_block
 from robust_ext.engine.run import Outcome, Run, end, finish, keep, tell
 from robust_ext.engine.store import Store

@@ -19,18 +19,16 @@ from torch import Tensor, nn
 from robust_ext.attacks.base import Attack
 from robust_ext.attacks.running import exposed, guarding
 from robust_ext.core.cost import Spent
-from robust_ext.core.heap import keep_freed_memory, trimmed
+from robust_ext.core.memory import keep_freed_memory, trimmed
 from robust_ext.core.random import RowGenerator, derive_seed, seeded_globals, stream
 from robust_ext.core.target import PassCounter, Target, count_all_calls, count_calls
 from robust_ext.core.threat import ThreatModel
 from robust_ext.engine.context import current_context
 from robust_ext.engine.copies import copied_task, copying, current_behaviours
-from robust_ext.engine.phases import Phases
-from robust_ext.engine.progress import phase, watching
+from robust_ext.engine.progress import Phases, phase, watching
 from robust_ext.engine.recorder import record_queries
-from robust_ext.engine.trace import Trace
+from robust_ext.engine.trace import Trace, witness_queries
 from robust_ext.engine.verify import Verification, take_witnesses, unverified, verify
-from robust_ext.engine.witness import witness_queries
 from robust_ext.models.precision import ambient_autocast
 
 Key = int | str
@@ -66,7 +64,7 @@ class TaskResult:
     witnesses: Tensor | None = None
     # What its queries showed; its own process's statement where it ran in one, and no part of any verdict
     trace: Trace | None = None
-    # Where nothing came back: one of robust_ext.engine.outcomes.LOST, and why
+    # Where nothing came back: one of robust_ext.engine.verify.LOST, and why
     lost: tuple[str, str] | None = None
 
 

@@ -12,14 +12,58 @@ from robust_ext.core.errors import AttackError
 from robust_ext.core.foreign import plain_tensor, without_values
 from robust_ext.core.memory import RowLimit
 from robust_ext.core.threat import ThreatModel
-from robust_ext.engine.outcomes import BROKEN
+
+OUTCOMES = {
+    "found": (
+        "Found",
+        "The candidate is finite, within the bounds and epsilon, and changes the prediction: the problem is solved. "
+        "Only these count towards the test score.",
+    ),
+    "rejected": (
+        "Rejected",
+        "A valid input within epsilon that changes the prediction, and that the detector rejects (in the inverted "
+        "test: lets pass). An example that fools both existed, and the attack missed it.",
+    ),
+    "not_adversarial": (
+        "Not adversarial",
+        "A valid input within epsilon, but the prediction did not change. An adversarial example existed, and the "
+        "attack missed it.",
+    ),
+    "non_finite_logits": (
+        "Non-finite logits",
+        "A valid input within epsilon at which the model returns NaN or infinite logits. That is a fault of the model, "
+        "which is not robust there; it is not what was planted.",
+    ),
+    "beyond_epsilon": (
+        "Beyond epsilon",
+        "Farther from the clean input than the threat model allows. Check the epsilon and the norm that the attack "
+        "was given.",
+    ),
+    "out_of_bounds": (
+        "Out of bounds",
+        "Some values lie outside the range of valid inputs. Check the bounds and the preprocessing.",
+    ),
+    "not_finite": ("Not finite", "The candidate holds NaN or infinity: the attack broke down numerically."),
+    "ended": ("Ended", "The attack's process ended before it returned anything: the sample was not attacked."),
+    "timed_out": (
+        "Timed out",
+        "The attack returned nothing within its time limit and was stopped: the sample was not attacked.",
+    ),
+}
+"""Label and meaning of each outcome, in the order of tables."""
+
+BROKEN = ("found", "non_finite_logits")
+"""Outcomes after which a sample is not robust."""
+
+LOST = ("ended", "timed_out")
+"""Outcomes of rows for which nothing came back: such samples were not attacked."""
 
 
 @dataclass(frozen=True)
 class Verification:
     """What became of each candidate."""
 
-    outcomes: tuple[str, ...]  # One of robust_ext.engine.outcomes.OUTCOMES a candidate
+    outcomes: tuple[str, ...]  # One of robust_ext.engine.verify.OUTCOMES a candidate
     distances: Tensor  # To the clean input in the threat model's norm, float64 (N,); NaN where not finite
     # The candidates as judged: float32, clipped to the bounds where only rounding had left them, the clean input where
     # not finite or out of bounds
@@ -85,7 +129,7 @@ def take_witnesses(
     threat_model: ThreatModel,
     attack: str,
 ) -> Verification:
-    """Put witnesses of non-finite logits, see :class:`~robust_ext.engine.witness.Witness`, where nothing was found.
+    """Put witnesses of non-finite logits, see :class:`~robust_ext.engine.trace.Witness`, where nothing was found.
 
     ``witnesses`` ``(N, ...)`` are NaN in rows without one. They are verified as candidates are; one takes the place of
     a row's candidate only where the logits of ``module`` at it are indeed not finite.

@@ -15,8 +15,10 @@ from torch import Tensor
 from robust_ext.attacks.base import Attack
 from robust_ext.core.cost import Cost, Costs
 from robust_ext.core.errors import AttackRefusedError, RobustExtError
+from robust_ext.core.random import derive_seed, seeded_globals, stream
 from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
+from robust_ext.detectors.base import Detector
 from robust_ext.engine.code_digest import attack_code
 from robust_ext.engine.identity import describe
 from robust_ext.engine.inputs import EvaluationInputs
@@ -24,11 +26,37 @@ from robust_ext.engine.run import RECORD, Block, candidates_name
 from robust_ext.engine.store import Store
 from robust_ext.engine.task import Check, Task, Work
 from robust_ext.evaluations.arms import Arm
-from robust_ext.evaluations.detector_scores import pack_scores, score_points, scores_name
 from robust_ext.evaluations.detectors import NamedDetector, has_threshold
-from robust_ext.evaluations.references import draw_references, passed_inputs
-from robust_ext.evaluations.scored_runs import ScoredRun
+from robust_ext.evaluations.scored_runs import ScoredRun, pack_scores, score_points, scores_name
 from robust_ext.models.defended import Defended
+
+# Points for each row.
+_REFERENCES = 4
+# Rows that a detector decides at once.
+_DECIDED = 250
+
+
+def passed_inputs(given: EvaluationInputs, *, detector: Detector, seed: int) -> Tensor:
+    """Which clean inputs a detector lets pass, bool ``(N,)``."""
+    with seeded_globals(derive_seed(seed, "arm references")):
+        return ~torch.cat([detector.decide(batch) for batch in torch.split(given.inputs, _DECIDED)])
+
+
+def draw_references(
+    given: EvaluationInputs, rows: Sequence[int], *, passed: Tensor, seed: int, count: int = _REFERENCES
+) -> Tensor | None:
+    """Draw points that attacks imitate, ``(n, count, ...)``: inputs of other classes among those that ``passed``.
+
+    A row's points depend on the seed and the row, not on the rows beside it. None where a row has too few.
+    """
+    predicted, drawn = given.logits.argmax(1), []
+    for row in rows:
+        others = (passed & (predicted != predicted[row])).nonzero().squeeze(1)
+        if len(others) < count:
+            return None
+        order = torch.randperm(len(others), generator=stream(seed, row, "arm references"))[:count]
+        drawn.append(given.inputs[others[order.to(others.device)]])
+    return torch.stack(drawn)
 
 
 @dataclass(frozen=True, kw_only=True)

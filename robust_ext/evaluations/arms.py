@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from robust_ext.attacks.base import Attack
-from robust_ext.core.calling import teaching
 from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.foreign import teaching
 from robust_ext.core.threat import NORMS, ThreatModel, check_epsilon
 from robust_ext.core.validation import check_choice, check_name
 from robust_ext.registry.attack import as_attack

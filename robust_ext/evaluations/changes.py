@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from robust_ext.core.statistics import difference_interval, paired_difference
+from robust_ext.evaluations.callbacks import is_digest
 from robust_ext.evaluations.result import EvaluationResult, bounds_of
-from robust_ext.evaluations.tracking import is_digest
 from robust_ext.reports.tabular import Row
 from robust_ext.reports.wording import typed
 

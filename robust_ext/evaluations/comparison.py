@@ -10,11 +10,9 @@ from typing import Any, ClassVar
 
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.evaluations.changes import identities, name_pairs, score_changes, setting_changes, version_changes
-from robust_ext.evaluations.loading import load_result
-from robust_ext.evaluations.result import EvaluationResult
-from robust_ext.evaluations.tabular import Tabular
-from robust_ext.reports.tabular import Columns, Row
-from robust_ext.reports.text import Line, paragraph, table
+from robust_ext.evaluations.result import EvaluationResult, Tabular
+from robust_ext.evaluations.unfinished import load_result
+from robust_ext.reports.tabular import Columns, Line, Row, paragraph, table
 from robust_ext.reports.wording import count, plain
 
 _ENDS = {"before": ("before", "before_low", "before_high"), "after": ("after", "after_low", "after_high")}

@@ -10,15 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from robust_ext.core.devices import on_device
+from robust_ext.core.devices import on_device, tolerance_of
 from robust_ext.core.errors import InconsistentModelError, InvalidArgumentError
-from robust_ext.core.precision import tolerance_of
 from robust_ext.core.random import derive_seed, seeded_globals
 from robust_ext.core.validation import Array, check_inputs, check_name
 from robust_ext.detectors.base import Detector
 from robust_ext.detectors.calibration import Calibration
-from robust_ext.engine.behaviour import behaviour
 from robust_ext.engine.code_digest import code_digest, module_code
+from robust_ext.engine.copies import behaviour
 from robust_ext.engine.identity import model_digest
 from robust_ext.registry.detector import as_detector
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing_extensions import Self
 
 from robust_ext import reports
 from robust_ext.core.errors import DataError
+from robust_ext.core.files import replace_file
 from robust_ext.core.warning import with_collected
 from robust_ext.engine.context import current_context
 from robust_ext.engine.evaluation_file import close_evaluation
@@ -20,10 +22,68 @@ from robust_ext.engine.identity import versions
 from robust_ext.engine.inputs import EvaluationInputs
 from robust_ext.engine.run import Outcome, isolated
 from robust_ext.evaluations.causes.finding import Finding
-from robust_ext.evaluations.tabular import Tabular
+from robust_ext.reports import tabular
+from robust_ext.reports.tabular import Columns, Row
 
 if TYPE_CHECKING:
+    import pandas
     from matplotlib.axes import Axes
+
+
+class Tabular(ABC):
+    """Base of what has rows with the same columns."""
+
+    columns: ClassVar[Columns]
+    """Of :meth:`rows`: name and type of each."""
+    keys: ClassVar[Sequence[str]]
+    """Columns that tell rows apart."""
+    shown: ClassVar[Sequence[str]]
+    """Columns of tables for readers; an interval stands beside its number."""
+
+    @abstractmethod
+    def rows(self) -> list[Row]:
+        """One a line of the table: plain values, None where there is none."""
+
+    @property
+    @abstractmethod
+    def headline(self) -> str:
+        """What it comes to, in a few words."""
+
+    @property
+    def reason(self) -> str:
+        """Why, in a sentence or two; empty where there is nothing to say."""
+        return ""
+
+    def to_frame(self) -> pandas.DataFrame:
+        """The rows as a data frame of pandas, which is an optional package.
+
+        Raises:
+            MissingDependencyError: pandas is not installed.
+        """
+        frame: pandas.DataFrame = tabular.frame(self.columns, self.rows())
+        return frame
+
+    def to_csv(self, path: str | os.PathLike[str] | None = None) -> str:
+        """The rows as CSV, with a header; written to a file where a path is given.
+
+        Raises:
+            DataError: The file cannot be written.
+        """
+        text = tabular.csv_text(self.columns, self.rows())
+        if path is not None:
+            replace_file(Path(path), text)
+        return text
+
+    def to_latex(self) -> str:
+        """A ``tabular`` for LaTeX with the package booktabs; text is escaped."""
+        return tabular.latex_text(self.columns, self.rows(), self.shown)
+
+    def _repr_html_(self) -> str:
+        verdict = getattr(self, "verdict", None)
+        return tabular.html_fragment(self.headline, self.reason, self.columns, self.rows(), self.shown, verdict=verdict)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self.headline}>"
 
 
 # What is measured by a clock.
@@ -137,7 +197,7 @@ class EvaluationResult(Tabular):
         Raises:
             DataError: There is none, it is damaged, of a newer version of this package, or of another kind.
         """
-        from robust_ext.evaluations.loading import load_result
+        from robust_ext.evaluations.unfinished import load_result
 
         found = load_result(path)
         if not isinstance(found, cls):

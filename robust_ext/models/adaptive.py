@@ -17,13 +17,12 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
-from robust_ext.core.bounds import check_bounds
 from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.core.modules import SettingsModule, module_class, positional
 from robust_ext.core.random import stream
 from robust_ext.core.reached import reached_modules
 from robust_ext.core.settings import declared
-from robust_ext.core.validation import check_choice, check_integer
+from robust_ext.core.validation import check_bounds, check_choice, check_integer
 from robust_ext.models.adaptive_solution import Solution, Trace, whole_groups
 from robust_ext.models.row_rng import RowRNG, given_seeds, seeds_of
 

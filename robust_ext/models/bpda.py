@@ -13,8 +13,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from robust_ext.core.calling import teaching
 from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.foreign import teaching
 from robust_ext.core.validation import check_integer
 from robust_ext.models.adaptive import AdaptiveDefense
 from robust_ext.models.adaptive_solution import Solution
@@ -49,7 +49,7 @@ class BPDA(nn.Module):
     - ``"identity"``: a layer's or preprocessor's gradient is passed on as it comes; a defense's is that of its readout
       at the final point, its state held.
     - ``"straight_through"``: operations inside that round or detach have the identity's gradient, all others their own,
-      see :class:`robust_ext.models.straight_through.StraightThrough`; the layer's shape may change.
+      see :class:`robust_ext.models.layer_backward.StraightThrough`; the layer's shape may change.
     - A module or function from inputs to outputs of the same shape as ``forward``'s: its gradient at the input. For a
       defense, for example, its static classifier, or another ``BPDA`` of it.
     - ``"frozen"``, defenses only: what the defense found for the input is held, and the input moves, see

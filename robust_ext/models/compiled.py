@@ -10,7 +10,7 @@ from torch import Tensor, fx, nn
 
 from robust_ext.core.errors import ModelError
 from robust_ext.core.warning import warn
-from robust_ext.models.quantised import RowsApart, is_dynamic
+from robust_ext.models.precision import RowsApart, is_dynamic
 from robust_ext.models.wrapping import Wrapped
 
 

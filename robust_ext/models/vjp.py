@@ -21,7 +21,7 @@ def wants_gradient(*inputs: Tensor) -> bool:
 
 
 def detach(tensor: Tensor) -> Tensor:
-    """The tensor without its graph, also inside of :class:`robust_ext.models.straight_through.StraightThrough`."""
+    """The tensor without its graph, also inside of :class:`robust_ext.models.layer_backward.StraightThrough`."""
     with torch._C.DisableTorchFunction():
         return tensor.detach()
 

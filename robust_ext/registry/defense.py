@@ -14,14 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from robust_ext.core.bounds import check_bounds
 from robust_ext.core.errors import DataError, InvalidArgumentError, ModelError
 from robust_ext.core.modules import SettingsModule
 from robust_ext.core.reached import reached_modules
 from robust_ext.core.settings import declared
 from robust_ext.core.specification import did_you_mean, parse_call
 from robust_ext.core.target import module_device
-from robust_ext.core.validation import check_integer
+from robust_ext.core.validation import check_bounds, check_integer
 from robust_ext.defenses.catalogue import NAMED, TRAINED
 from robust_ext.models.adaptive import AdaptiveDefense
 from robust_ext.models.function_purifier import STATED, FunctionPurifier, WholeDefense, called_alone

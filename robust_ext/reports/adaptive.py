@@ -8,7 +8,7 @@ from typing import Any
 from robust_ext.reports import findings
 from robust_ext.reports.drawing import RANDOM, SCORE, Drawing
 from robust_ext.reports.plots import Bar, bar_plot
-from robust_ext.reports.text import Line, paragraph, table
+from robust_ext.reports.tabular import Line, paragraph, table
 from robust_ext.reports.wording import accuracy, percent, plain, rests_on, seconds, typed
 
 _SIDES = ("static", "defended")

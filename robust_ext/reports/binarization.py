@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from robust_ext.core.errors import InvalidArgumentError
-from robust_ext.engine.outcomes import LOST, OUTCOMES
+from robust_ext.engine.verify import LOST, OUTCOMES
 from robust_ext.reports import findings
-from robust_ext.reports.depth import depth_plots, depth_words
 from robust_ext.reports.drawing import RANDOM, SCORE, Drawing
-from robust_ext.reports.hardness import calibration_plots, hardness_plots
+from robust_ext.reports.hardness import calibration_plots, depth_plots, depth_words, hardness_plots
 from robust_ext.reports.plots import Bar, bar_plot
-from robust_ext.reports.text import Line, paragraph, table
+from robust_ext.reports.tabular import Line, paragraph, table
 from robust_ext.reports.wording import attack_title, interval, plain, seconds, share
 
 _HEADER = ("verdict", "attack", "test score", "R-ASR", "depth", "planted", "canaries", "seconds")

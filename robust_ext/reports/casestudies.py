@@ -7,7 +7,7 @@ from typing import Any
 
 from robust_ext.reports.drawing import INK, MUTED, RANDOM, SCORE, Drawing, draw
 from robust_ext.reports.plots import Bar, Curve, bar_plot, curve_plot
-from robust_ext.reports.text import Line, paragraph, table
+from robust_ext.reports.tabular import Line, paragraph, table
 from robust_ext.reports.wording import count, percent, plain
 
 _HEADER = ("study", "recipe", "verdict", "flagged by", "robust", "score", "R-ASR", "depth", "canaries", "in the paper")

@@ -8,7 +8,7 @@ from typing import Any
 
 from robust_ext.registry.base import AttackListing
 from robust_ext.reports.page import render
-from robust_ext.reports.text import table
+from robust_ext.reports.tabular import table
 
 _HEADER = ("attack", "target", "outcome", "norm", "verified", "one by one", "seconds", "forward", "backward")
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from robust_ext.core.printable import printable
-from robust_ext.reports.text import paragraph
+from robust_ext.core.errors import printable
+from robust_ext.reports.tabular import paragraph
 from robust_ext.reports.wording import plain
 
 Finding = Mapping[str, Any]

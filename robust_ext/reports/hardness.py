@@ -6,9 +6,72 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from robust_ext.reports.drawing import Drawing
+from robust_ext.reports.drawing import COLOURS, INK, MARKERS, MUTED, Drawing, draw
 from robust_ext.reports.plots import Curve, curve_plot
-from robust_ext.reports.wording import attack_title
+from robust_ext.reports.wording import attack_title, plain, shorten
+
+# Attacks in one plot; more would not be told apart.
+_CURVES = len(COLOURS)
+
+
+def depth_words(attack: Mapping[str, Any]) -> str:
+    """The depth up to which an attack solves what is proved, with a plus where nothing deeper was posed to it."""
+    depth, depths = attack.get("depth"), attack.get("depths") or []
+    if depth is None:
+        return "-"
+    return f"{depth:g}{'+' if depth == depths[-1]['depth'] else ''}"
+
+
+def depth_plots(result: Mapping[str, Any]) -> Iterator[tuple[str, Drawing]]:
+    """A title and a plot for every few attacks with deeper problems; one title where one plot holds all."""
+    attacks = [attack for attack in result["attacks"] if len(attack.get("depths") or []) > 1]
+    groups = [attacks[start : start + _CURVES] for start in range(0, len(attacks), _CURVES)]
+    for number, group in enumerate(groups):
+        title = "" if len(groups) == 1 else f"Attacks {number * _CURVES + 1} to {number * _CURVES + len(group)}"
+        depths = {row["depth"] for attack in group for row in attack["depths"]} | {
+            *result["settings"].get("depths", ())
+        }
+        yield title, _plot_depth(group, sorted(depths), f"depth-{number}")
+
+
+def _plot_depth(attacks: Sequence[Mapping[str, Any]], depths: Sequence[float], prefix: str) -> Drawing:
+    """The share of samples that each attack solves at every depth, and the share that is proved to be solvable."""
+    names: list[str] = []
+
+    def named(text: str) -> str:
+        names.append(shorten(plain(text), 44))
+        return f"name-{len(names) - 1}"
+
+    def paint(axes: Any) -> None:
+        axes.set_xscale("log")
+        axes.set(ylim=(0, 1.02), xlim=(depths[0] / 1.15, depths[-1] * 1.15), xlabel="depth of the boundary")
+        # Attacks may have been stopped after other samples; what is proved is shown for the one that took most.
+        most = max(attacks, key=lambda attack: attack["samples"])
+        style = {"color": INK, "linewidth": 4.5, "alpha": 0.25, "solid_capstyle": "round"}
+        axes.plot(*_shares(most, depths, "problems"), label="proved by witnesses", **style)
+        for number, attack in enumerate(attacks):
+            style = {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
+            line = "-" if number % 2 == 0 else "--"
+            axes.plot(
+                *_shares(attack, depths, "found"), line, label=named(attack_title(attack)), clip_on=False, **style
+            )
+        axes.set_xticks(list(depths), [f"{depth:g}" for depth in depths])
+        axes.minorticks_off()
+        axes.set_yticks([0, 0.5, 1], ["0", "0.5", "1"])
+        axes.grid(axis="y")
+        axes.tick_params(colors=MUTED)
+        axes.legend(loc="lower left", bbox_to_anchor=(-0.02, 1.02), ncols=1, frameon=False, borderaxespad=0)
+
+    height = 2.12 + 0.2 * (len(attacks) + 1)
+    label = "Share of planted samples solved against the depth of the boundary"
+    return draw(prefix, (3.5, height), (0.4, 0.45, 2.95, 1.55), paint, label, names)
+
+
+def _shares(attack: Mapping[str, Any], depths: Sequence[float], key: str) -> tuple[list[float], list[float]]:
+    """Positions and shares of an attack's samples; 0 at depths at which nothing was posed to it."""
+    shares = {row["depth"]: row[key] / (row.get("samples", attack["samples"]) or 1) for row in attack["depths"]}
+    return list(depths), [shares.get(depth, 0.0) for depth in depths]
+
 
 # Along what settings were varied, what the points of a curve have in common, and its label.
 _AXES = (

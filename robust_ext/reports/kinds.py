@@ -23,9 +23,8 @@ from robust_ext.reports import (
     timing,
 )
 from robust_ext.reports.drawing import Drawing
-from robust_ext.reports.examples import Example
-from robust_ext.reports.page import render
-from robust_ext.reports.text import paragraph
+from robust_ext.reports.page import Example, render
+from robust_ext.reports.tabular import paragraph
 
 Result = Mapping[str, Any]
 

@@ -8,7 +8,7 @@ from typing import Any
 from robust_ext.reports import findings
 from robust_ext.reports import mead_views as views
 from robust_ext.reports.mead_views import Averages, Row, averages_of, groups_of, objective_title
-from robust_ext.reports.text import Line, paragraph, table
+from robust_ext.reports.tabular import Line, paragraph, table
 from robust_ext.reports.wording import count, percent, plain, shorten
 
 _TITLE = 15

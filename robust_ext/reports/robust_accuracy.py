@@ -9,7 +9,7 @@ from typing import Any
 
 from robust_ext.reports import findings
 from robust_ext.reports.drawing import COLOURS, INK, MARKERS, MUTED, Drawing, draw
-from robust_ext.reports.text import Line, paragraph, table
+from robust_ext.reports.tabular import Line, paragraph, table
 from robust_ext.reports.wording import accuracy, percent, plain, rests_on, seconds, typed
 
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from robust_ext.core.cost import Cost
-from robust_ext.core.printable import duration
+from robust_ext.core.errors import duration
 from robust_ext.engine.estimate import Estimate
-from robust_ext.reports.text import Line, paragraph, table
+from robust_ext.reports.tabular import Line, paragraph, table
 from robust_ext.reports.wording import count, plain, seconds
 
 PHASES = {

@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from robust_ext.core.printable import printable
-from robust_ext.engine.outcomes import OUTCOMES
+from robust_ext.core.errors import printable
+from robust_ext.engine.verify import OUTCOMES
 
 
 def plain(text: object) -> str:

@@ -11,7 +11,7 @@ from torch import nn
 
 from robust_ext import AttackError, AttackRefusedError, ThreatModel, as_attack
 from robust_ext.core.random import seeded_globals
-from robust_ext.models.padded import PaddedClasses
+from robust_ext.models.normalized import PaddedClasses
 from tests.adapters import common
 from tests.adapters.common import AsItIs, Recorder, conv_network, drawn_seed, predicted, require, uniform
 

@@ -7,7 +7,7 @@ from importlib import import_module
 import numpy as np
 import pytest
 
-from robust_ext.adapters.ranges import check_ranges
+from robust_ext.adapters.catalogue import check_ranges
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.registry.attack import as_attack
 from tests.adapters.common import LIBRARIES, cases, usable

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from robust_ext.adapters.starting_points import starting_points
+from robust_ext.adapters.wrapped import starting_points
 from robust_ext.attacks.unit_space import UnitSpace
 from robust_ext.core.threat import ThreatModel
 from tests.adapters.common import UNIT, Brightness, Recorder, target_of

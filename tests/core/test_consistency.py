@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from robust_ext import binarization_test, evaluate_defense, mead, robust_accuracy
-from robust_ext.core.consistency import check_consistency
+from robust_ext.core.classifier import check_consistency
 from robust_ext.core.errors import ModelError
 from robust_ext.core.threat import ThreatModel
 from robust_ext.evaluations.binarization.planting import plant

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from robust_ext.core.counted import CountedRows
 from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.random import CountedRows
 
 PARTS = 40_000
 KINDS = ("words", "centred", "uniforms", "signs", "normals", "laplaces")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from robust_ext.core import heap
+from robust_ext.core import memory as heap
 
 resource = pytest.importorskip("resource")
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from robust_ext.core.source_files import SourceFiles
+from robust_ext.core.reached import SourceFiles
 
 # Files by name, the first of which is run, and those that belong to it.
 CASES = {

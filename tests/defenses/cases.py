@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 from robust_ext.core.random import seeded_globals
 from robust_ext.defenses import Discriminator
+from robust_ext.defenses.adp import ScoreNetwork
 from robust_ext.defenses.catalogue import NAMED
-from robust_ext.defenses.training.contrastive import ContrastiveHead
+from robust_ext.defenses.reverse import ContrastiveHead
 from robust_ext.defenses.training.projections import Projections
-from robust_ext.defenses.training.score import ScoreNetwork
 from robust_ext.defenses.training.stable_head import StableHead
 from robust_ext.defenses.training.views import RandomViews
 from robust_ext.demo.network import digits_network

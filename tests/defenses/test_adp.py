@@ -7,8 +7,7 @@ from torch import nn
 
 from robust_ext import BPDA, InvalidArgumentError
 from robust_ext.core.random import derive_seed
-from robust_ext.defenses.adp import AdaptiveDenoising
-from robust_ext.defenses.training.score import ScoreTraining
+from robust_ext.defenses.adp import AdaptiveDenoising, ScoreTraining
 from robust_ext.models.row_rng import RowRNG
 from tests.models.cases import data as some
 from tests.models.cases import network

@@ -14,8 +14,8 @@ from robust_ext.cli import app as cli
 from robust_ext.core.objects import resolve_object
 from robust_ext.datasets import load_dataset
 from robust_ext.defenses.catalogue import NAMED, TRAINED
+from robust_ext.defenses.reverse import ContrastiveHead
 from robust_ext.defenses.soap import flipped_crop
-from robust_ext.defenses.training.contrastive import ContrastiveHead
 from robust_ext.defenses.training.stable_head import StableHead
 from robust_ext.defenses.training.views import RandomViews
 from robust_ext.demo.network import digits_network

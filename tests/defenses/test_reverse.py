@@ -11,8 +11,7 @@ from torch import nn
 from robust_ext import BPDA, EoT, InvalidArgumentError
 from robust_ext.core.random import seeded_globals, stream
 from robust_ext.datasets.load import load_dataset
-from robust_ext.defenses.reverse import ContrastiveReversal
-from robust_ext.defenses.training.contrastive import ContrastiveEncoder, ContrastiveTraining, contrastive_losses
+from robust_ext.defenses.reverse import ContrastiveEncoder, ContrastiveReversal, ContrastiveTraining, contrastive_losses
 from robust_ext.defenses.training.views import RandomViews, View
 from robust_ext.demo.network import digits_network
 from robust_ext.models.features import split

@@ -13,8 +13,14 @@ from scipy.special import softmax
 from torch import nn
 
 from robust_ext.core.errors import InvalidArgumentError, MissingDependencyError, ModelError
-from robust_ext.detectors._features.non_local_means import NonLocalMeans, OpenCVNonLocalMeans, from_lab, to_lab
-from robust_ext.detectors._features.squeezers import BitDepth, Median
+from robust_ext.detectors._features.squeezers import (
+    BitDepth,
+    Median,
+    NonLocalMeans,
+    OpenCVNonLocalMeans,
+    from_lab,
+    to_lab,
+)
 from robust_ext.detectors.feature_squeezing import PRESETS, FeatureSqueezingDetector
 from tests.detectors.cases import flat
 

@@ -13,8 +13,7 @@ from torch import nn
 
 from robust_ext.core.errors import DataError, InvalidArgumentError, RobustExtWarning, SplitError
 from robust_ext.core.random import seeded_globals
-from robust_ext.detectors._features.dropout import dropout_layers, dropout_variance, dropping
-from robust_ext.detectors.kd_bu import KDBUDetector, log_density
+from robust_ext.detectors.kd_bu import KDBUDetector, dropout_layers, dropout_variance, dropping, log_density
 from robust_ext.detectors.observation import observe
 from tests.detectors import cases
 from tests.detectors.cases import weighted

@@ -15,7 +15,7 @@ from torch import nn
 from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
-from robust_ext.detectors._features.dispersion import MEASURES, interquartile_range, quantile, standard_deviation
+from robust_ext.detectors._features.regression import MEASURES, interquartile_range, quantile, standard_deviation
 from robust_ext.detectors.ml_loo import MLLOODetector
 from tests.detectors import cases
 from tests.detectors.cases import weighted

@@ -17,8 +17,13 @@ from sklearn.calibration import CalibratedClassifierCV
 from sklearn.svm import SVC
 
 from robust_ext.core.errors import InvalidArgumentError, MissingDependencyError
-from robust_ext.detectors._features.aggd import HIGHEST_SHAPE, LOWEST_SHAPE, fit_aggd
-from robust_ext.detectors._features.naturalness import contrast_of, natural_features
+from robust_ext.detectors._features.naturalness import (
+    HIGHEST_SHAPE,
+    LOWEST_SHAPE,
+    contrast_of,
+    fit_aggd,
+    natural_features,
+)
 from robust_ext.detectors.nss import NSSDetector
 from tests.detectors.cases import flat
 

@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 from robust_ext.demo.network import digits_network
-from robust_ext.engine.behaviour import PROBES, behaviour, compare_behaviour
-from robust_ext.engine.differences import differences
+from robust_ext.engine.copies import PROBES, behaviour, compare_behaviour, differences
 from robust_ext.models.adaptive import AdaptiveDefense
 from robust_ext.models.adaptive_solution import Solution
 

@@ -7,7 +7,7 @@ import pytest
 
 from robust_ext import BinarizationSettings, RunFolderError, ThreatModel, repairing
 from robust_ext.core.errors import RobustExtWarning
-from robust_ext.engine.judge import with_judge_seed
+from robust_ext.engine.evaluation_file import with_judge_seed
 from robust_ext.engine.run_folder import RunFolder, seal
 
 BLOCKS = [range(0, 3), range(3, 6), range(6, 7)]

@@ -26,9 +26,9 @@ from robust_ext.core.errors import AttackError, InvalidArgumentError, IsolationE
 from robust_ext.demo.network import digits_network
 from robust_ext.engine.isolation import messages, process
 from robust_ext.engine.isolation.messages import pack
+from robust_ext.engine.running import attack_worker
 from robust_ext.engine.task import run_task
 from robust_ext.engine.trace import no_values
-from robust_ext.engine.workers import attack_worker
 
 ROOT = Path(__file__).parents[2]
 THREAT_MODEL = ThreatModel(norm="linf", epsilon=0.1)

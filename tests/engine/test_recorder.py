@@ -13,9 +13,9 @@ from robust_ext.core.errors import AttackError
 from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
 from robust_ext.engine.recorder import record_queries
+from robust_ext.engine.running import attack_worker
 from robust_ext.engine.task import Task
 from robust_ext.engine.trace import COLUMNS, LONGEST_CURVE, mean_curve, plain_curve
-from robust_ext.engine.workers import attack_worker
 
 EPSILON = 0.1
 

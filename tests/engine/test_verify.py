@@ -7,8 +7,7 @@ from torch import nn
 
 from robust_ext.core.errors import AttackError
 from robust_ext.core.threat import ThreatModel
-from robust_ext.engine.outcomes import LOST, OUTCOMES
-from robust_ext.engine.verify import take_witnesses, verify
+from robust_ext.engine.verify import LOST, OUTCOMES, take_witnesses, verify
 
 NAN, INF = float("nan"), float("inf")
 

@@ -7,7 +7,7 @@ from torch import nn
 from robust_ext.core.errors import AttackError
 from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
-from robust_ext.engine.witness import witness_queries
+from robust_ext.engine.trace import witness_queries
 
 
 class BreaksAbove(nn.Module):

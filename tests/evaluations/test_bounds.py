@@ -16,7 +16,7 @@ from robust_ext.demo.network import digits_network
 from robust_ext.detectors import FeatureSqueezingDetector, MagNetDetector, NSSDetector, OddsDetector
 from robust_ext.evaluations.mead.suites import load_suite, suite_names
 from robust_ext.models.defended import Defended
-from robust_ext.models.rescaled import Rescaled
+from robust_ext.models.normalized import Rescaled
 
 # A change of units by a power of two has no rounding: results in these bounds are the same to the last bit.
 UNIT, EXACT = (0.0, 1.0), (0.0, 256.0)

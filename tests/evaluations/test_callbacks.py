@@ -7,7 +7,7 @@ import sys
 import pytest
 
 import robust_ext
-from robust_ext.evaluations.tracking import metrics, params
+from robust_ext.evaluations.callbacks import metrics, params
 from tests.evaluations import small
 
 STILL = {"still": lambda model, x, y: x, "<b> 1%": small.sign_step, "b_1": lambda model, x, y: x}

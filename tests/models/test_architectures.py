@@ -9,8 +9,8 @@ from torch import nn
 
 from robust_ext import ThreatModel
 from robust_ext.attacks.apgd import APGD
+from robust_ext.core.devices import tolerance_of
 from robust_ext.core.errors import InvalidArgumentError, RobustExtWarning, SplitError
-from robust_ext.core.precision import tolerance_of
 from robust_ext.core.target import Target
 from robust_ext.engine.classifiers import as_classifier
 from robust_ext.evaluations.binarization.planting import plant

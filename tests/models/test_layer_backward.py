@@ -7,8 +7,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from robust_ext import BPDA, EoT, InvalidArgumentError, ModelError
-from robust_ext.models.layer_backward import find_layer, other_backward
-from robust_ext.models.straight_through import StraightThrough
+from robust_ext.models.layer_backward import StraightThrough, find_layer, other_backward
 
 HEAD = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)).double().eval()
 

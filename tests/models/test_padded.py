@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from robust_ext.core.errors import InvalidArgumentError
-from robust_ext.models.padded import PaddedClasses
+from robust_ext.models.normalized import PaddedClasses
 
 SCALES = st.sampled_from([1e-6, 1e-3, 1.0, 30.0, 1e3, 1e6, 1e9])
 

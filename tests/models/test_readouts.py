@@ -9,7 +9,7 @@ from scipy.optimize import minimize
 from sklearn.linear_model import LogisticRegression
 
 from robust_ext.core.errors import InvalidArgumentError
-from robust_ext.models.readouts.solver import KINDS, fit_directions
+from robust_ext.models.readouts.linear import KINDS, fit_directions
 
 
 def problem(seed, n, F, planted, shift):

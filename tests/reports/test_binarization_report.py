@@ -5,7 +5,7 @@ import re
 import pytest
 
 from robust_ext.reports import report_page
-from robust_ext.reports.depth import depth_words
+from robust_ext.reports.hardness import depth_words
 from tests.reports.pages import Page, plot, spans, svgs, words
 from tests.reports.results import CALIBRATION, depth_row, make_attack, make_result
 

@@ -8,7 +8,7 @@ import pytest
 from robust_ext.reports import report_text
 from robust_ext.reports.mead_page import colour
 from robust_ext.reports.mead_views import norm_title, short_arm
-from robust_ext.reports.text import WIDTH
+from robust_ext.reports.tabular import WIDTH
 from robust_ext.reports.wording import count, percent, plain, share, shorten
 from tests.reports.mead_results import arms_of, make, small_result
 from tests.reports.results import every_float, make_adaptive, make_attack, make_result, make_robust_accuracy, shown

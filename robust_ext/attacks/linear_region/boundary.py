@@ -15,13 +15,11 @@ import torch
 from torch import Tensor
 
 from robust_ext.attacks.base import AttackTraits, draw_seed
-from robust_ext.attacks.linear_region.descent import descent_steps
 from robust_ext.attacks.linear_region.fab import fab_steps, random_jump
 from robust_ext.attacks.linear_region.oracle import BoundaryOracle
-from robust_ext.attacks.linear_region.proximal import proximal_steps
 from robust_ext.attacks.linear_region.starts import Portfolio
 from robust_ext.attacks.linear_region.state import KINDS, LinearRegionResult, SearchRecord, SearchState
-from robust_ext.attacks.linear_region.stepping import Going, Steps, stepped
+from robust_ext.attacks.linear_region.stepping import Going, Steps, descent_steps, proximal_steps, stepped
 from robust_ext.attacks.linear_region.trust_region import then_trust_region, trust_region_steps
 from robust_ext.attacks.native import NativeAttack, Watch
 from robust_ext.core.errors import InvalidArgumentError

@@ -13,12 +13,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from robust_ext.attacks.linear_region.descent import descent_steps
 from robust_ext.attacks.linear_region.fab import fab_steps
 from robust_ext.attacks.linear_region.oracle import BoundaryOracle
-from robust_ext.attacks.linear_region.proximal import proximal_steps
 from robust_ext.attacks.linear_region.state import SearchRecord, SearchState
-from robust_ext.attacks.linear_region.stepping import Steps, stepped
+from robust_ext.attacks.linear_region.stepping import Steps, descent_steps, proximal_steps, stepped
 from robust_ext.core.random import stream
 
 # Most draws of noise for a start.

@@ -23,8 +23,7 @@ from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
 from robust_ext.core.validation import check_integer, check_labels
 from robust_ext.defenses._common import over_rows
-from robust_ext.defenses.training.loop import NetworkTraining, check_rows
-from robust_ext.defenses.training.part import TrainedPart
+from robust_ext.defenses.training.loop import NetworkTraining, TrainedPart, check_rows
 from robust_ext.detectors.observation import observe
 
 

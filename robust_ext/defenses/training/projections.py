@@ -12,12 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from robust_ext.core.bounds import check_bounds
 from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.core.settings import setting, settings_class
-from robust_ext.core.validation import check_labels
-from robust_ext.defenses.training.loop import Training
-from robust_ext.defenses.training.part import TrainedPart
+from robust_ext.core.validation import check_bounds, check_labels
+from robust_ext.defenses.training.loop import TrainedPart, Training
 
 INPUT = ""
 """Name of the input itself among layers: a module's name for itself."""

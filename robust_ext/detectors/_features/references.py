@@ -10,11 +10,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from robust_ext.core.bounds import check_bounds
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.modules import module_class
 from robust_ext.core.random import seeded_globals, stream
-from robust_ext.core.validation import check_inputs, check_integer, check_labels, check_number
+from robust_ext.core.validation import check_bounds, check_inputs, check_integer, check_labels, check_number
 from robust_ext.detectors._features.regression import Regression
 from robust_ext.detectors.base import Detector
 from robust_ext.detectors.observation import Observation

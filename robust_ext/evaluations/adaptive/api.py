@@ -17,23 +17,20 @@ from robust_ext.core.threat import ThreatModel
 from robust_ext.core.validation import Array
 from robust_ext.engine.classifiers import as_classifier
 from robust_ext.engine.context import limited
+from robust_ext.engine.evaluation_file import with_judge_seed
 from robust_ext.engine.executors import ExecutorLike
 from robust_ext.engine.inputs import PROBES, EvaluationInputs, check_model, prepare_inputs
-from robust_ext.engine.judge import with_judge_seed
 from robust_ext.engine.progress import paced, showing
 from robust_ext.engine.run import check_some_ran
-from robust_ext.engine.running import run_all
+from robust_ext.engine.running import attack_worker, run_all
 from robust_ext.engine.task import Worker, drive
-from robust_ext.engine.workers import attack_worker
 from robust_ext.evaluations.adaptive.cascade import Cascade
 from robust_ext.evaluations.adaptive.content import make_content
-from robust_ext.evaluations.adaptive.costs import with_costs
 from robust_ext.evaluations.adaptive.options import AdaptiveOptions
 from robust_ext.evaluations.adaptive.plan import Step, as_steps
-from robust_ext.evaluations.adaptive.probes import affordable, measure_cost, probe_outputs
+from robust_ext.evaluations.adaptive.probes import affordable, measure_cost, probe_outputs, with_costs
 from robust_ext.evaluations.adaptive.protocol import plan_runs
-from robust_ext.evaluations.adaptive.result import AdaptiveResult
-from robust_ext.evaluations.adaptive.settings import AdaptiveSettings
+from robust_ext.evaluations.adaptive.settings import AdaptiveResult, AdaptiveSettings
 from robust_ext.evaluations.callbacks import Callback, listening
 from robust_ext.evaluations.causes.setup import find_setup
 from robust_ext.models.adaptive import AdaptiveDefense

@@ -13,14 +13,12 @@ from robust_ext.core.random import derive_seed
 from robust_ext.core.statistics import proportion_interval
 from robust_ext.engine.context import current_context
 from robust_ext.engine.identity import versions
-from robust_ext.engine.outcomes import LOST
 from robust_ext.engine.run import Outcome, isolated
+from robust_ext.engine.verify import LOST
 from robust_ext.evaluations.adaptive.cascade import standing_after
-from robust_ext.evaluations.adaptive.findings import find_faults
+from robust_ext.evaluations.adaptive.findings import find_faults, find_signs
 from robust_ext.evaluations.adaptive.protocol import StepRun
-from robust_ext.evaluations.adaptive.signs import find_signs
-from robust_ext.evaluations.caveats import attack_warnings, outside_warnings
-from robust_ext.evaluations.timing import time_table
+from robust_ext.evaluations.caveats import attack_warnings, outside_warnings, time_table
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]

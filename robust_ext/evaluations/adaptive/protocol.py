@@ -14,16 +14,15 @@ from robust_ext.core.cost import Cost, Costs, Spent
 from robust_ext.core.errors import AttackError, AttackRefusedError, ModelError, RobustExtError
 from robust_ext.core.random import derive_seed
 from robust_ext.core.target import PassCounter, Target, count_all_calls
-from robust_ext.engine.behaviour import behaviour
 from robust_ext.engine.code_digest import attack_code, module_code
+from robust_ext.engine.copies import behaviour
 from robust_ext.engine.identity import describe, model_digest, plain_settings
 from robust_ext.engine.inputs import EvaluationInputs, blocks_of
-from robust_ext.engine.outcomes import LOST
-from robust_ext.engine.phases import Phases
+from robust_ext.engine.progress import Phases
 from robust_ext.engine.run import RECORD, Block, Probe, Run
 from robust_ext.engine.store import Store
 from robust_ext.engine.task import Attempt, Check, Key, Task, Work
-from robust_ext.engine.verify import Verification, verify
+from robust_ext.engine.verify import LOST, Verification, verify
 from robust_ext.evaluations.adaptive.plan import Step
 from robust_ext.evaluations.adaptive.predictions import predict, predict_afresh
 from robust_ext.evaluations.adaptive.settings import APART, CATEGORIES, AdaptiveSettings

@@ -18,25 +18,23 @@ from robust_ext.core.target import Counted, PassCounter
 from robust_ext.core.threat import ThreatModel
 from robust_ext.core.validation import Array, check_inputs, check_labels
 from robust_ext.engine.context import current_context
+from robust_ext.engine.evaluation_file import with_judge_seed
 from robust_ext.engine.executors import ExecutorLike
 from robust_ext.engine.identity import check_ids, describe, inputs_digest
 from robust_ext.engine.inputs import PROBES, as_attacks, blocks_of
-from robust_ext.engine.judge import with_judge_seed
 from robust_ext.engine.run import Outcome
-from robust_ext.engine.running import run_all
+from robust_ext.engine.running import attack_worker, run_all
 from robust_ext.engine.task import drive
-from robust_ext.engine.workers import attack_worker
+from robust_ext.evaluations.binarization.attacking import load_examples
 from robust_ext.evaluations.binarization.content import combine_tests, make_content
-from robust_ext.evaluations.binarization.defense import TESTS, Defense
-from robust_ext.evaluations.binarization.examples import load_examples
+from robust_ext.evaluations.binarization.defense import TESTS, Defense, counted_parts, prepare_detector
 from robust_ext.evaluations.binarization.head import Head, probe_head
 from robust_ext.evaluations.binarization.options import BinarizationOptions
-from robust_ext.evaluations.binarization.preparation import counted_parts, prepare_detector
 from robust_ext.evaluations.binarization.protocol import BinarizationRun
 from robust_ext.evaluations.binarization.result import BinarizationResult
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 from robust_ext.evaluations.callbacks import Callback, listening
-from robust_ext.evaluations.timing import time_table
+from robust_ext.evaluations.caveats import time_table
 from robust_ext.models.features import Observed
 from robust_ext.models.readouts.linear import Linear
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -14,13 +16,15 @@ from robust_ext.attacks.base import Attack
 from robust_ext.core.cost import Spent
 from robust_ext.core.random import derive_seed
 from robust_ext.core.target import Counted, Target
-from robust_ext.engine.outcomes import LOST
-from robust_ext.engine.phases import Phases
+from robust_ext.engine.progress import Phases
+from robust_ext.engine.store import Store
 from robust_ext.engine.task import Attempt, Check, Task, Work
+from robust_ext.engine.verify import LOST
 from robust_ext.evaluations.binarization.defense import Defense
 from robust_ext.evaluations.binarization.problems import Problems
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 from robust_ext.models.binarized import BinarizedClassifier, identifiable
+from robust_ext.reports import Example
 
 
 @dataclass
@@ -52,7 +56,7 @@ class ProblemAttack:
     def run(self, problems: Problems, *, together: bool = False) -> Work[Attacked]:
         """Run the attack on separable problems, together where its treatment of rows allows, and verify candidates.
 
-        An ``outcome`` is one of :data:`robust_ext.engine.outcomes.OUTCOMES`, or ``"not_planted"`` where no planted
+        An ``outcome`` is one of :data:`robust_ext.engine.verify.OUTCOMES`, or ``"not_planted"`` where no planted
         point is adversarial through the whole model.
         """
         result, traits = Attacked(), self.attack.traits
@@ -192,3 +196,38 @@ def _predicted(module: nn.Module, points: Tensor, label: int) -> Tensor:
 
 def _plain(number: float) -> float | None:
     return number if number - number == 0 else None
+
+
+# Samples of each attack that the report shows.
+_EXAMPLES = 3
+
+
+def example_arrays(problems: Problems, results: Mapping[str, Attacked], bounds: tuple[float, float]) -> dict[str, Any]:
+    """Examples for the report, as arrays to be kept."""
+    about: list[dict[str, Any]] = []
+    arrays: dict[str, Any] = {}
+    for name, result in results.items():
+        for row, sample in enumerate(problems.samples[:_EXAMPLES]):
+            arrays[f"clean{len(about)}"] = problems.inputs[row].cpu().numpy()
+            arrays[f"candidate{len(about)}"] = result.candidates[sample].cpu().numpy()
+            arrays[f"planted{len(about)}"] = problems.planted[row, 0].cpu().numpy()
+            outcome = result.records[sample]["outcome"]
+            about.append({"attack": name, "sample": sample, "outcome": outcome, "bounds": bounds})
+    return {"about": np.array(json.dumps(about)), **arrays}
+
+
+def load_examples(store: Store) -> list[Example]:
+    """The examples that are kept; none where there are none."""
+    kept = store.load("examples")
+    if kept is None:
+        return []
+    return [
+        # Folders of versions before planted points were shown have none.
+        Example(
+            **about | {"bounds": tuple(about["bounds"])},
+            clean=kept[f"clean{i}"],
+            planted=kept.get(f"planted{i}"),
+            candidate=kept[f"candidate{i}"],
+        )
+        for i, about in enumerate(json.loads(str(kept["about"])))
+    ]

@@ -24,14 +24,13 @@ from robust_ext.core.random import derive_seed
 from robust_ext.core.target import Counted
 from robust_ext.engine.task import Work
 from robust_ext.evaluations.binarization.attacking import Attacked, ProblemAttack
-from robust_ext.evaluations.binarization.depth import Deepest, pose_deeper
 from robust_ext.evaluations.binarization.depth_scores import score_depths
 from robust_ext.evaluations.binarization.forward import Forward
 from robust_ext.evaluations.binarization.problems import Problems, fit, measure
 from robust_ext.evaluations.binarization.random_attack import random_reach
 from robust_ext.evaluations.binarization.reasons import explain_calibration
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
-from robust_ext.evaluations.binarization.witnesses import find_witnesses
+from robust_ext.evaluations.binarization.witnesses import Deepest, find_witnesses, pose_deeper
 
 # Where the boundary is tried, beside where the settings put it, and the parts of the inner points.
 _KAPPAS, _PARTS = (0.9999, 0.999, 0.99, 0.9, 0.5, 0.0), (1, 3, 10)

@@ -17,15 +17,13 @@ from robust_ext.engine.context import current_context
 from robust_ext.engine.identity import describe, versions
 from robust_ext.engine.run import Outcome, isolated
 from robust_ext.engine.store import Record
-from robust_ext.evaluations.binarization.advice import others_to_plant, settle_planting
 from robust_ext.evaluations.binarization.batches import find_batch_dependence
-from robust_ext.evaluations.binarization.depth_findings import find_behind
-from robust_ext.evaluations.binarization.depth_scores import witness_curve
+from robust_ext.evaluations.binarization.depth_scores import find_behind, witness_curve
 from robust_ext.evaluations.binarization.head import OF_HEAD, whole
 from robust_ext.evaluations.binarization.planting import count_plantable
 from robust_ext.evaluations.binarization.protocol import BinarizationRun
-from robust_ext.evaluations.binarization.sequential import decided_after
-from robust_ext.evaluations.binarization.summary import summarise_attack
+from robust_ext.evaluations.binarization.reasons import others_to_plant, settle_planting
+from robust_ext.evaluations.binarization.summary import decided_after, summarise_attack
 from robust_ext.evaluations.binarization.verdict import misses_most, overall, overall_reason, pair_verdict
 from robust_ext.evaluations.causes.attaching import (
     OF_LABELS,
@@ -42,8 +40,7 @@ from robust_ext.evaluations.causes.pasting import Caller
 from robust_ext.evaluations.causes.probes import ModelProbe
 from robust_ext.evaluations.causes.remedies import flag_of
 from robust_ext.evaluations.causes.setup import judge_setup
-from robust_ext.evaluations.caveats import attack_warnings, outside_warnings
-from robust_ext.evaluations.timing import Part, time_table
+from robust_ext.evaluations.caveats import Part, attack_warnings, outside_warnings, time_table
 from robust_ext.models.adaptive import AdaptiveDefense
 from robust_ext.reports.findings import of_setup, remedy, sentence
 

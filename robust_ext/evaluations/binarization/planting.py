@@ -10,26 +10,24 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from robust_ext.core.bounds import check_bounds, from_unit, to_unit
 from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.core.random import derive_seed
 from robust_ext.core.settings import make_settings
 from robust_ext.core.target import PassCounter
 from robust_ext.core.threat import ThreatModel
-from robust_ext.core.validation import Array, as_tensor, check_inputs
-from robust_ext.engine.phases import Phases
+from robust_ext.core.validation import Array, as_tensor, check_bounds, check_inputs, from_unit, to_unit
+from robust_ext.engine.progress import Phases
 from robust_ext.engine.verify import Verification, verify
 from robust_ext.evaluations.binarization.attacking import count_planted
-from robust_ext.evaluations.binarization.defense import Defense, draw_accepted
+from robust_ext.evaluations.binarization.defense import Defense, counted_parts, draw_accepted
 from robust_ext.evaluations.binarization.forward import Forward, choose_forward
 from robust_ext.evaluations.binarization.options import BinarizationOptions
 from robust_ext.evaluations.binarization.posing import pose
-from robust_ext.evaluations.binarization.preparation import counted_parts
 from robust_ext.evaluations.binarization.problems import Problems
 from robust_ext.evaluations.binarization.rough import fit_problems
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 from robust_ext.models.binarized import BinarizedClassifier, identifiable
-from robust_ext.models.rescaled import Rescaled
+from robust_ext.models.normalized import Rescaled
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from robust_ext.engine.phases import Phases
-from robust_ext.engine.progress import phase
+from robust_ext.engine.progress import Phases, phase
 from robust_ext.evaluations.binarization.defense import Defense, Drawn
 from robust_ext.evaluations.binarization.forward import Forward
 from robust_ext.evaluations.binarization.problems import Problems

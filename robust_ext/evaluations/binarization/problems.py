@@ -19,7 +19,7 @@ from robust_ext.evaluations.binarization.points import draw_candidates, draw_inn
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 from robust_ext.models.binarized import BinarizedClassifier
 from robust_ext.models.readouts import Readout
-from robust_ext.models.readouts.checks import check_logits, fitted
+from robust_ext.models.readouts.base import check_logits, fitted
 from robust_ext.models.readouts.majority import Majority
 
 # Float64 copies of the features that are solved together stay below this many bytes.

@@ -16,31 +16,28 @@ from robust_ext.attacks.base import Attack
 from robust_ext.core.cost import Costs
 from robust_ext.core.random import derive_seed
 from robust_ext.core.target import Counted, count_calls
-from robust_ext.engine.behaviour import behaviour
 from robust_ext.engine.code_digest import attack_code, module_code, object_code
 from robust_ext.engine.context import current_context
+from robust_ext.engine.copies import behaviour
 from robust_ext.engine.identity import model_digest
-from robust_ext.engine.phases import Phases
-from robust_ext.engine.progress import phase, watching
+from robust_ext.engine.progress import Phases, phase, watching
 from robust_ext.engine.run import RECORD, Block, Probe, Run
 from robust_ext.engine.store import Record, Store
 from robust_ext.engine.task import Work
 from robust_ext.engine.trace import mean_curve
-from robust_ext.evaluations.binarization.attacking import Attacked, ProblemAttack
+from robust_ext.evaluations.binarization.attacking import Attacked, ProblemAttack, example_arrays
 from robust_ext.evaluations.binarization.batches import compare_batches
 from robust_ext.evaluations.binarization.calibration import Calibration
 from robust_ext.evaluations.binarization.cost import sample_costs
 from robust_ext.evaluations.binarization.defense import Defense, Drawn, draw_accepted
-from robust_ext.evaluations.binarization.depth import Deepest, pose_deeper
-from robust_ext.evaluations.binarization.examples import example_arrays
 from robust_ext.evaluations.binarization.forward import Forward, choose_forward
 from robust_ext.evaluations.binarization.head import Head, whole
 from robust_ext.evaluations.binarization.posing import pose
 from robust_ext.evaluations.binarization.problems import Problems
 from robust_ext.evaluations.binarization.rules import Rules
-from robust_ext.evaluations.binarization.sequential import Plan, Sequential, until_decided
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
-from robust_ext.evaluations.binarization.witnesses import Witness, find_witnesses
+from robust_ext.evaluations.binarization.summary import Plan, Sequential, until_decided
+from robust_ext.evaluations.binarization.witnesses import Deepest, Witness, find_witnesses, pose_deeper
 
 # Samples that are planted at the logits as well, where the head is more than a sound linear layer.
 _AT_LOGITS = 16

@@ -15,8 +15,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from robust_ext.engine.phases import Phases
-from robust_ext.engine.progress import phase
+from robust_ext.engine.progress import Phases, phase
 from robust_ext.evaluations.binarization.forward import Forward
 from robust_ext.evaluations.binarization.points import draw_inner
 from robust_ext.evaluations.binarization.problems import Measured, Problems, fit, measure

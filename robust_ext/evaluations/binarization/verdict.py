@@ -27,9 +27,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from robust_ext.core.statistics import proportion_interval
-from robust_ext.evaluations.binarization.advice import easier_to_plant
 from robust_ext.evaluations.binarization.defense import TESTS
-from robust_ext.evaluations.binarization.reasons import explain, explain_head
+from robust_ext.evaluations.binarization.reasons import easier_to_plant, explain, explain_head
 from robust_ext.evaluations.binarization.rules import Rules, Solved
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from robust_ext.attacks.base import Attack
 from robust_ext.core.threat import ThreatModel
 from robust_ext.engine.context import current_context
-from robust_ext.engine.outcomes import BROKEN
 from robust_ext.engine.run import Outcome
+from robust_ext.engine.verify import BROKEN
 from robust_ext.evaluations.arm_runs import ArmRun
 from robust_ext.evaluations.causes.comparisons import compare_attacks
 from robust_ext.evaluations.causes.evidence import Entry

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from robust_ext.engine.outcomes import LOST
+from robust_ext.engine.verify import LOST
 from robust_ext.evaluations.causes import remedies, step_remedies
 from robust_ext.evaluations.causes.evidence import Case, Sample, number, share, typical
 from robust_ext.evaluations.causes.finding import Finding

@@ -13,7 +13,7 @@ from robust_ext.attacks.adapted import AdaptedAttack
 from robust_ext.attacks.base import Attack
 from robust_ext.attacks.transfer import Transfer
 from robust_ext.core.statistics import more_often
-from robust_ext.engine.outcomes import BROKEN, LOST
+from robust_ext.engine.verify import BROKEN, LOST
 from robust_ext.evaluations.causes import remedies
 from robust_ext.evaluations.causes.evidence import Entry
 from robust_ext.evaluations.causes.finding import Finding, Remedy, ranked

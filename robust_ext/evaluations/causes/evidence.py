@@ -10,11 +10,11 @@ from typing import Any, Protocol
 
 from robust_ext.attacks.base import Attack
 from robust_ext.core.threat import ThreatModel
-from robust_ext.engine.outcomes import BROKEN, LOST
+from robust_ext.engine.verify import BROKEN, LOST
 from robust_ext.evaluations.causes.finding import Finding, Remedy
 
 Entry = Mapping[str, Any]
-"""What an attack left of a sample: ``outcome`` (:data:`robust_ext.engine.outcomes.OUTCOMES`), ``distance`` in units of
+"""What an attack left of a sample: ``outcome`` (:data:`robust_ext.engine.verify.OUTCOMES`), ``distance`` in units of
 the norm or None, ``trace`` (:mod:`robust_ext.engine.trace`) or None, ``correct`` (whether the clean prediction is
 right, or None), ``canary`` (``"kept"``, ``"repaired"`` or None), ``random_found`` (whether random search solved it),
 ``planted`` (whether an adversarial example is known to be there; may be missing)."""

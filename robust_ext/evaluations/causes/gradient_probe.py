@@ -27,7 +27,7 @@ from robust_ext.evaluations.causes.output_probe import named
 from robust_ext.evaluations.causes.secants import near_identity
 from robust_ext.models.adaptive import AdaptiveDefense
 from robust_ext.models.bpda import BPDA
-from robust_ext.models.quantised import is_quantised
+from robust_ext.models.precision import is_quantised
 
 _WIDE = 16
 # Rows beyond this share count: a unit may be dead for a row of a healthy network.

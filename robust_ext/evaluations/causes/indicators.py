@@ -7,12 +7,120 @@ its fault, and how many have to is a constant of :mod:`robust_ext.evaluations.ca
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
+import torch
+from torch import Tensor, nn
+
+from robust_ext.attacks._common.objectives import margin
 from robust_ext.attacks.base import Attack
+from robust_ext.core.random import stream
 from robust_ext.core.threat import ThreatModel
+from robust_ext.engine.verify import BROKEN, LOST
 from robust_ext.evaluations.causes import ball, candidates, gradients, path, updates
 from robust_ext.evaluations.causes.evidence import Case, Entry, Probed
 from robust_ext.evaluations.causes.finding import Finding, ranked, shown_by_most
+
+Trace = dict[str, Any]
+# What the running minimum of the loss, scaled to [0, 1], may still fall in the last ten queries.
+_FALLING = 0.05
+_DRAWS = 100
+
+
+def ioaf(
+    entries: Sequence[Entry],
+    *,
+    unstable: float | None = None,
+    unbounded: Sequence[Entry] | None = None,
+    surrogate: Sequence[bool] | None = None,
+) -> dict[str, float | None]:
+    """The six indicators of an attack, by name; None where what one needs was not measured.
+
+    ``unavailable_gradients``: the gradient was exactly zero, or was wanted and never came (theirs: at the clean input;
+    here at any query). ``unstable_predictions``: see :func:`unstable_predictions`. ``silent_success``: the candidate is
+    not adversarial, and a point of the path was. ``incomplete_optimization``: the running minimum of the loss, between
+    its lowest and highest value, falls by more than .05 in the last ten queries. ``transfer_failure``: the surrogate is
+    fooled and the target is not. ``unconstrained_attack_failure``: not even a point of the path is adversarial where
+    any perturbation is allowed.
+
+    Args:
+        entries: What the attack left of each sample.
+        unstable: What :func:`unstable_predictions` returned.
+        unbounded: What the same attack left of the same samples where any perturbation is allowed.
+        surrogate: Whether each candidate fools the network that it was made on, where that is another.
+
+    Example:
+        >>> trace = {"graphs": 9, "gradients": 9, "zero": 9, "best": -2.0, "lowest": -2.0, "recent": 0.0}
+        >>> ioaf([{"outcome": "not_adversarial", "trace": trace}])["unavailable_gradients"]
+        1.0
+    """
+    begun = [entry for entry in entries if entry["outcome"] not in LOST and entry.get("correct") is not False]
+    transfer = None
+    if surrogate is not None:
+        pairs = zip(entries, surrogate, strict=True)
+        transfer = _mean([fooled and entry["outcome"] not in BROKEN for entry, fooled in pairs])
+    free = [entry for entry in unbounded or () if entry["outcome"] not in LOST and entry.get("correct") is not False]
+    return {
+        "unavailable_gradients": _share(begun, _unavailable),
+        "unstable_predictions": unstable,
+        "silent_success": _mean([_silent(entry) for entry in begun]),
+        "incomplete_optimization": _share(begun, _incomplete),
+        "transfer_failure": transfer,
+        "unconstrained_attack_failure": _mean([one["outcome"] not in BROKEN and not _silent(one) for one in free]),
+    }
+
+
+def unstable_predictions(
+    module: nn.Module, inputs: Tensor, labels: Tensor, *, threat_model: ThreatModel, radius: float, seed: int = 0
+) -> float:
+    """The mean of min(1, |L(x + u) - L(x)| / |L(x)|) over samples and 100 draws of u, uniform in +-radius.
+
+    Where L(x) is 0, it counts as 1. The published code draws from half the radius it states, and leaves the bounds;
+    here all of it is used, within the bounds.
+
+    Args:
+        module: From inputs to logits.
+        inputs: ``(N, ...)`` in bounds.
+        labels: int64 ``(N,)``.
+        threat_model: Its bounds are those of the inputs.
+        radius: Of the neighbourhood, in the units of the inputs; 8 / 255 of the width of the bounds in the paper.
+        seed: Of the draws.
+    """
+    low, high = threat_model.bounds
+    generator, total = stream(seed, "unstable predictions"), 0.0
+    with torch.no_grad():
+        loss = -margin(module(inputs), labels)
+        for _ in range(_DRAWS):
+            noise = torch.rand(inputs.shape, generator=generator).mul_(2).sub_(1).to(inputs)
+            near = -margin(module((inputs + radius * noise).clamp(low, high)), labels)
+            change = torch.where(loss == 0, 1.0, (near - loss).abs() / loss.abs())
+            total += float(change.clamp_max(1).nan_to_num(1.0).mean())
+    return total / _DRAWS
+
+
+def _unavailable(trace: Trace) -> bool:
+    return bool(trace.get("zero")) or bool(trace.get("graphs") and not trace.get("gradients"))
+
+
+def _silent(entry: Entry) -> bool:
+    return entry["outcome"] not in BROKEN and (entry.get("trace") or {}).get("adversarial_at") is not None
+
+
+def _incomplete(trace: Trace) -> bool:
+    best, lowest, recent = (trace.get(name) for name in ("best", "lowest", "recent"))
+    if best is None or lowest is None or recent is None or best <= lowest:
+        return False
+    return bool(recent / (best - lowest) > _FALLING)
+
+
+def _share(entries: Sequence[Entry], shows: Callable[[Trace], bool]) -> float | None:
+    """Of those whose queries were recorded."""
+    return _mean([shows(entry["trace"]) for entry in entries if entry.get("trace")])
+
+
+def _mean(values: Sequence[bool]) -> float | None:
+    return sum(values) / len(values) if values else None
+
 
 Rule = Callable[[Case], Finding | None]
 _GRADIENTS: tuple[Rule, ...] = (

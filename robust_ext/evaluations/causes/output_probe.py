@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from robust_ext.core.consistency import SINGLE, check_consistency
+from robust_ext.core.classifier import SINGLE, check_consistency
 from robust_ext.core.errors import InconsistentModelError
 from robust_ext.core.foreign import text_of
 from robust_ext.evaluations.causes import model_remedies as remedies

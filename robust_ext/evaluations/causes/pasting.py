@@ -14,9 +14,8 @@ from torch import nn
 
 from robust_ext.attacks.adapted import AdaptedAttack
 from robust_ext.attacks.base import Attack, CallableAttack
-from robust_ext.core.errors import InvalidArgumentError, RobustExtError
+from robust_ext.core.errors import InvalidArgumentError, RobustExtError, shell_words
 from robust_ext.core.objects import resolve_object
-from robust_ext.core.printable import shell_words
 from robust_ext.core.specification import parse_call
 from robust_ext.core.threat import ThreatModel
 from robust_ext.engine.context import current_context

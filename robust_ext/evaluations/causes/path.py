@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from robust_ext.core.statistics import lower_bound
-from robust_ext.engine.outcomes import BROKEN
+from robust_ext.engine.verify import BROKEN
 from robust_ext.evaluations.causes import remedies, step_remedies
 from robust_ext.evaluations.causes.evidence import FEWEST, OF_ALL, Case, Sample, number, typical
 from robust_ext.evaluations.causes.finding import Finding

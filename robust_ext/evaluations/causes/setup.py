@@ -20,7 +20,7 @@ from robust_ext.core.threat import ThreatModel
 from robust_ext.engine.inputs import EvaluationInputs
 from robust_ext.evaluations.causes.corrections import Judged, input_corrections, label_corrections
 from robust_ext.evaluations.causes.finding import Finding, Remedy
-from robust_ext.evaluations.causes.threat_scale import find_scale
+from robust_ext.evaluations.causes.probes import find_scale
 from robust_ext.models.adaptive import AdaptiveDefense
 from robust_ext.reports.findings import SETUP
 

@@ -25,14 +25,13 @@ from robust_ext.core.warning import warn
 from robust_ext.engine.classifiers import as_classifier
 from robust_ext.engine.context import current_context, limited
 from robust_ext.engine.estimate import Estimate, EstimatedError
-from robust_ext.engine.evaluation_file import as_folder, begin_evaluation
+from robust_ext.engine.evaluation_file import as_folder, begin_evaluation, with_judge_seed
 from robust_ext.engine.executors import ExecutorLike
 from robust_ext.engine.identity import check_ids, describe
 from robust_ext.engine.inputs import as_attacks, bounded_module, prepare_inputs
-from robust_ext.engine.judge import with_judge_seed
 from robust_ext.engine.progress import Progress, paced, showing
+from robust_ext.engine.running import attack_worker
 from robust_ext.engine.task import Worker
-from robust_ext.engine.workers import attack_worker
 from robust_ext.evaluations.callbacks import Callback, listening
 from robust_ext.evaluations.causes.finding import Finding, ranked
 from robust_ext.evaluations.causes.pasting import Caller
@@ -42,8 +41,7 @@ from robust_ext.evaluations.diagnosis.content import make_content
 from robust_ext.evaluations.diagnosis.examination import Examination, find
 from robust_ext.evaluations.diagnosis.examining import Examiner, Work
 from robust_ext.evaluations.diagnosis.options import DiagnosisOptions
-from robust_ext.evaluations.diagnosis.result import DiagnosisResult
-from robust_ext.evaluations.diagnosis.settings import DiagnosisSettings
+from robust_ext.evaluations.diagnosis.settings import DiagnosisResult, DiagnosisSettings
 from robust_ext.evaluations.diagnosis.trying import Trials, evaluated, rank, reordered
 
 _FIRST = "first passes of the model"

@@ -15,15 +15,12 @@ from robust_ext.engine.identity import describe, versions
 from robust_ext.engine.inputs import EvaluationInputs
 from robust_ext.engine.progress import paced
 from robust_ext.evaluations.causes.finding import COMPARISONS, Finding
-from robust_ext.evaluations.causes.indicators import most_likely
-from robust_ext.evaluations.causes.ioaf import ioaf, unstable_predictions
+from robust_ext.evaluations.causes.indicators import ioaf, most_likely, unstable_predictions
 from robust_ext.evaluations.causes.probes import ModelProbe
-from robust_ext.evaluations.caveats import attack_warnings, outside_warnings
-from robust_ext.evaluations.diagnosis.examination import Examination
+from robust_ext.evaluations.caveats import attack_warnings, outside_warnings, time_table
+from robust_ext.evaluations.diagnosis.examination import Examination, next_steps, strongest
 from robust_ext.evaluations.diagnosis.examining import ROLES, Examined, Ran, Work, robust_share
-from robust_ext.evaluations.diagnosis.next_steps import next_steps, strongest
 from robust_ext.evaluations.diagnosis.settings import DiagnosisSettings
-from robust_ext.evaluations.timing import time_table
 
 # The neighbourhood in which predictions are to be stable, as a share of the bounds' width, and the samples looked at.
 _NEAR, _FEW = 8 / 255, 4

@@ -24,18 +24,18 @@ from robust_ext.engine.context import is_over
 from robust_ext.engine.estimate import Estimate, estimate
 from robust_ext.engine.identity import describe
 from robust_ext.engine.inputs import EvaluationInputs
-from robust_ext.engine.outcomes import BROKEN, LOST
 from robust_ext.engine.run import Outcome
 from robust_ext.engine.running import run_all
 from robust_ext.engine.store import Record
 from robust_ext.engine.task import Worker, drive
+from robust_ext.engine.verify import BROKEN, LOST
 from robust_ext.evaluations.arm_runs import ArmRun, plan_clean, plan_runs
 from robust_ext.evaluations.arms import Arm
 from robust_ext.evaluations.binarization import BinarizationResult, binarization_test
 from robust_ext.evaluations.causes.attaching import as_entry
 from robust_ext.evaluations.causes.evidence import Entry
+from robust_ext.evaluations.caveats import Part, parts_of
 from robust_ext.evaluations.diagnosis.settings import DiagnosisSettings
-from robust_ext.evaluations.timing import Part, parts_of
 
 ONE_STEP, ASCENT, SQUARE, RANDOM = "one gradient step", "APGD on the margin", "Square", "random points"
 SMOOTHED = "APGD on the smoothed model"

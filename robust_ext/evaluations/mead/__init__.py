@@ -9,10 +9,10 @@ from robust_ext.evaluations.mead.metric import MultiArmed as MultiArmed
 from robust_ext.evaluations.mead.metric import multi_armed as multi_armed
 from robust_ext.evaluations.mead.published import PublishedCurve as PublishedCurve
 from robust_ext.evaluations.mead.published import published_curve as published_curve
-from robust_ext.evaluations.mead.result import MeadResult as MeadResult
 from robust_ext.evaluations.mead.roc import Average as Average
 from robust_ext.evaluations.mead.roc import Detection as Detection
 from robust_ext.evaluations.mead.roc import average as average
+from robust_ext.evaluations.mead.settings import MeadResult as MeadResult
 from robust_ext.evaluations.mead.settings import MeadSettings as MeadSettings
 from robust_ext.evaluations.mead.suites import load_suite as load_suite
 from robust_ext.evaluations.mead.suites import suite_names as suite_names

@@ -14,21 +14,19 @@ from typing_extensions import Unpack
 from robust_ext.core.settings import make_settings
 from robust_ext.core.threat import ThreatModel
 from robust_ext.core.validation import Array, check_inputs
+from robust_ext.engine.evaluation_file import with_judge_seed
 from robust_ext.engine.executors import ExecutorLike
 from robust_ext.engine.inputs import EvaluationInputs, prepare_inputs
-from robust_ext.engine.judge import with_judge_seed
 from robust_ext.engine.run import Outcome, check_some_ran
-from robust_ext.engine.running import run_all
+from robust_ext.engine.running import attack_worker, run_all
 from robust_ext.engine.task import Worker, drive
-from robust_ext.engine.workers import attack_worker
 from robust_ext.evaluations.arm_runs import ArmRun, plan_clean, plan_runs
 from robust_ext.evaluations.arms import Arm
 from robust_ext.evaluations.callbacks import Callback, listening
 from robust_ext.evaluations.detectors import as_detectors
 from robust_ext.evaluations.mead.content import make_content, pick_examples
 from robust_ext.evaluations.mead.options import MeadOptions
-from robust_ext.evaluations.mead.result import MeadResult
-from robust_ext.evaluations.mead.settings import MeadSettings
+from robust_ext.evaluations.mead.settings import MeadResult, MeadSettings
 from robust_ext.evaluations.mead.suites import as_arms
 
 

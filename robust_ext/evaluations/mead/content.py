@@ -17,14 +17,17 @@ from robust_ext.core.random import derive_seed, seeded_globals
 from robust_ext.core.warning import warn
 from robust_ext.detectors.combining import combine
 from robust_ext.engine.inputs import EvaluationInputs
-from robust_ext.engine.outcomes import BROKEN, LOST
 from robust_ext.engine.run import Outcome
 from robust_ext.engine.store import Floats
+from robust_ext.engine.verify import BROKEN, LOST
 from robust_ext.evaluations.arm_runs import ArmRun
 from robust_ext.evaluations.arms import Arm
-from robust_ext.evaluations.caveats import attack_warnings, outside_warnings
+from robust_ext.evaluations.causes.attaching import OF_LABELS, find_causes, of_arm, prober
+from robust_ext.evaluations.causes.finding import Finding
+from robust_ext.evaluations.causes.pasting import Caller
+from robust_ext.evaluations.causes.setup import find_setup
+from robust_ext.evaluations.caveats import Part, attack_warnings, outside_warnings, time_table
 from robust_ext.evaluations.detectors import NamedDetector, has_threshold
-from robust_ext.evaluations.mead.findings import find_faults
 from robust_ext.evaluations.mead.metric import Bools
 from robust_ext.evaluations.mead.settings import MeadSettings
 from robust_ext.evaluations.mead.summary import (
@@ -36,8 +39,32 @@ from robust_ext.evaluations.mead.summary import (
 )
 from robust_ext.evaluations.result import framed
 from robust_ext.evaluations.scored_runs import ScoredRun
-from robust_ext.evaluations.timing import Part, time_table
 from robust_ext.reports import Example
+
+
+def find_faults(run: ScoredRun, left: Sequence[Outcome[ArmRun]]) -> list[Finding]:
+    """What is wrong with arms, which are not compared with each other; ranked."""
+    given = run.given
+    probe = prober(given.module, given.inputs, given.labels, threat_model=given.threat_model, seed=run.seed)
+    ran = {one.run.title: one for one in left if one.refusal is None}
+    budgets = [one.run.threat_model for one in ran.values() if one.run.arms[0].epsilon is not None]
+    found = find_setup(given, seed=run.seed, budgets=budgets) or find_causes(
+        [of_arm(one, name=name) for name, one in ran.items()], probe, compared=False
+    )
+    # By design an objective without labels and one of detectors do not end where the label's does.
+    others = {
+        name
+        for name, one in ran.items()
+        if one.run.adaptive_to is not None or one.run.arms[0].objective not in (None, "ace")
+    }
+    caller = Caller(
+        module=given.module,
+        attacks={name: one.run.attack for name, one in ran.items()},
+        arms={name: one.run.threat_model for name, one in ran.items() if one.run.arms[0].epsilon is not None},
+        images=given.inputs.dim() == 4,
+    )
+    return caller.addressed(one for one in found if one.attack not in others or one.code not in OF_LABELS)
+
 
 # Images of what slipped through, in all and of one detector.
 _EXAMPLES, _EXAMPLES_EACH = 12, 3

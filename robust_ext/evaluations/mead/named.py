@@ -18,8 +18,7 @@ from robust_ext.core.target import module_device
 from robust_ext.engine.code_digest import code_digest, module_code
 from robust_ext.engine.identity import inputs_digest, model_digest
 from robust_ext.engine.pool import FunctionCall, call_all
-from robust_ext.evaluations.mead.fitting import NAMED, SUPERVISED, fit_detector, load_detector
-from robust_ext.evaluations.mead.training import training_adversarials
+from robust_ext.evaluations.mead.fitting import NAMED, SUPERVISED, fit_detector, load_detector, training_adversarials
 
 # Adversarial examples that are made at once.
 _BATCH = 250

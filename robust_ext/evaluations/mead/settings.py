@@ -2,12 +2,107 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from robust_ext.core.settings import setting, settings_class
 from robust_ext.detectors.combining import METHODS
-from robust_ext.engine.judge import JudgedSettings
+from robust_ext.engine.evaluation_file import JudgedSettings
 from robust_ext.evaluations.mead.metric import NATURALS
+from robust_ext.evaluations.result import EvaluationResult, bounds_of
+from robust_ext.reports import mead_views
+from robust_ext.reports.tabular import Columns, Row
+from robust_ext.reports.wording import percent
+
+_NUMBERS = ("auroc", "fpr_at_95_tpr", "tpr_at_5_fpr")
+_COUNTS = ("positives", "coverage", "non_finite", "not_attacked")
+
+
+class MeadResult(EvaluationResult):
+    """How detectors fare against all arms at once; see :class:`EvaluationResult`.
+
+    The examples are candidates that slipped through.
+    """
+
+    kind = "mead"
+    columns: ClassVar[Columns] = {
+        "detector": str,
+        "group": str,
+        "scenario": str,
+        "auroc": float,
+        "auroc_low": float,
+        "auroc_high": float,
+        "fpr_at_95_tpr": float,
+        "tpr_at_5_fpr": float,
+        "positives": int,
+        "coverage": float,
+        "non_finite": int,
+        "not_attacked": int,
+    }
+    keys = ("detector", "group", "scenario")
+    value = "auroc"
+    shown = ("detector", "group", "scenario", "auroc", "fpr_at_95_tpr", "tpr_at_5_fpr", "positives")
+
+    @property
+    def detectors(self) -> dict[str, Mapping[str, Any]]:
+        """The numbers of each detector, by name."""
+        return {one["name"]: one for one in self.content["detectors"]}
+
+    @property
+    def arms(self) -> dict[str, Mapping[str, Any]]:
+        """The numbers of each arm, by name."""
+        return {one["name"]: one for one in self.content["arms"]}
+
+    @property
+    def headline(self) -> str:
+        """The mean AUROC of each detector, and its lowest of all groups of arms, those that are adaptive to it too."""
+        found = []
+        for name, entry in self.detectors.items():
+            lowest = mead_views.lowest_row(row for group in mead_views.groups_of(entry) for _, row in group.scenarios)
+            worst = "" if lowest is None else f" (lowest {percent(lowest['auroc'])})"
+            found.append(f"{name} {percent(self.auroc(name))}{worst}")
+        return f"MEAD, mean AUROC in per cent: {', '.join(found)}"
+
+    def auroc(self, detector: str, norm: str | None = "all", *, objective: str | None = None) -> float | None:
+        """The average AUROC of a detector.
+
+        Args:
+            detector: Its name.
+            norm: Of the groups that are averaged; None for those without a norm, ``"all"`` for the mean of the norms.
+            objective: Of the arms; None for all of them together.
+        """
+        for row in self.content["averages"]:
+            if (row["detector"], row["norm"], row["objective"]) == (detector, norm, objective):
+                value: float | None = row["auroc"]
+                return value
+        return None
+
+    def rows(self) -> list[Row]:
+        """One a detector, group of arms and scenario, and one a detector for the mean of the norms."""
+        found: list[Row] = []
+        for detector in self.content["detectors"]:
+            means = [
+                {**row, "group": "mean of norms", "scenario": "blind"}
+                for row in self.content["averages"]
+                if (row["detector"], row["norm"], row["objective"]) == (detector["name"], "all", None)
+            ]
+            whole = [
+                row
+                for row in (*detector["results"], *detector["white_box"])
+                if row["objective"] is None and row["algorithm"] is None
+            ]
+            found += [
+                {
+                    "detector": detector["name"],
+                    "group": row["group"],
+                    "scenario": row["scenario"],
+                    **{name: row[name] for name in _NUMBERS},
+                    **bounds_of("auroc", row.get("auroc_interval")),
+                    **{name: row.get(name) for name in _COUNTS},
+                }
+                for row in (*means, *whole)
+            ]
+        return found
 
 
 @settings_class

@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from robust_ext.attacks.unit_space import UnitSpaceAttack
-from robust_ext.core.bounds import check_bounds
 from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.files import read_toml
 from robust_ext.core.specification import did_you_mean, parse_call
 from robust_ext.core.threat import ThreatModel, check_epsilon
-from robust_ext.core.toml import read_toml
+from robust_ext.core.validation import check_bounds
 from robust_ext.evaluations.arms import Arm, check_arms
 from robust_ext.registry.base import adapters
 

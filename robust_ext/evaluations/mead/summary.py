@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from robust_ext.engine.outcomes import BROKEN
+from robust_ext.engine.verify import BROKEN
 from robust_ext.evaluations.arms import Arm
 from robust_ext.evaluations.mead.metric import ArmLabel, Bools, MultiArmed, multi_armed, worst_scores
 from robust_ext.evaluations.mead.published import published_curve

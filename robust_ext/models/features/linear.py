@@ -8,12 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from robust_ext.core.classifier import check_classifier
+from robust_ext.core.devices import tolerance_of
 from robust_ext.core.errors import SplitError
-from robust_ext.core.precision import tolerance_of
 from robust_ext.core.random import seeded_globals
-from robust_ext.models.features.checks import TOLERANCE, check_features
 from robust_ext.models.features.observed import LayerInput, layer_names
-from robust_ext.models.features.parts import LastPart, Split
+from robust_ext.models.features.parts import TOLERANCE, LastPart, Split, check_features
 
 
 def split_linear(model: nn.Module, inputs: Tensor, *, layer: str | None = None, tolerance: float = TOLERANCE) -> Split:

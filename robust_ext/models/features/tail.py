@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from robust_ext.core.errors import SplitError
-from robust_ext.models.features.cuts import Place
-from robust_ext.models.features.recording import Call, Recording, tensors_in
+from robust_ext.models.features.recording import Call, Place, Recording, tensors_in
 
 
 @dataclass(frozen=True)

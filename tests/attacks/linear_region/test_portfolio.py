@@ -10,11 +10,10 @@ from torch import nn
 
 from robust_ext.attacks.linear_region.attack import LinearRegion
 from robust_ext.attacks.linear_region.boundary import HOPS, BoundarySearch, Hop, Hops
-from robust_ext.attacks.linear_region.descent import descent_steps
 from robust_ext.attacks.linear_region.fab import fab_steps
 from robust_ext.attacks.linear_region.oracle import BoundaryOracle
-from robust_ext.attacks.linear_region.proximal import proximal_steps
 from robust_ext.attacks.linear_region.state import KINDS, SearchState
+from robust_ext.attacks.linear_region.stepping import descent_steps, proximal_steps
 from robust_ext.core.random import stream
 from robust_ext.core.target import PassCounter
 from robust_ext.core.threat import NORMS, ThreatModel

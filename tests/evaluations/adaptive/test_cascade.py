@@ -18,9 +18,9 @@ from robust_ext.cli import app as cli
 from robust_ext.core.errors import InvalidArgumentError, OutOfTimeError
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
-from robust_ext.evaluations.adaptive import Step, cascade, nearest
+from robust_ext.evaluations.adaptive import Step, cascade
+from robust_ext.evaluations.adaptive.cascade import highest_margins
 from robust_ext.evaluations.adaptive.content import _is_stated, _worst_case
-from robust_ext.evaluations.adaptive.nearest import highest_margins
 from tests.evaluations.adaptive.test_evaluation import THREAT, Centred, Noise, accuracy, plain
 from tests.evaluations.subjects import rounded
 from tests.run_folders import runs_of
@@ -147,7 +147,7 @@ def test_a_warm_start_is_the_best_point_of_each_sample_so_far(subject, monkeypat
 
     def best_points(done):
         margins.append(highest_margins(done))
-        starts.append(nearest.best_points(done))
+        starts.append(cascade.best_points(done))
         return starts[-1]
 
     monkeypatch.setattr(cascade, "best_points", best_points)

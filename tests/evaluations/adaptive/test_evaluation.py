@@ -18,7 +18,7 @@ from robust_ext.demo.network import digits_network
 from robust_ext.demo.run import Rounded
 from robust_ext.evaluations.adaptive import Step
 from robust_ext.evaluations.adaptive.content import _worst_case
-from robust_ext.evaluations.adaptive.signs import find_signs
+from robust_ext.evaluations.adaptive.findings import find_signs
 from robust_ext.models.adaptive import AdaptiveDefense
 from robust_ext.models.adaptive_solution import Solution
 from robust_ext.models.function_purifier import FunctionPurifier, WholeDefense

@@ -12,8 +12,7 @@ from robust_ext.core.target import Counted, PassCounter
 from robust_ext.core.threat import ThreatModel
 from robust_ext.evaluations.binarization import BinarizationSettings, binarization_test, plant
 from robust_ext.evaluations.binarization.defense import Defense
-from robust_ext.evaluations.binarization.depth_findings import find_behind
-from robust_ext.evaluations.binarization.depth_scores import score_depths, solved_depth, witness_curve
+from robust_ext.evaluations.binarization.depth_scores import find_behind, score_depths, solved_depth, witness_curve
 from robust_ext.evaluations.binarization.witnesses import find_witnesses
 from tests.evaluations.subjects import Pattern
 

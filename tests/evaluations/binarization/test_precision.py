@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from robust_ext import ThreatModel, binarization_test, plant
-from robust_ext.core.precision import precision_of, tolerance_of
+from robust_ext.core.devices import precision_of, tolerance_of
 from robust_ext.demo.network import digits_network
 
 LINF = ThreatModel(norm="linf", epsilon=0.1)

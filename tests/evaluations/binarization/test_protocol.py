@@ -11,7 +11,7 @@ from robust_ext.demo.network import digits_network
 from robust_ext.demo.run import Rounded, Saturated
 from robust_ext.evaluations.binarization import BinarizationSettings
 from robust_ext.evaluations.binarization.rules import Rules
-from robust_ext.evaluations.binarization.sequential import until_decided
+from robust_ext.evaluations.binarization.summary import until_decided
 
 
 def test_strong_passes_and_weak_fail(network, digits, linf, pgd):

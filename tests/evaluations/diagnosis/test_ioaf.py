@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from robust_ext import ThreatModel, diagnose
-from robust_ext.evaluations.causes.ioaf import ioaf, unstable_predictions
+from robust_ext.evaluations.causes.indicators import ioaf, unstable_predictions
 from tests.evaluations.diagnosis.traces import entry
 
 LINF = ThreatModel(norm="linf", epsilon=0.1)

@@ -10,7 +10,7 @@ from robust_ext.attacks.adapted import AdaptedAttack
 from robust_ext.attacks.base import CallableAttack
 from robust_ext.core.specification import parse_call
 from robust_ext.demo.network import digits_network
-from robust_ext.engine.outcomes import BROKEN
+from robust_ext.engine.verify import BROKEN
 from robust_ext.evaluations.causes import remedies, step_remedies
 from robust_ext.evaluations.causes.finding import Remedy
 from robust_ext.evaluations.causes.indicators import find_attack_faults

@@ -217,7 +217,7 @@ def test_budgets_of_another_scale_are_a_finding(norm, epsilon, bounds, shape):
 
 def _scale(norm, epsilon, bounds, shape):
     """What is found in samples that go over all of the bounds, of two classes."""
-    from robust_ext.evaluations.causes.threat_scale import find_scale
+    from robust_ext.evaluations.causes.probes import find_scale
 
     x = torch.rand(16, *shape, generator=torch.Generator().manual_seed(0))
     threat_model = ThreatModel(norm=norm, epsilon=epsilon, bounds=bounds)

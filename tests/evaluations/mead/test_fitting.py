@@ -19,10 +19,9 @@ from robust_ext.detectors import KDBUDetector, LIDDetector, MagNetDetector, NSSD
 from robust_ext.detectors._features.layers import activation_layers, hidden_layer
 from robust_ext.detectors.catalogue import DETECTORS
 from robust_ext.engine.executors import LocalExecutor
-from robust_ext.engine.workers import attack_worker
-from robust_ext.evaluations.mead.fitting import NAMED, fit_detector, load_detector
+from robust_ext.engine.running import attack_worker
+from robust_ext.evaluations.mead.fitting import NAMED, fit_detector, load_detector, training_adversarials
 from robust_ext.evaluations.mead.named import find_detectors
-from robust_ext.evaluations.mead.training import training_adversarials
 
 QUICK = {"kd-bu": {"passes": 8}, "lid": {"neighbours": 10}, "magnet": {"epochs": 20, "batch_size": 16}}
 
@@ -321,7 +320,7 @@ def test_training_adversarials_do_not_depend_on_batches_and_leave_no_trace():
 )
 def test_what_is_refused_is_refused_before_the_attack(monkeypatch, name, changed, message):
     given = {"clean": images(6), "labels": torch.arange(6) % 3, **changed}
-    monkeypatch.setattr("robust_ext.evaluations.mead.training.run_attack", lambda *_, **__: pytest.fail("attacked"))
+    monkeypatch.setattr("robust_ext.evaluations.mead.fitting.run_attack", lambda *_, **__: pytest.fail("attacked"))
     with pytest.raises(InvalidArgumentError, match=message):
         fit_detector(name, small(), **given)
 

@@ -25,7 +25,7 @@ from robust_ext.demo.network import digits_network
 from robust_ext.engine.run import candidates_name
 from robust_ext.engine.run_folder import SavedRun
 from robust_ext.evaluations import arm_runs, scored_runs
-from robust_ext.evaluations.detector_scores import score_points
+from robust_ext.evaluations.scored_runs import score_points
 from tests.evaluations.subjects import Unsure, spread
 
 EPSILON = 0.2

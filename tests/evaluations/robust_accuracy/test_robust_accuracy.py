@@ -14,7 +14,7 @@ from robust_ext import robust_accuracy
 from robust_ext.attacks.base import Attack, AttackTraits
 from robust_ext.core.errors import AttackRefusedError, InvalidArgumentError
 from robust_ext.core.threat import ThreatModel
-from robust_ext.evaluations.robust_accuracy.content import curve, differences
+from robust_ext.evaluations.robust_accuracy.api import curve, differences
 
 EPSILONS = [0.05, 0.2, 0.4]
 L2 = ThreatModel(norm="l2", epsilon=0.2, bounds=(-5.0, 6.0))

@@ -9,12 +9,11 @@ from torch import nn
 
 from robust_ext.core.errors import DataError, InvalidArgumentError
 from robust_ext.models.binarized import BinarizedClassifier
-from robust_ext.models.drawn import Drawn
 from robust_ext.models.readouts import Readout
+from robust_ext.models.readouts.base import check_logits, fitted
 from robust_ext.models.readouts.catalogue import READOUTS
-from robust_ext.models.readouts.checks import check_logits, fitted
 from robust_ext.models.readouts.linear import Linear, Logistic
-from robust_ext.models.readouts.majority import Majority
+from robust_ext.models.readouts.majority import Drawn, Majority
 from robust_ext.registry.readout import as_readout
 
 FILE = """

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from robust_ext.attacks.linear_region.network.regions import Regions, merge_scales
 from robust_ext.attacks.linear_region.network.rules import RULES
 from robust_ext.attacks.linear_region.network.tape import Tape, tensors_in
-from robust_ext.core.consistency import check_consistency
+from robust_ext.core.classifier import check_consistency
 from robust_ext.core.errors import InconsistentModelError, InvalidArgumentError, ModelError, RobustExtError
 from robust_ext.core.guard import frozen
 from robust_ext.core.random import stream

@@ -14,8 +14,7 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-from robust_ext.attacks.linear_region.solver.l2 import AcceleratedDual
-from robust_ext.attacks.linear_region.solver.linear import PrimalDual
+from robust_ext.attacks.linear_region.solver.linear import AcceleratedDual, PrimalDual
 from robust_ext.attacks.linear_region.solver.problem import (
     Constraints,
     Progress,
