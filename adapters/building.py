@@ -63,7 +63,7 @@ def host_parameters(attack_class: type[NativeAttack], host: str) -> list[HostPar
 
 
 def draws(attack_class: type[NativeAttack]) -> bool:
-    """Whether an attack may draw random numbers, and so has a seed."""
+    """Return whether an attack may draw random numbers, and so has a seed."""
     return attack_class.traits.seeds != "none"
 
 

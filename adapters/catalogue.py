@@ -1,4 +1,4 @@
-"""What is known of a library's attacks, as data: how a name is found, what it stands for, and what is listed."""
+"""Data on a library's attacks: names, classes and listings."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _check(name: str, value: object, default: object) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class AttackEntry:
-    """What is known of one attack of a library; each library adds what its own attacks need.
+    """The data on one attack of a library; each library adds its own.
 
     Args:
         traits: What it needs and how it treats the samples of a batch, with the library's default settings.
@@ -157,7 +157,7 @@ class Catalogue(Generic[E]):
         raise InvalidArgumentError(argument, f"{self.library}:{name}", expected)
 
     def entry(self, attack_class: type, *, argument: str = "attack") -> E:
-        """What is known of a class; InvalidArgumentError states why it is no attack, or cannot be used here."""
+        """Return the data on a class; InvalidArgumentError explains why it is no attack, or cannot be used here."""
         label = attack_class.__name__
         if not issubclass(attack_class, self.base):
             raise InvalidArgumentError(argument, f"{self.library}'s {label}", f"one of the attacks in {self.place}")
@@ -168,7 +168,7 @@ class Catalogue(Generic[E]):
         return self.entries[label]
 
     def owns(self, member: Any) -> bool:
-        """Whether a class or function is defined in the library."""
+        """Return whether a class or function is defined in the library."""
         return str(member.__module__).startswith(f"{self.library}.")
 
     def refusal(self, label: str, argument: str) -> InvalidArgumentError:

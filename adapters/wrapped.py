@@ -1,4 +1,4 @@
-"""What the attacks of other libraries have in common as attacks of this project."""
+"""Shared parts of other libraries' attacks as attacks of this project."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class WrappedAttack(Attack):
 
 
 def cost_of_steps(read: Callable[[str], Any], known: Container[str], *, gradients: bool) -> Cost | None:
-    """What an attack with gradients costs by its steps, about; None where it has no such setting.
+    """Return the approximate cost of an attack with gradients by its steps; None without such a setting.
 
     One pass back a step, in each run of it, and one more forward.
     """
@@ -201,7 +201,7 @@ def raised_inside(title: str, name: str, describe: Callable[[str, Exception], st
 
 
 def check_candidates(name: str, candidates: object) -> Tensor:
-    """What an attack returned, detached; AttackError where it is no tensor."""
+    """Return an attack's candidates, detached; AttackError where they are no tensor."""
     if not isinstance(candidates, Tensor):
         raise AttackError(f"{name}: returned {type(candidates).__name__}, expected a tensor of candidates")
     return candidates.detach()

@@ -1,4 +1,4 @@
-"""What the adapters of libraries of models have in common."""
+"""Shared parts of the adapters of model libraries."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def making(text: str, *, hint: str = "check its settings") -> AbstractContextMan
 
 
 def fetched(setting: str) -> str:
-    """What to do where a library cannot load the weights that a setting names."""
+    """Return the advice for weights that a library cannot load."""
     return (
         "these weights have to be in the library's own cache, or within reach of a network for it to fetch them; "
         f"without {setting} they are random, and a state dict of yours is loaded by --weights"

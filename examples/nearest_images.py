@@ -1,4 +1,4 @@
-"""How far the linear-region attack has come after so much work, and the images along the way.
+"""The linear-region attack's distances after given amounts of work, and the images along the way.
 
     python examples/nearest_images.py [--samples 3] [--out progress.png]
 

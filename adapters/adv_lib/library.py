@@ -55,7 +55,7 @@ _WANTED = {"visdom": (), "torchvision": ("models",), "distutils": ("version",)}
 
 
 class _LooseVersion:
-    """As much of ``distutils.version.LooseVersion`` as adv-lib uses: comparing releases of torch."""
+    """The part of ``distutils.version.LooseVersion`` for adv-lib: comparisons of torch releases."""
 
     def __init__(self, text: str) -> None:
         self.numbers = [int(number) for number in re.findall(r"\d+", text.split("+")[0])]

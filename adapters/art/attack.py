@@ -44,7 +44,7 @@ _ESTIMATORS = ("estimator", "classifier")
 
 @dataclass(frozen=True)
 class _Arguments:
-    """What ``generate`` is called with; ``start`` is where it begins instead of at noise of its own."""
+    """The arguments of ``generate``; ``start`` replaces its own random start."""
 
     x: Any
     y: Any
@@ -117,7 +117,7 @@ class ArtAttack(WrappedAttack):
     def _arguments(
         self, target: Target, inputs: Tensor, labels: Tensor, generator: torch.Generator
     ) -> _Arguments | None:
-        """What ART is called with; None where it would not end, for want of a point to begin at."""
+        """Return ART's arguments; None where it would not end without a starting point."""
         entry = self.entry
         aims = runner_up(target, inputs, labels) if entry.aims else labels
         guides: Tensor | None = None
@@ -139,7 +139,7 @@ class ArtAttack(WrappedAttack):
 
     @contextmanager
     def _surroundings(self, target: Target, seed: int) -> Iterator[None]:
-        """What ART needs around it: seeds, the target's GPU, no bars and no warnings; and no hook left behind."""
+        """Set up seeds, the target's GPU and silence for ART; removes its hooks."""
         # ART takes the current GPU, whichever the target is on.
         device = torch.cuda.device(target.device) if target.device.type == "cuda" else nullcontext()
         hooks = without_new_hooks(target.module)

@@ -1,4 +1,4 @@
-"""How a class of ART's evasion attacks is found by name, and what is known of it."""
+"""The catalogue of ART's evasion attacks by name."""
 
 from __future__ import annotations
 

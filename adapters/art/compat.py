@@ -1,4 +1,4 @@
-"""What keeps ART's attacks repeatable, and running on numpy 2, without a change to ART that anyone else sees."""
+"""Workarounds that make ART's attacks repeatable and run on numpy 2, without changing ART for others."""
 
 from __future__ import annotations
 

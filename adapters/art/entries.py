@@ -1,4 +1,4 @@
-"""What is known of ART's evasion attacks, as data: one entry a class."""
+"""Data on ART's evasion attacks: one entry for each class."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LINF = ("linf",)
 
 @dataclass(frozen=True, kw_only=True)
 class Entry(AttackEntry):
-    """What is known of a class, beside what :class:`robust_ext.adapters.catalogue.AttackEntry` has.
+    """The data on a class besides :class:`robust_ext.adapters.catalogue.AttackEntry`.
 
     Args:
         probabilities: Whether it needs a model of probabilities; it is then given the softmax of the logits.

@@ -101,7 +101,7 @@ class BinarizedPyTorchClassifier(PyTorchClassifier):  # type: ignore[misc]
 
     @property
     def x(self) -> np.ndarray[Any, Any]:
-        """Where attacks begin, float32 ``(M, ...)``: those of the given inputs that could be planted."""
+        """The inputs with planted points, float32 ``(M, ...)``."""
         inputs: np.ndarray[Any, Any] = self.planted_problems.inputs.cpu().numpy().copy()
         return inputs
 
@@ -114,7 +114,7 @@ class BinarizedPyTorchClassifier(PyTorchClassifier):  # type: ignore[misc]
 
     @property
     def samples(self) -> tuple[int, ...]:
-        """Which of the given inputs :attr:`x` holds."""
+        """The indices of :attr:`x` among the given inputs."""
         return self.planted_problems.samples
 
     def predict(
@@ -224,12 +224,12 @@ class DefendedPyTorchClassifier(PyTorchClassifier):  # type: ignore[misc]
         )
 
     def rejects(self, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Which inputs ``(N, ...)`` are rejected, bool ``(N,)``."""
+        """Return a mask of rejected inputs ``(N, ...)``, bool ``(N,)``."""
         rejected: np.ndarray[Any, Any] = self.defended.decide(self._tensor(x))[1].cpu().numpy()
         return rejected
 
     def outcomes(self, x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> list[str]:
-        """What becomes of inputs: ``"correct"``, ``"rejected"``, or ``"fooled"`` (wrong and let pass).
+        """Return the outcomes of inputs: ``"correct"``, ``"rejected"``, or ``"fooled"`` (wrong and accepted).
 
         Args:
             x: ``(N, ...)``.

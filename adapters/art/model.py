@@ -129,7 +129,7 @@ def module_of(estimator: Any, *, gradients: bool, batch_size: int) -> tuple[nn.M
 
 
 def device_of(estimator: Any) -> torch.device:
-    """Where a classifier takes tensors."""
+    """Return the device of a classifier's tensors."""
     return estimator.device if isinstance(estimator, PyTorchClassifier) else torch.device("cpu")
 
 

@@ -1,4 +1,4 @@
-"""What the ART classes of this project's own attacks have in common."""
+"""Shared parts of the ART classes of this project's attacks."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class NativeEvasionAttack(EvasionAttack):  # type: ignore[misc]
 
     @property
     def summary_writer(self) -> Any:
-        """Where steps are reported, or None."""
+        """The writer of steps, or None."""
         return self._summary_writer
 
     @summary_writer.setter
@@ -228,7 +228,7 @@ class NativeEvasionAttack(EvasionAttack):  # type: ignore[misc]
         return torch.from_numpy(broadcast("eps", np.asarray(self.eps, dtype=np.float32), inputs))
 
     def _classes(self) -> int:
-        """How many classes labels may be of."""
+        """Return the number of classes of labels."""
         classes = int(self.estimator.nb_classes)
         if not self.core().traits.detector:
             return classes
@@ -241,7 +241,7 @@ class NativeEvasionAttack(EvasionAttack):  # type: ignore[misc]
         return class_labels(self.estimator, inputs, y, classes=self._classes(), batch_size=self.batch_size)
 
     def _watch(self, batch_id: int, labels: Tensor) -> Watch | None:
-        """What reports each step to the summary writer."""
+        """Return the reporter of steps to the summary writer."""
         if self.summary_writer is None:
             return None
         one_hot = nn.functional.one_hot(labels, self.estimator.nb_classes).numpy().astype(np.float32)

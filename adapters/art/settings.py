@@ -15,7 +15,7 @@ from robust_ext.core.threat import ThreatModel
 
 @dataclass(frozen=True, kw_only=True)
 class AttackContext:
-    """What an attack is about to be run on.
+    """The setting of an attack that is about to run.
 
     ``inputs`` are float32 ``(N, ...)``; they and the threat model are in unit space where the attack is run there, and
     ``unit`` is what one unit of them is in the units of the target's bounds.
@@ -75,7 +75,7 @@ def patch(context: AttackContext) -> Mapping[str, Any]:
 
 
 def pixels(context: AttackContext) -> Mapping[str, Any]:
-    """As many pixels as epsilon allows to change from one end of the bounds to the other, at least one."""
+    """Count the pixels that epsilon allows to change from one bound to the other, at least one."""
     return {"th": max(1, int(context.threat_model.epsilon / context.shape[0] / context.threat_model.width))}
 
 

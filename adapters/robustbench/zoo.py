@@ -16,7 +16,7 @@ _SIZES = {"cifar10": 32, "cifar100": 32, "imagenet": 224}
 
 
 def names() -> list[str]:
-    """Those of all data sets and threat models."""
+    """Return the names for all data sets and threat models."""
     return sorted({name for models in _zoo().values() for named in models.values() for name in named})
 
 

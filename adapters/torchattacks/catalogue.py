@@ -1,4 +1,4 @@
-"""How a class of torchattacks is found by name, and what its settings make of it."""
+"""The catalogue of torchattacks' classes by name, with their settings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from robust_ext.core.errors import InvalidArgumentError
 
 @dataclass(frozen=True, kw_only=True)
 class Entry(AttackEntry):
-    """What is known of a class, beside what :class:`robust_ext.adapters.catalogue.AttackEntry` has.
+    """The data on a class besides :class:`robust_ext.adapters.catalogue.AttackEntry`.
 
     Args:
         first_step: Default of ``alpha`` as a part of epsilon; None where it follows from the steps.
@@ -204,7 +204,7 @@ CATALOGUE = Catalogue(
 
 
 def entry_of(entry: Entry, settings: Mapping[str, Any], parts: Sequence[tuple[str, Entry]]) -> Entry:
-    """What is known of a class with these settings.
+    """Return the data on a class with these settings.
 
     Args:
         entry: What is known of it with its default settings.

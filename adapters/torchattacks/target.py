@@ -62,7 +62,7 @@ def settings_of(attack: Any) -> dict[str, Any]:
 
 
 def training_of(attack: Any) -> dict[str, bool]:
-    """What was set by ``set_model_training_mode``; empty where nothing was."""
+    """Return the values of ``set_model_training_mode``; empty where it was not called."""
     modes = {name: bool(getattr(attack, f"_{name}")) for name in _MODES}
     return modes if any(modes.values()) else {}
 
@@ -95,7 +95,7 @@ class HostModule(nn.Module):
 
     @property
     def needed(self) -> bool:
-        """Whether torchattacks would fail, or change the target, if it were given the target's own module."""
+        """True if torchattacks would fail, or change the target, if it were given the target's own module."""
         eval_mode = not any(part.training for part in self.module.modules())
         own_device = any(True for _ in self.module.parameters())
         return self.missing > 0 or self.positive or len(self.input_shape) != 3 or not (eval_mode and own_device)

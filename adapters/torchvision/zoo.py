@@ -16,7 +16,7 @@ _SLOW_TO_INITIALISE = ("googlenet", "inception_v3")
 
 
 def names() -> list[str]:
-    """Those that classify images."""
+    """Return the names of image classifiers."""
     found: list[str] = models.list_models(module=models)
     return found
 

@@ -190,7 +190,7 @@ class AdaptedAttack(Settings, Attack):
         calls.check(layers)
 
     def _shown(self, target: Target, seed: int, *, deviation: float) -> Target:
-        """What the attack is run on: the target itself where only a layer of it has another backward pass."""
+        """Return the target of the attack: the given one where only a layer of it has another backward pass."""
         module = target.module
         defense = binarized_defense(module)
         layered = self.bpda is not None or self.gradient_mode == "straight_through"

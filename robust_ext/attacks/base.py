@@ -37,7 +37,7 @@ SEEDS = ("generator", "global", "own", "setting", "none")
 
 @dataclass(frozen=True, kw_only=True)
 class AttackTraits:
-    """What an attack needs, how it treats rows and what it does where it fails, as data.
+    """The needs of an attack, its treatment of rows and its behaviour on failure, as data.
 
     Args:
         batching: ``"full"``: every query is the full batch in row order. ``"any"``: it may query subsets, permutations
@@ -83,7 +83,7 @@ class AttackTraits:
 
     @property
     def one_by_one(self) -> bool:
-        """Whether rows that must not be mistaken for one another are to be attacked one at a time.
+        """True if rows that must not be mistaken for one another are to be attacked one at a time.
 
         Far from its input a row cannot be recognised by where it is, only by its place in the batch.
         """
@@ -220,7 +220,7 @@ class CallableAttack(Attack):
 
     @property
     def description(self) -> str:
-        """Where the function is defined, with the keywords of a partial."""
+        """The place of the function's definition, with the keywords of a partial."""
         function, keywords = self.function, dict[str, Any]()
         while isinstance(function, functools.partial):
             keywords = {**function.keywords, **keywords}
@@ -276,7 +276,7 @@ def draw_seed(generator: torch.Generator) -> int:
 
 
 def called(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What is run when a callable is called, for its signature: an ``nn.Module`` shows none but its forward's."""
+    """Return the function behind a callable, for its signature: an ``nn.Module`` shows only its forward's."""
     return function.forward if isinstance(function, nn.Module) else function
 
 

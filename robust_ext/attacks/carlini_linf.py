@@ -113,7 +113,7 @@ class CarliniWagnerLinf(NativeAttack):
         return best
 
     def _shortfall(self, batch: Batch, points: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """By how much points miss the confidence ``(n,)``, the gradient of that, and whether they are solved."""
+        """Return the shortfalls of points from the confidence ``(n,)``, their gradient, and a mask of solved rows."""
         loss = OBJECTIVES["margin"].of_kind(targeted=batch.targeted)
         with torch.enable_grad():
             points = points.detach().requires_grad_(True)
@@ -148,16 +148,16 @@ class _Box:
         self.furthest = math.atanh(_EDGE)
 
     def variables(self, inputs: Tensor) -> Tensor:
-        """Where the inputs are in tanh space."""
+        """Map inputs into tanh space."""
         return ((inputs - self.middle) / self._reach).clamp(-_EDGE, _EDGE).atanh()
 
     def points(self, rows: _Rows) -> Tensor:
-        """Where the rows are in the bounds; values that were not moved are exactly the inputs'."""
+        """Map variables into the bounds; unmoved values are exactly the inputs'."""
         points = (self.middle + self._reach * rows.variables.tanh()).clamp(*self.bounds)
         return torch.where(rows.variables == rows.origins, rows.inputs, points)
 
     def slope(self, rows: _Rows) -> Tensor:
-        """How fast the offsets, in widths, follow the variables."""
+        """Return the derivative of the offsets, in widths, by the variables."""
         return self._reach / self.width * (1 - rows.variables.tanh().square())
 
 
@@ -213,7 +213,7 @@ class _Rows:
         return self.const * short + (offsets.abs() - over_rows(self.tau, self.inputs)).clamp_min(0).flatten(1).sum(1)
 
     def gradient(self, offsets: Tensor, slope: Tensor) -> Tensor:
-        """Of the loss with respect to offsets ``(n, ...)``, from that of ``short``."""
+        """Return the gradient of the loss by offsets ``(n, ...)``, from the gradient of ``short``."""
         return over_rows(self.const, self.inputs) * slope + offsets.sign() * (
             offsets.abs() > over_rows(self.tau, self.inputs)
         )

@@ -1,4 +1,4 @@
-"""What this project's own attacks have in common; their Foolbox and ART classes are thin shells around it."""
+"""Shared parts of this project's attacks; their Foolbox and ART classes are thin shells around them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from robust_ext.core.threat import ThreatModel
 
 @dataclass(frozen=True)
 class Step:
-    """What an attack shows of itself after a step.
+    """A report of an attack after a step.
 
     Args:
         number: Of the step, from 0; runs on over restarts.

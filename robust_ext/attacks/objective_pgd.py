@@ -117,13 +117,13 @@ class ObjectivePGD(NativeAttack):
 
     @property
     def starts_at_random(self) -> bool:
-        """Whether it starts at random points of the ball."""
+        """True if it starts at random points of the ball."""
         if self.start is not None:
             return self.start == "random"
         return self.algorithm == "pgd" or DIVERGENCES[self.objective].compares
 
     def steps_for(self, threat_model: ThreatModel) -> int:
-        """How many steps it takes."""
+        """Return the number of steps."""
         if self.steps is not None:
             return self.steps
         number: int = {
@@ -134,7 +134,7 @@ class ObjectivePGD(NativeAttack):
         return number
 
     def step_size_for(self, threat_model: ThreatModel) -> float:
-        """How large they are, in the units of the inputs."""
+        """Return the step size, in the units of the inputs."""
         if self.step_size is not None:
             return self.step_size
         if self.rel_step_size is not None:

@@ -42,7 +42,7 @@ class _AlternatingPGD(ScoreGradientAttack):
 
     @abstractmethod
     def direction(self, gradient: Tensor, other: Tensor, *, above: Tensor, below: Tensor, normal: Tensor) -> Tensor:
-        """Where to go; all ``(N, D)``: ``other`` is the gradient of what is not attacked now.
+        """Return the direction of the step; all ``(N, D)``. ``other`` is the gradient of the other objective.
 
         ``above`` are values that cannot rise, ``below`` those that cannot fall, and ``normal`` points to where the ball
         ends, zeros inside it.
@@ -156,7 +156,7 @@ def _along_surface(gradient: Tensor, other: Tensor, normal: Tensor) -> Tensor:
 
 
 def _limits(problem: AttackProblem, points: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Which values cannot rise and which cannot fall, bool ``(N, D)``, and the normal of an l2 ball's surface."""
+    """Return masks of values that cannot rise and that cannot fall, bool ``(N, D)``, and the normal of an l2 ball."""
     low, high = problem.threat_model.bounds
     lowest, highest = torch.full_like(points, low), torch.full_like(points, high)
     epsilon, offset = problem.threat_model.epsilon, (points - problem.inputs).flatten(1)

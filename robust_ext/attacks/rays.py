@@ -22,7 +22,7 @@ from robust_ext.core.threat import ThreatModel
 
 @dataclass(frozen=True, kw_only=True)
 class RaysResult:
-    """What RayS found.
+    """The candidates that RayS found.
 
     Args:
         candidates: The misclassified point on the best ray of each row, on the boundary up to the tolerance, ``(N,
@@ -153,7 +153,7 @@ class RayS(NativeAttack):
         )
 
     def _misclassified(self, target: Target, points: Tensor, labels: Tensor, rows: Tensor) -> Tensor:
-        """Whether the target gives ``rows`` another label or none, bool ``(N,)``; other rows may be queried too."""
+        """Return a mask of ``rows`` with another label or none, bool ``(N,)``; other rows may be queried too."""
         queried = torch.ones_like(rows) if self.keep_rows else rows
         with torch.no_grad():
             # Indexing copies, as a module may work on its input in place.
@@ -242,12 +242,12 @@ class _RaySearch:
         self._block = torch.where(rows, torch.where(passed, 0, self._block + 1), self._block)
 
     def _queried_radius(self) -> Tensor:
-        """How far on their rays the points to query lie, ``(N,)``."""
+        """Return the radii of the points to query on their rays, ``(N,)``."""
         queried = torch.where(self._searching, (self._clear + self.radius) / 2, self.radius)
         return queried.where(~self._at_input, 0.0)
 
     def _turned(self) -> Tensor:
-        """Which signs the queried rays have turned, bool ``(N, D)``."""
+        """Return a mask of the signs that the queried rays have turned, bool ``(N, D)``."""
         turned: Tensor = (self._columns >= self._start[:, None]) & (self._columns < self._end[:, None])
         return turned
 

@@ -99,7 +99,7 @@ def _named(name: str) -> Iterator[None]:
 
 
 def _words_of(error: BaseException) -> str:
-    """What an attack raised, with what to do."""
+    """Return the message of an attack's exception, with the next step."""
     if isinstance(error, SystemExit):
         return f"tried to exit the process with status {text_of(error)}; raise an exception where it cannot go on"
     if isinstance(error, OutOfMemory):

@@ -123,7 +123,7 @@ class SpatialTransformation(NativeAttack):
 
     @property
     def queries(self) -> int:
-        """How many transformations it tries for each row."""
+        """The number of transformations for each row."""
         return self.samples if self.mode == "random" else len(self._grid())
 
     def cost(self, threat_model: ThreatModel, *, classes: int) -> Cost:

@@ -30,7 +30,7 @@ from robust_ext.core.threat import NORMS, ThreatModel
 
 @dataclass(frozen=True, kw_only=True)
 class TransferResult:
-    """What a transfer found.
+    """The candidates of a transfer.
 
     Args:
         candidates: Of each row, the point of highest loss on the target among those it misclassifies; of all where it

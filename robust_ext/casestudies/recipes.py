@@ -48,7 +48,7 @@ class RecipeRun(Run):
     seed: int
 
     def digests(self) -> dict[str, Any]:
-        """Those of the samples and the module that judges, and the attack's code."""
+        """Return the digests of the samples, the judging module and the attack's code."""
         return {**self.given.digests, "attack_code": attack_code(self.attack)}
 
     def costs(self) -> Costs:

@@ -1,1 +1,1 @@
-"""What everything else builds on: threat models, targets, randomness, settings, checks and errors."""
+"""The foundation of all other packages: threat models, targets, randomness, settings, checks and errors."""

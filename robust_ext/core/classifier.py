@@ -1,4 +1,4 @@
-"""Whether a module is a classifier from inputs to logits, checked on a few inputs before any work."""
+"""Checks on a few inputs that a module is a classifier from inputs to logits."""
 
 from __future__ import annotations
 
@@ -227,7 +227,7 @@ def check_classifier(module: nn.Module, inputs: Tensor) -> Tensor:
 
 
 def _has_channels_last(module: nn.Module, inputs: Tensor) -> bool:
-    """Whether a module that raised runs on images with their channels moved to the front."""
+    """Return whether a module that raised runs on images with their channels moved to the front."""
     if inputs.dim() != 4 or inputs.shape[3] not in (1, 3, 4):
         return False
     try:
@@ -239,7 +239,7 @@ def _has_channels_last(module: nn.Module, inputs: Tensor) -> bool:
 
 
 def _runs_with_gradients(module: nn.Module, inputs: Tensor) -> bool:
-    """Whether a module that raised runs where gradients are switched on."""
+    """Return whether a module that raised runs where gradients are switched on."""
     try:
         with torch.inference_mode(False), torch.enable_grad():
             module(inputs.clone())
@@ -249,7 +249,7 @@ def _runs_with_gradients(module: nn.Module, inputs: Tensor) -> bool:
 
 
 def _behaves(part: nn.Module) -> bool:
-    """Whether the train mode of this very module changes what it computes."""
+    """Return whether the train mode of this very module changes what it computes."""
     return isinstance(part, (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)) or (
         isinstance(part, nn.modules.instancenorm._InstanceNorm) and part.track_running_stats
     )

@@ -1,4 +1,4 @@
-"""What work costs: rows that go through a network, forward and back."""
+"""The cost of work: rows that go through a network, forward and back."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Costs = dict[tuple[str, str | None], Cost]
 
 
 class Spent(NamedTuple):
-    """What something took: rows that went forward, rows that a gradient came back through, and seconds.
+    """The cost of something: forward rows, backward rows and seconds.
 
     In JSON it is a list of the three.
 
@@ -53,7 +53,7 @@ class Spent(NamedTuple):
 
     @classmethod
     def total(cls, parts: Iterable[Sequence[float]]) -> Spent:
-        """What several took."""
+        """Return the sum of several costs."""
         forward, backward, seconds = (sum(column) for column in zip(*parts, (0, 0, 0.0), strict=True))
         return cls(int(forward), int(backward), float(seconds))
 

@@ -49,7 +49,7 @@ class ArrayArchive:
 
     @property
     def names(self) -> list[str]:
-        """Of the arrays."""
+        """The names of the arrays."""
         return list(self._entries)
 
     def read(self, *names: str) -> dict[str, NDArray[Any]]:
@@ -232,7 +232,7 @@ def make_folder(path: Path, *, error: type[RobustExtError] = DataError) -> None:
 
 
 def unwritable(path: Path, refused: OSError) -> str:
-    """What to say about a file that the operating system did not let be written."""
+    """Return the error for a file that the operating system refused to write."""
     return (
         f"{path}: cannot be written ({refused.strerror or refused}); free space, check that its folder is there and "
         "may be written to, and make the same call again: what was finished before is kept"
@@ -250,7 +250,7 @@ def remove_drafts(folder: Path) -> None:
 
 
 def _running(process: int) -> bool:
-    """Whether another process has this id; this one writes nothing at the moment."""
+    """Return whether another process has this id; this one writes nothing at the moment."""
     if process == os.getpid():
         return False
     try:

@@ -162,7 +162,7 @@ def not_ending() -> Iterator[None]:
 
 
 def is_own(error: BaseException) -> bool:
-    """Whether code of this project raised an error of its own, such as a report on what foreign code asked of it.
+    """Return whether this project's code raised an error of its own, for example about a call by foreign code.
 
     Errors about the evaluation itself are never a report on the code that it runs.
     """

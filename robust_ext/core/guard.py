@@ -26,7 +26,7 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @dataclass
 class Changes:
-    """What a guarded block changed and the guard undid, as text."""
+    """The changes by a guarded block that the guard undid, as text."""
 
     network: list[str] = field(default_factory=list)  # Weights, submodules and hooks
     process: list[str] = field(default_factory=list)  # Settings of the process

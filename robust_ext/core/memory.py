@@ -112,7 +112,7 @@ class RowLimit:
 
 
 def rows_that_fit(function: Callable[[Tensor], Tensor], row: Tensor, most: int) -> int:
-    """How many rows like ``(1, ...)`` on a GPU a batch without gradients may have: a power of two of at most ``most``.
+    """Return a batch size, without gradients, for rows like ``(1, ...)`` on a GPU: a power of two, at most ``most``.
 
     A small batch shows what one takes; all of them take at most half of what is free.
     """

@@ -100,7 +100,7 @@ def module_scope(name: str) -> str:
 
 
 def qualified_name(thing: Any) -> str:
-    """Where a class or function is defined, or the class of anything else."""
+    """Return the qualified name of a class or function, or of an object's class."""
     named = thing if hasattr(thing, "__qualname__") else type(thing)
     return f"{module_scope(str(getattr(named, '__module__', None)))}.{named.__qualname__}"
 

@@ -89,7 +89,7 @@ class CountedRows:
         return self._looked_up(_normal_table(self._first.device), size)
 
     def laplaces(self, size: int) -> Tensor:
-        """As :meth:`normals` of the Laplace distribution with mean size 1; 11.4 stands for all sizes beyond 10.4."""
+        """Draw from the Laplace distribution with mean size 1, as :meth:`normals`; sizes beyond 10.4 become 11.4."""
         return self._looked_up(_laplace_table(self._first.device), size)
 
     def _looked_up(self, table: Tensor, size: int) -> Tensor:
@@ -174,7 +174,7 @@ class RowGenerator(torch.Generator):
 
     @classmethod
     def of(cls, rows: Sequence[int], seed: int, *keys: int | str) -> RowGenerator:
-        """That of :func:`stream` for these rows, in order."""
+        """Return the values of :func:`stream` for these rows, in order."""
         made = cls()
         made.manual_seed(derive_seed(seed, *keys))
         made.gaps = [row - before - 1 for before, row in zip([-1, *rows], rows, strict=False)]

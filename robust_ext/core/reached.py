@@ -106,7 +106,7 @@ class SourceFiles:
 
 
 def is_installed(path: str) -> bool:
-    """Whether a file belongs to Python or to an installed package, which have versions."""
+    """Return whether a file belongs to Python or to an installed package, which have versions."""
     return bool(_INSTALLED.intersection(Path(path).parts)) or path.startswith(_library())
 
 
@@ -220,7 +220,7 @@ def outermost_calls(networks: Mapping[str, nn.Module], note: Mapping[str, Note])
 
 
 def held(value: Any) -> Iterator[tuple[str, object]]:
-    """What a value holds, by name: nothing of what libraries wrote, and of a function the globals that it names."""
+    """Return the members of a value by name: none from libraries, and for a function the globals that it names."""
     match value:
         case FunctionType():
             yield from _of_function(value)
@@ -283,7 +283,7 @@ def _names(code: CodeType) -> set[str]:
 
 
 def is_library(value: Any) -> bool:
-    """Whether a function, class or module was written by somebody else than the user."""
+    """Return whether a function, class or module was written by somebody else than the user."""
     name = value.__name__ if isinstance(value, ModuleType) else value.__module__
     top = str(name).split(".")[0]
     if top == "__main__":

@@ -149,7 +149,7 @@ class BallSampling:
         return (((u - d) * 0.5 + d_r) / (u_r + d_r)).clamp_(0, 1).mul_(2.0**24).round_().int()
 
     def _room(self, base: Tensor, d: Tensor) -> Tensor:
-        """How far each value can go in the direction of ``d`` before it meets a bound, float64 ``(B, n, D)``.
+        """Return the room of each value along ``d`` before it meets a bound, float64 ``(B, n, D)``.
 
         As products and a maximum, of which at most one is above 0: choosing by a random mask takes a CPU longer.
         """

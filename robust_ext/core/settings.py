@@ -37,7 +37,7 @@ _SECTION = re.compile(r"\n\n    (?:Attributes|Returns|Raises|Example):")
 
 @dataclass(frozen=True)
 class SettingInfo:
-    """What is declared of one setting beside its type and default; see :func:`setting`."""
+    """The declaration of one setting besides its type and default; see :func:`setting`."""
 
     help: str
     minimum: float | None

@@ -81,7 +81,7 @@ def paired_difference(gained: int, lost: int, trials: int) -> tuple[float, tuple
 
 
 def more_often(gained: int, lost: int, *, error_rate: float = 0.05) -> bool:
-    """Whether a second measurement of the same trials succeeds more often than the first: an exact one-sided sign test.
+    """Test whether a second measurement of the same trials succeeds more often: an exact one-sided sign test.
 
     Trials with the same outcome in both say nothing: of the others, ``gained`` succeed in the second alone.
 

@@ -65,7 +65,7 @@ class PassCounter:
         return PassCounter(self.forward, self.backward)
 
     def since(self, earlier: PassCounter) -> PassCounter:
-        """What was counted since ``earlier``."""
+        """Return the counts since ``earlier``."""
         return PassCounter(self.forward - earlier.forward, self.backward - earlier.backward)
 
 

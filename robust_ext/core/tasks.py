@@ -33,7 +33,7 @@ _BOXES = (
 
 
 def name_output(output: object, rows: int, inputs: Tensor) -> str:
-    """What an output for ``rows`` rows like ``inputs`` is where it is not ``(rows, K)``: its type, task and wrapper."""
+    """Describe an output for ``rows`` rows like ``inputs`` that is not ``(rows, K)``: its type, task and wrapper."""
     if _holds_boxes(output):
         return f"returned {_BOXES}"
     if not isinstance(output, Tensor):

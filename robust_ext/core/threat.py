@@ -22,7 +22,7 @@ _ROUNDING = 2.0**-24
 @teaching
 @dataclass(frozen=True, kw_only=True)
 class ThreatModel(BallSampling):
-    """What a perturbation may be: ``||x' - x|| <= epsilon`` and ``x'`` in ``bounds``.
+    """The allowed perturbations: ``||x' - x|| <= epsilon`` and ``x'`` in ``bounds``.
 
     Args:
         norm: ``"linf"``, ``"l2"`` or ``"l1"``, over all values of one sample.
@@ -59,7 +59,7 @@ class ThreatModel(BallSampling):
         return distances
 
     def tolerance(self, values: int) -> float:
-        """How far beyond ``epsilon`` a candidate may lie and still count, for samples of ``values`` numbers.
+        """Return the distance beyond ``epsilon`` that still counts, for samples of ``values`` numbers.
 
         float32 rounds each value of ``x + d`` by at most 2 ** -24 of the largest magnitude a value in bounds can have,
         which adds up in the norm. Attacks round several times: 2e-7 of it is allowed, but no more than a hundredth of
@@ -82,7 +82,7 @@ class ThreatModel(BallSampling):
             )
 
     def contains(self, candidates: Tensor, inputs: Tensor) -> Tensor:
-        """Which candidates lie in the ball around their inputs, ``(N,)`` bool, within :meth:`tolerance`."""
+        """Return a mask of candidates in the ball around their inputs, bool ``(N,)``, within :meth:`tolerance`."""
         limit = self.epsilon + self.tolerance(inputs[:1].numel())
         return self.distance(candidates, inputs) <= limit
 

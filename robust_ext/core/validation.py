@@ -159,7 +159,7 @@ def _is_one_hot(labels: Tensor) -> bool:
 
 
 def _as_floats(inputs: Tensor) -> str:
-    """What to do with inputs of another type."""
+    """Return the advice for inputs of another type."""
     if inputs.is_complex():
         return "give real and imaginary parts as values of their own, torch.view_as_real(inputs)"
     if inputs.dtype == torch.uint8 or inputs.dim() > 2:

@@ -1,4 +1,4 @@
-"""What several defenses share: steps along the sign of a gradient, in a box around the input and inside the bounds."""
+"""Shared parts of defenses: sign steps in a box around the input and inside the bounds."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class SignPurifier(Purifier):
 
     @abstractmethod
     def direction(self, point: Tensor, *, number: int, state: Mapping[str, Tensor], rng: RowRNG) -> Tensor:
-        """What the points ``(N, ...)`` move along, times the step size: ``(N, ...)``; see :meth:`Purifier.step`."""
+        """Return the direction of points ``(N, ...)``, to be multiplied by the step size; see :meth:`Purifier.step`."""
 
     def step(self, point: Tensor, *, x: Tensor, number: int, state: Mapping[str, Tensor], rng: RowRNG) -> Tensor:
         """One step, back into ball and bounds."""
@@ -78,7 +78,7 @@ def over_rows(values: Tensor, like: Tensor) -> Tensor:
 
 
 def one_a_row(value: Tensor, rows: int) -> Tensor:
-    """What a discriminator returned, ``(N,)`` or ``(N, 1)``, as ``(N,)``; raises ModelError for other shapes."""
+    """Return a discriminator's output, ``(N,)`` or ``(N, 1)``, as ``(N,)``; ModelError for other shapes."""
     if value.shape not in ((rows,), (rows, 1)):
         raise ModelError(
             f"discriminator: returned shape {tuple(value.shape)} for {rows} rows, expected ({rows},) or ({rows}, 1)"

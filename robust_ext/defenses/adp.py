@@ -166,7 +166,7 @@ class AdaptiveDenoising(Purifier):
         return self._clipped(from_unit(unit + over_rows(lengths, unit) * score, self.bounds))
 
     def step_lengths(self, unit: Tensor, score: Tensor) -> Tensor:
-        """How far each row goes ``(N,)`` from points in [0, 1] ``(N, ...)``; 0 where it stops, for good."""
+        """Return the step length of each row ``(N,)`` at points in [0, 1] ``(N, ...)``; 0 where it stops for good."""
         ahead = self.score(unit + self.probe * score)
         square = score.flatten(1).square().sum(1)
         along = (score * ahead).flatten(1).sum(1)

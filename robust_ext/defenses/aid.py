@@ -82,7 +82,7 @@ class AIDPurifier(SignPurifier):
         return row_gradient(self.cleanness, point).sign()
 
     def cleanness(self, point: Tensor) -> Tensor:
-        """What is raised, ``(N,)``."""
+        """Return the value that steps raise, ``(N,)``."""
         seen = observe(self.classifier, point, self.layers)
         value = one_a_row(self.discriminator(*(seen.layers[name] for name in self.layers)), len(point))
         return value.sigmoid() if self.saturating else value

@@ -72,7 +72,7 @@ class RandomResizePad(AdaptiveDefense):
         return out
 
     def place(self, point: Tensor, state: Mapping[str, Tensor]) -> Tensor:
-        """What the classifier gets for images ``(N, C, H, W)`` and a state."""
+        """Return the classifier's inputs for images ``(N, C, H, W)`` and a state."""
         full = self._limits(point)[1]
         placed = []
         for row, values in enumerate(zip(*(state[name].tolist() for name in _PLACE), strict=True)):

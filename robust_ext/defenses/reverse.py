@@ -70,7 +70,7 @@ class ContrastiveEncoder(nn.Module):
 
 
 def contrastive_losses(embeddings: Tensor, *, temperature: float = 0.2, positives: str = "first") -> Tensor:
-    """How badly each row's views ``(views, N, D)`` are distinguished from those of other rows, ``(N,)``.
+    """Return the contrastive loss of each row's views ``(views, N, D)`` against those of other rows, ``(N,)``.
 
     For a view it is the cross-entropy of finding a view of the same row among all other views, by cosine similarities
     divided by the temperature; the mean is taken over a row's views. ``positives`` names which view is to be found:

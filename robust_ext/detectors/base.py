@@ -97,7 +97,7 @@ class Detector(SettingsModule, ABC):
         return scores
 
     def score_margin_of(self, observed: Observation) -> Tensor:
-        """How far the score of a forward pass lies above the threshold, ``(N,)``: detected where above 0.
+        """Return the margins of the scores of a forward pass above the threshold, ``(N,)``: detected above 0.
 
         ModelError: the detector has no threshold yet.
         """
@@ -107,11 +107,11 @@ class Detector(SettingsModule, ABC):
         return self.checked(observed) - limit
 
     def score_margin(self, x: Tensor) -> Tensor:
-        """How far the score of inputs ``(N, ...)`` lies above the threshold, ``(N,)``."""
+        """Return the margins of the scores of inputs ``(N, ...)`` above the threshold, ``(N,)``."""
         return self.score_margin_of(observe(self.classifier, x, self.layers))
 
     def decide(self, x: Tensor) -> Tensor:
-        """Which inputs ``(N, ...)`` are detected, bool ``(N,)``; those that score NaN are not let pass.
+        """Return a mask of detected inputs ``(N, ...)``, bool ``(N,)``; scores of NaN count as detected.
 
         Raises:
             ModelError: The detector has no threshold yet.
@@ -152,7 +152,7 @@ class Detector(SettingsModule, ABC):
         return found
 
     def over_batches(self, inputs: Tensor, function: Callable[[Observation], T], batch_size: int = 256) -> list[T]:
-        """What a function makes of a forward pass of each batch of inputs ``(N, ...)``, without gradients."""
+        """Apply a function to the forward pass of each batch of inputs ``(N, ...)``, without gradients."""
         device = module_device(self)
         with torch.no_grad():
             parts = torch.split(inputs, batch_size)
@@ -163,7 +163,7 @@ class Detector(SettingsModule, ABC):
         return ModelError(f"detector {type(self).__name__}: {problem}")
 
     def remake(self) -> str:
-        """What to do where no file can hold a detector."""
+        """Return the advice for a detector that no file can hold."""
         return f"make it anew and set its threshold, detector.threshold = torch.tensor({self.threshold.tolist()})"
 
     def check_fitted(self, fitted: object, *, on: str = "clean_inputs, adversarial_inputs") -> None:
@@ -239,7 +239,7 @@ class Detector(SettingsModule, ABC):
         return found
 
     def packed(self) -> tuple[dict[str, str], dict[str, Tensor]]:
-        """What a file holds: its metadata, and tensors by name."""
+        """Return the content of a file: metadata, and tensors by name."""
         own = {name: value.detach().contiguous() for name, value in self.state_dict().items() if _own(name)}
         return {"detector": type(self).__name__, "settings": json.dumps(self.settings)}, own
 
@@ -276,7 +276,7 @@ class Detector(SettingsModule, ABC):
 
 
 def rejected(margin: Tensor, *, inverted: bool = False) -> Tensor:
-    """Which inputs of these score margins are rejected, bool ``(N,)``: where above 0, inverted where not, or NaN."""
+    """Return a mask of rejected inputs by score margins, bool ``(N,)``: above 0, inverted otherwise, or NaN."""
     return ((margin > 0) ^ inverted) | margin.isnan()
 
 

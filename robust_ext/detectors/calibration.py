@@ -14,7 +14,7 @@ from robust_ext.core.statistics import proportion_interval
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """How a threshold came about.
+    """The origin of a threshold.
 
     Args:
         false_positive_rate: The rate that was requested.

@@ -88,12 +88,12 @@ class FeatureSqueezingDetector(Detector):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What the constructor was given; squeezers by name, and callables by ``repr``."""
+        """The arguments of the constructor; squeezers by name, and callables by ``repr``."""
         squeezers = [[s.kind, s.settings] if _is_named(s) else repr(s) for s in self.squeezers]
         return {**super().settings, "squeezers": squeezers}
 
     def distances_of(self, observed: Observation) -> Tensor:
-        """How far each squeezer moves the probabilities of each input in l1, ``(N, squeezers)``, with gradients."""
+        """Return the l1 change of each input's probabilities by each squeezer, ``(N, squeezers)``, with gradients."""
         squeezed = torch.cat([self._squeeze(squeezer, observed.inputs) for squeezer in self.squeezers])
         logits = torch.cat([self.classifier(part) for part in torch.split(squeezed, self.batch_size)])
         after = logits.softmax(1).view(len(self.squeezers), *observed.logits.shape)

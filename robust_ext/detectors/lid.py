@@ -83,7 +83,7 @@ class LIDDetector(ReferenceDetector):
         return {**constants, **given}
 
     def reference_count(self, rows: int) -> tuple[int, int]:
-        """As many as the detector keeps."""
+        """Return the number of references that the detector keeps."""
         return self.size, self.size
 
     def take_references(self, inputs: Tensor, labels: Tensor | None, *, batch_size: int, seed: int) -> None:

@@ -169,7 +169,7 @@ class MLLOODetector(Detector):
         return tuple(layer.view(len(x), count, layer.shape[1]).transpose(1, 2) for layer in layers)
 
     def _pick(self, position: int, values: Tensor) -> Tensor:
-        """Those of a layer's units ``(n, all)`` that are looked at."""
+        """Return the examined units of a layer's ``(n, all)``."""
         if self.units is None or values.shape[1] <= self.units:
             return values
         chosen: Tensor = getattr(self, f"chosen_{position}")

@@ -1,4 +1,4 @@
-"""What one forward pass of a classifier shows: its logits and the outputs of named layers."""
+"""An observation of one forward pass of a classifier: its logits and the outputs of named layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What detectors are fitted on."""
+"""The training data of detectors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ANY = (-float("inf"), float("inf"))
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TrainingSet:
-    """What a detector is fitted on by name.
+    """The training data of a detector that is fitted by name.
 
     Args:
         clean: Inputs ``(N, ...)``, float32.

@@ -1,1 +1,1 @@
-"""How attacks are run over samples, verified, stored and resumed; shared by every evaluation."""
+"""The engine of every evaluation: runs attacks over samples, verifies, stores and resumes."""

@@ -72,7 +72,7 @@ def as_classifier(module: nn.Module, inputs: Tensor, labels: Tensor | None = Non
 
 
 def _dense_way(output: Tensor) -> str:
-    """How to make a plain tensor of a network's output."""
+    """Return the advice for a plain tensor from a network's output."""
     if output.is_meta:
         return "logits with values"
     if output.is_nested:
@@ -126,7 +126,7 @@ def _has_no_values(module: nn.Module, inputs: Tensor) -> bool:
 
 
 def _probe(module: nn.Module, inputs: Tensor) -> tuple[object, list[torch.dtype], BaseException | None]:
-    """What a module returns, the types of what passes between its parts, and what it raised; it stays as it was."""
+    """Return a module's output, the types between its parts, and its exception; restores the module."""
     seen: set[torch.dtype] = set()
 
     def note(_module: nn.Module, _args: object, output: object) -> None:

@@ -128,7 +128,7 @@ def _token(value: Any, *, weights: bool) -> str:
 
 
 def _inside(value: Any) -> Iterator[tuple[str, object]]:
-    """What a value holds, by name."""
+    """Return the members of a value by name."""
     kind = type(value)
     if is_plain(value) or isinstance(value, (*_PASSED_OVER, set, frozenset)):
         return
@@ -154,7 +154,7 @@ def _inside(value: Any) -> Iterator[tuple[str, object]]:
 
 
 def _is_code(value: object) -> bool:
-    """Whether an attribute of a network is part of what it computes, not a setting, a network or a result."""
+    """Return whether an attribute of a network is part of what it computes, not a setting, a network or a result."""
     if is_plain(value) or isinstance(value, (Tensor, nn.Module, *_PASSED_OVER)):
         return False
     inside = value.values() if isinstance(value, Mapping) else value

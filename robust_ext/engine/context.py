@@ -1,4 +1,4 @@
-"""What surrounds a run but is none of its caller's arguments: where things came from, who listens, and until when."""
+"""The surroundings of a run that are not arguments: origins, listeners and the deadline."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def current_context() -> RunContext:
 
 
 def set_aside(objects: Sequence[object]) -> None:
-    """Have attacks' processes get these objects as they are now, see :data:`SETTING_ASIDE`."""
+    """Send these objects in their present state to attacks' processes, see :data:`SETTING_ASIDE`."""
     found = SETTING_ASIDE.get()
     if found is not None:
         found(objects)

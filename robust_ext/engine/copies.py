@@ -35,7 +35,7 @@ _KEPT = 16
 
 
 def behaviour(module: nn.Module, inputs: Tensor, bounds: tuple[float, float]) -> dict[str, Any]:
-    """What a module returns for probe inputs, as plain values; the module is left as it was.
+    """Return a module's outputs for probe inputs as plain values; restores the module.
 
     Args:
         module: From inputs ``(N, ...)`` to one or several numbers each; it may draw from the global generators.
@@ -58,7 +58,7 @@ def behaviour(module: nn.Module, inputs: Tensor, bounds: tuple[float, float]) ->
 
 
 def compare_behaviour(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
-    """In words, how what a module returns differs from what it returned earlier; None where it does not."""
+    """Describe how a module's outputs differ from earlier ones; None where they agree."""
     if "raised" in earlier or "raised" in now:
         words = [f"raised {one['raised']}" if "raised" in one else "returned numbers" for one in (earlier, now)]
         return f"{words[1]} on probe inputs, and {words[0]} before" if len(set(words)) > 1 else None
@@ -77,7 +77,7 @@ def compare_behaviour(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> str
 
 
 def _draws(probes: Tensor) -> Tensor:
-    """Where the global generators of torch stand."""
+    """Return the states of torch's global generators."""
     states = [torch.cuda.get_rng_state(probes.device)] if probes.device.type == "cuda" else []
     return torch.cat([torch.get_rng_state(), *states])
 
@@ -95,7 +95,7 @@ def _array(values: Any) -> Any:
 
 
 def _differ(earlier: Any, now: Any, tolerance: float) -> Any:
-    """Which probes' values differ, bool ``(PROBES,)``."""
+    """Return a mask of differing probes, bool ``(PROBES,)``."""
     a, b = _array(earlier), _array(now)
     scale = np.nanmax(np.abs(a), initial=np.nanmax(np.abs(b), initial=0.0))
     same = (np.abs(a - b) <= tolerance * scale) | (np.isnan(a) & np.isnan(b))
@@ -180,7 +180,7 @@ Twins = dict[int, Any]
 
 
 class Behaviours:
-    """How the networks of tasks behave on probe inputs when they are met first."""
+    """The behaviour of tasks' networks on probe inputs at first sight."""
 
     def __init__(self) -> None:
         self._noted: dict[int, tuple[nn.Module, dict[str, Any] | None]] = {}
@@ -194,7 +194,7 @@ class Behaviours:
                 self._noted[id(network)] = network, first if compare_behaviour(first, again) is None else None
 
     def changes(self, task: Task, twins: Twins) -> Iterator[str]:
-        """How the networks of a task, or their copies, behave otherwise than was noted."""
+        """Return the changes in behaviour of a task's networks, or of their copies."""
         for network in _networks(task):
             _, noted = self._noted[id(network)]
             for one in dict.fromkeys((network, twins.get(id(network), network))):
@@ -217,7 +217,7 @@ def copying() -> Iterator[None]:
 
 
 def current_behaviours() -> Behaviours | None:
-    """Those of the block; None where attacks get the networks that they are given."""
+    """Return the behaviours of the current block; None where attacks get the original networks."""
     return _CURRENT.get()
 
 
@@ -273,7 +273,7 @@ def _networks(task: Task) -> list[nn.Module]:
 
 
 def _behaviour(network: nn.Module, task: Task) -> dict[str, Any]:
-    """How a network behaves; its rows are not counted."""
+    """Return a network's behaviour; its rows are not counted."""
     counter = task.target.counter
     before = dict(vars(counter))
     counter.watch = counter.deadline = None

@@ -1,4 +1,4 @@
-"""What runs would cost: all that is checked before them is, and then nothing is run or written."""
+"""Cost estimates of runs: all checks run, and nothing else runs or is written."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """What is left to be done, at most.
+    """The remaining work, at most.
 
     Args:
         title: Of the evaluation.
@@ -49,7 +49,7 @@ class Estimate:
 
     @property
     def total(self) -> Cost:
-        """Of all phases."""
+        """The sum of all phases."""
         return sum(self.costs.values(), Cost())
 
     def __add__(self, other: Estimate) -> Estimate:
@@ -73,7 +73,7 @@ class EstimatedError(Exception):
 
 
 def estimate(evaluation: Callable[[], object]) -> Estimate:
-    """What a call of an evaluation would cost: it is checked as the call would check it, and nothing is run or written.
+    """Estimate the cost of a call of an evaluation: it checks like the call, and runs and writes nothing.
 
     Args:
         evaluation: A function without arguments that calls one of ``binarization_test``, ``mead``, ``robust_accuracy``,
@@ -124,7 +124,7 @@ def row_seconds(network: nn.Module, inputs: Tensor, rows: int) -> tuple[float, f
 
 
 def estimate_runs(runs: Sequence[Run], *, folder: Path | None, title: str, workers: int) -> Estimate:
-    """What is left of runs of one evaluation; RunFolderError where their folder is another run's."""
+    """Estimate the remaining work of one evaluation's runs; RunFolderError for a folder of another run."""
     costs: defaultdict[tuple[str, str | None], Cost] = defaultdict(Cost)
     seconds: defaultdict[tuple[str, str | None], float] = defaultdict(float)
     samples = done = 0

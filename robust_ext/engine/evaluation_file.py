@@ -164,7 +164,7 @@ class JudgedSettings(Settings):
 
     @property
     def seed_of_judge(self) -> int:
-        """Of the draws that an attack must not repeat."""
+        """The seed of draws that an attack must not repeat."""
         return self.seed if self.judge_seed is None else self.judge_seed
 
 

@@ -1,4 +1,4 @@
-"""What identifies a run: its attacks in words, its samples, networks and versions."""
+"""The identity of a run: its attacks as text, its samples, networks and versions."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def model_digest(*parts: nn.Module) -> str:
 
 
 def plain_settings(module: nn.Module, *, besides: nn.Module | None = None) -> dict[str, Any]:
-    """What a module and those in it keep beside tensors, by name: numbers, texts, and tuples or lists of them.
+    """Return plain settings of a module and its parts by name: numbers, texts, and tuples or lists of them.
 
     Those of ``besides``, a part of it, are left out.
     """
@@ -88,7 +88,7 @@ def attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def is_plain(value: object) -> bool:
-    """Whether a value is a number, a text, None, or a tuple or list of such."""
+    """Return whether a value is a number, a text, None, or a tuple or list of such."""
     if isinstance(value, (tuple, list)):
         return all(map(is_plain, value))
     return value is None or isinstance(value, (bool, int, float, str))

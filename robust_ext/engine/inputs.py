@@ -1,4 +1,4 @@
-"""What an evaluation is given, checked at the door and made ready: attacks, a classifier and labelled samples."""
+"""The checked inputs of an evaluation: attacks, a classifier and labelled samples."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ class EvaluationInputs:
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """Of inputs."""
+        """The bounds of the inputs."""
         return self.threat_model.bounds
 
     @cached_property
     def correct(self) -> NDArray[np.bool_]:
-        """Which samples are classified correctly, ``(N,)``."""
+        """A mask of correctly classified samples, ``(N,)``."""
         found: NDArray[np.bool_] = (self.logits.argmax(1) == self.labels).cpu().numpy()
         return found
 
@@ -76,7 +76,7 @@ class EvaluationInputs:
 
     @property
     def samples(self) -> tuple[Tensor, ...]:
-        """All that has a row for each sample."""
+        """Everything with a row for each sample."""
         return self.inputs, self.labels, self.logits
 
     def blocks(self, size: int) -> list[range]:

@@ -80,23 +80,23 @@ class Pool:
 
     @property
     def workers(self) -> int:
-        """How many there are."""
+        """The number of workers."""
         return len(self._devices) if len(self._devices) > 1 else workers_of(self._started())
 
     @property
     def room(self) -> int:
-        """How many more calls are to be submitted."""
+        """The number of calls that may be submitted now."""
         if self._alone:
             return 0
         return self.workers * (1 if len(self._devices) > 1 else _CALLS) - len(self._flying)
 
     @property
     def busy(self) -> bool:
-        """Whether there are calls that have not ended."""
+        """True if there are calls that have not ended."""
         return bool(self._flying or self._alone)
 
     def submit(self, key: Any, call: Call, parts: Mapping[str, bytes]) -> None:
-        """Have a call run, with these parts for workers that lack them."""
+        """Submit a call, with these parts for workers that lack them."""
         self._start(_Job(key, call, parts))
 
     def wait(self, timeout: float | None = None) -> list[tuple[Any, Reply]]:
@@ -149,7 +149,7 @@ class Pool:
         self._flying[future] = job
 
     def _failed(self, job: _Job, error: BaseException) -> Reply | None:
-        """Have a call run again, or return why it is lost."""
+        """Submit a call again, or return why it is lost."""
         if isinstance(error, BrokenExecutor) and job.executor is self._executor:
             if self._given:
                 raise RobustExtError(
@@ -204,7 +204,7 @@ def current_pool() -> Pool | None:
 
 @contextmanager
 def pooling(pool: Pool) -> Iterator[None]:
-    """Have the blocks of runs inside this one done by the pool, which is closed at the end."""
+    """Run the blocks of runs inside this one on the pool, which closes at the end."""
     token = _CURRENT.set(pool)
     try:
         yield

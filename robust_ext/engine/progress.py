@@ -30,7 +30,7 @@ class Phases:
         self._begun, self._seen = time.perf_counter(), counter.snapshot()
 
     def stop(self, phase: str) -> None:
-        """What was spent since the last call is that of this phase."""
+        """Count everything spent since the last call for this phase."""
         now, seen = time.perf_counter(), self._counter.snapshot()
         rows = seen.since(self._seen)
         more = Spent(rows.forward, rows.backward, now - self._begun)
@@ -51,7 +51,7 @@ _TERMINAL, _FIRST, _LATER = 0.25, 5.0, 60.0
 
 
 class _Screen:
-    """Where work is shown, with the work inside it."""
+    """A display of work, with the work inside it."""
 
     def __init__(self) -> None:
         self.bars = _bars() if sys.stderr.isatty() else None
@@ -92,7 +92,7 @@ def _bars() -> Any:
 
 
 class Progress:
-    """How far some work has come.
+    """The progress of some work.
 
     Args:
         title: What it is.

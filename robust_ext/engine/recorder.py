@@ -137,7 +137,7 @@ class Recorder:
             self._kept.add(query.number, rows, best, margin=margin, distance=distance, adversarial=counted > 0)
 
     def _note_place(self, rows: Tensor | None, flat: Tensor, inside: Tensor) -> None:
-        """Whether points are inputs that are scaled or shifted, and whether they lie on the grid of 8 bits."""
+        """Return whether points are inputs that are scaled or shifted, and whether they lie on the grid of 8 bits."""
         clean, size = (self._clean if rows is None else self._clean[rows]), flat.shape[1]
         ours, theirs = clean.sum(1), flat.sum(1)
         shared = (flat * clean).sum(1) - ours * theirs / size
@@ -190,7 +190,7 @@ class Recorder:
                 self._kept.add_step(query.number, rows, moved)
 
     def _length(self, away: Tensor) -> Tensor:
-        """Of each row ``(n, D)``, in epsilons."""
+        """Return the length of each row ``(n, D)``, in epsilons."""
         norm, epsilon = self._threat_model.norm, self._threat_model.epsilon
         length = away.abs().amax(1) if norm == "linf" else torch.linalg.vector_norm(away, ord=int(norm[1:]), dim=1)
         return length / epsilon
@@ -234,11 +234,11 @@ class Recorder:
 
     @property
     def cut(self) -> bool:
-        """Whether logits came without a graph where gradients were wanted, and none arrived."""
+        """True if logits came without a graph where gradients were wanted, and none arrived."""
         return bool(self._sums["cut"].any()) and not bool(self._sums["gradients"].any())
 
     def trace(self, returned: object = None) -> Trace:
-        """What was recorded; of an attack that takes a single step, what it ``returned`` shows that step."""
+        """Return the recording; for a single-step attack, ``returned`` shows the step."""
         count = len(self._clean)
         if _readable(returned) and without_values(returned) is None and returned.shape == self._inputs.shape:
             self._steps.end(returned.detach().flatten(1).to(self._clean))
@@ -259,7 +259,7 @@ class Recorder:
 
 
 def _readable(value: object) -> TypeGuard[Tensor]:
-    """Whether it is a tensor with values: inside vmap and the like there are none to look at."""
+    """Return whether it is a tensor with values: inside vmap and the like there are none to look at."""
     return isinstance(value, Tensor) and not torch._C._functorch.is_functorch_wrapped_tensor(value)
 
 

@@ -35,7 +35,7 @@ R_co = TypeVar("R_co", bound="Run", covariant=True)
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """What is kept of a block of samples."""
+    """The stored results of a block of samples."""
 
     records: Sequence[Record]  # One a sample, each with its index; none of those that the timing states as left_out
     timing: Record  # What they took; plain values
@@ -87,7 +87,7 @@ class Run(ABC):
 
     @property
     def ordered(self) -> bool:
-        """Whether what a block needs, or whether it is needed, follows from the blocks before it."""
+        """True if what a block needs, or whether it is needed, follows from the blocks before it."""
         return False
 
     def place(self) -> torch.device:
@@ -103,29 +103,29 @@ class Run(ABC):
         return ()
 
     def session(self) -> AbstractContextManager[object]:
-        """What surrounds all of its work."""
+        """Surround all of the run's work."""
         return nullcontext()
 
     def costs(self) -> Costs:
-        """What one of its samples takes, on the average and at most, by phase."""
+        """Return the cost of a sample, on average and at most, by phase."""
         return {("attack", self.title): Cost(unknown=(self.title,))}
 
     def cost(self) -> Cost:
-        """All that one of its samples takes."""
+        """Return the whole cost of a sample."""
         return sum(self.costs().values(), Cost())
 
     def digests(self) -> Mapping[str, Any]:
-        """What its folder states besides the identity: digests of networks, code and samples, and behaviours."""
+        """Return the digests for the folder besides the identity: networks, code, samples and behaviours."""
         return {}
 
     @property
     def holds(self) -> dict[str, str]:
-        """What a result that has it covers, by key, with titles."""
+        """The parts of a result that this run covers, by key, with titles."""
         return {self.key: self.title}
 
     @property
     def stated(self) -> dict[str, Any]:
-        """All that its folder states of it."""
+        """Everything that its folder records about it."""
         return {**self.identity, "streams": STREAMS}
 
     def kept(self) -> int | None:
@@ -141,7 +141,7 @@ class Run(ABC):
         yield from ()
 
     def needs(self, rows: range, store: Store) -> Mapping[str, Any]:
-        """What the work on a block needs beside the run: its rows of the samples, and what earlier blocks showed.
+        """Return a block's data besides the run: its rows of the samples, and results of earlier blocks.
 
         Tensors and plain values by name; where blocks are ordered, these values are all that earlier ones decide.
         """
@@ -152,11 +152,11 @@ class Run(ABC):
         """The tasks of one block, and what is kept of it; may run on another machine, on a copy of the run."""
 
     def decided(self, store: Store) -> bool:
-        """Whether no further block is needed."""
+        """Return whether no further block is needed."""
         return False
 
     def tolerates(self, error: RobustExtError) -> bool:
-        """Whether such an error is for the report, not the end of the evaluation."""
+        """Return whether such an error is for the report, not the end of the evaluation."""
         return False
 
     def finish(self, store: Store) -> tuple[Sequence[Record], Sequence[Record]]:
@@ -166,7 +166,7 @@ class Run(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome(Generic[R_co]):
-    """What a run left."""
+    """The outcome of a run."""
 
     run: R_co
     store: Store
@@ -176,12 +176,12 @@ class Outcome(Generic[R_co]):
     cut: bool = False  # Whether the time was over before its blocks were done
 
     def spent(self, phase: str) -> Spent:
-        """What a phase took, over all blocks."""
+        """Return the cost of a phase, over all blocks."""
         return Spent.total(timing["phases"][phase] for timing in self.timings)
 
 
 def isolated(outcomes: Iterable[Outcome[Any]]) -> bool:
-    """Whether every attack ran in a process of its own."""
+    """Return whether every attack ran in a process of its own."""
     return all(timing.get("isolated", False) for one in outcomes for timing in one.timings)
 
 
@@ -202,7 +202,7 @@ def timed(work: Work[Block]) -> Generator[Task, TaskResult, Block]:
 
 
 def keep(block: Block, store: Store) -> None:
-    """Have a store keep a block."""
+    """Store a block."""
     store.append(block.records, {**block.timing, "isolated": ISOLATED.get()}, block.arrays)
 
 
@@ -215,7 +215,7 @@ def tell(run: Run, rows: range, store: Store) -> None:
 
 
 def finish(run: R, store: Store, *, cut: bool = False) -> Outcome[R]:
-    """What a run left, which is done, or ``cut`` off."""
+    """Return the outcome of a run that is done, or ``cut`` off."""
     with run.session():
         records, timings = run.finish(store)
     for timing in timings:
@@ -224,7 +224,7 @@ def finish(run: R, store: Store, *, cut: bool = False) -> Outcome[R]:
 
 
 def end(run: R, store: Store, error: RobustExtError) -> Outcome[R]:
-    """What a run left that ended with an error, which is raised again where it is not for the report."""
+    """Return the outcome of a run that ended with an error; raises errors that are not for the report."""
     if isinstance(error, OutOfTimeError) and run.partial:
         return finish(run, store, cut=True)
     if isinstance(error, OutOfTimeError) or not run.tolerates(error):

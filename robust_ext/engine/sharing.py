@@ -161,7 +161,7 @@ def _plain(needs: Mapping[str, Any]) -> dict[str, Any]:
 def run_on(
     pool: Pool, runs: Sequence[R], opened: Callable[[R], Store], bar: Progress | None
 ) -> Generator[Task, TaskResult, dict[str, Outcome[R]]]:
-    """Have a pool do what is missing of runs, in order; return outcomes by key.
+    """Run the missing blocks of runs on a pool, in order; return outcomes by key.
 
     What comes before the blocks of a run is done here: its tasks are those of this generator. RobustExtError where
     blocks are lost, once all others are kept.

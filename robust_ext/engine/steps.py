@@ -20,7 +20,7 @@ _MEANS = ("margin", "distance", "adversarial")
 
 
 class Checkpoints:
-    """Of ``count`` rows, by number of query from 0: best margins until then, movements, and sums for a curve.
+    """Checkpoints of ``count`` rows, by number of query from 0: best margins so far, movements, and sums for a curve.
 
     Once there are too many, every other one is dropped, and half as many are kept from then on. ``rows`` is which rows
     are meant, int64 ``(n,)``, or None for all in order.
@@ -33,7 +33,7 @@ class Checkpoints:
         self._sums: dict[int, dict[str, Any]] = {}  # Numbers, or tensors without dimensions, on the device
 
     def due(self, number: int) -> bool:
-        """Whether the query of this number is kept."""
+        """Return whether the query of this number is kept."""
         return number % self._stride == 0
 
     def add(self, number: int, rows: Tensor | None, best: Tensor, **values: Tensor) -> None:
@@ -60,15 +60,15 @@ class Checkpoints:
         self._put(self._steps, number, rows, moved)
 
     def late(self, queries: Tensor, best: Tensor) -> Tensor:
-        """What the best margins ``(N,)`` gained in the last tenth of ``queries`` ``(N,)``; NaN where these are few."""
+        """Return the gain of best margins ``(N,)`` in the last tenth of ``queries`` ``(N,)``; NaN for few queries."""
         return self._gained(best, since=torch.where(queries >= _LATE, 0.9 * queries, 0.0))
 
     def recent(self, queries: Tensor, best: Tensor) -> Tensor:
-        """What they gained in the last ten queries, in all where there are no more."""
+        """Return the gain in the last ten queries, or in all of fewer."""
         return self._gained(best, since=(queries - _RECENT).clamp_min(1.0))
 
     def _gained(self, best: Tensor, *, since: Tensor) -> Tensor:
-        """What the best margins gained since so many queries, or since the last checkpoint before; NaN without one."""
+        """Return the gain of best margins in the last queries, or since the last checkpoint before; NaN without one."""
         gained = torch.full_like(best, torch.nan)
         for number in sorted(self._best):
             earlier = self._best[number].double().cpu()
@@ -128,7 +128,7 @@ class Query:
 
 
 def sampled(number: int) -> bool:
-    """Whether a query or step of this number is looked at closely: the first ones, then one of seven."""
+    """Return whether a query or step of this number is looked at closely: the first ones, then one of seven."""
     return number < _FIRST or number % _EVERY == 0
 
 

@@ -55,7 +55,7 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskResult:
-    """What came back."""
+    """The results of a task."""
 
     candidates: object  # What the attack returned; not verified
     seconds: float
@@ -73,7 +73,7 @@ Worker = Callable[[Task], TaskResult]
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """What candidates are verified by; it stays in the process that made the task."""
+    """The verification of candidates; it stays in the process that made the task."""
 
     module: nn.Module  # The full target, in eval mode
     name: str  # Of the attack, for error texts
@@ -85,7 +85,7 @@ class Check:
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """What a task came to."""
+    """The outcome of an attempt at a task."""
 
     verified: Verification
     spent: dict[str, Spent]  # By {"attack", "verify"}
@@ -142,7 +142,7 @@ def run_task(task: Task) -> TaskResult:
 
 
 def _counting(task: Task, counter: PassCounter) -> AbstractContextManager[None]:
-    """What counts rows while a task is run, or its candidates are verified."""
+    """Count rows while a task runs, or while its candidates are verified."""
     if task.counted is None:
         return nullcontext()
     if isinstance(task.counted, nn.Module):

@@ -159,7 +159,7 @@ CURVE = ("query", "margin", "distance", "gradient", "adversarial")
 
 @dataclass(frozen=True, kw_only=True)
 class Trace:
-    """Of one call of an attack on N rows.
+    """A recording of one call of an attack on N rows.
 
     Args:
         values: float64 ``(N, len(COLUMNS))``; NaN where nothing is known.

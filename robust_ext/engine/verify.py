@@ -61,7 +61,7 @@ LOST = ("ended", "timed_out")
 
 @dataclass(frozen=True)
 class Verification:
-    """What became of each candidate."""
+    """The verdicts on candidates."""
 
     outcomes: tuple[str, ...]  # One of robust_ext.engine.verify.OUTCOMES a candidate
     distances: Tensor  # To the clean input in the threat model's norm, float64 (N,); NaN where not finite
@@ -177,7 +177,7 @@ def check_candidates(candidates: object, inputs: Tensor, *, attack: str) -> Tens
 
 
 def unverified(outcome: str, inputs: Tensor, *, module: nn.Module) -> Verification:
-    """What stands for inputs ``(N, ...)`` for which no candidates came back: the inputs themselves."""
+    """Return stand-ins for missing candidates of inputs ``(N, ...)``: the inputs themselves."""
     with torch.no_grad():
         logits = module(inputs)
     distances = torch.full((len(inputs),), torch.nan, dtype=torch.float64, device=inputs.device)

@@ -37,7 +37,7 @@ _DECIDED = 250
 
 
 def passed_inputs(given: EvaluationInputs, *, detector: Detector, seed: int) -> Tensor:
-    """Which clean inputs a detector lets pass, bool ``(N,)``."""
+    """Return a mask of the clean inputs that a detector accepts, bool ``(N,)``."""
     with seeded_globals(derive_seed(seed, "arm references")):
         return ~torch.cat([detector.decide(batch) for batch in torch.split(given.inputs, _DECIDED)])
 
@@ -82,7 +82,7 @@ class ArmRun(ScoredRun):
         return {("attack", self.title): found, ("verify", None): Cost(1)}
 
     def digests(self) -> dict[str, Any]:
-        """Those of the evaluation, and the attack's code."""
+        """Return the digests of the evaluation and the attack's code."""
         return {**super().digests(), "attack_code": attack_code(self.attack)}
 
     def kept(self) -> int:
@@ -124,7 +124,7 @@ class ArmRun(ScoredRun):
 
     @cached_property
     def passed(self) -> Tensor:
-        """Which clean inputs the detector that is attacked lets pass."""
+        """A mask of the clean inputs that the attacked detector accepts."""
         assert self.adaptive_to is not None
         return passed_inputs(self.given, detector=self.adaptive_to.detector, seed=self.seed)
 

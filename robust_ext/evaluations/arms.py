@@ -72,7 +72,7 @@ class Arm:
         return self.short if self.epsilon is None else f"{self.short} {self.norm} {typed(self.epsilon, 'g')}"
 
     def threat_model(self, *, bounds: tuple[float, float], values: int) -> ThreatModel:
-        """What the attack is given for inputs of so many values; without a budget, it may go anywhere in the bounds."""
+        """Return the attack's threat model for inputs of this size; without a budget, the whole bounds."""
         norm = self.norm or "linf"
         fixed = self.epsilon is not None and not self.resolved.traits.minimum_norm
         widest = (bounds[1] - bounds[0]) * {"linf": 1.0, "l2": float(values) ** 0.5, "l1": float(values)}[norm]

@@ -54,7 +54,7 @@ def params(result: EvaluationResult) -> dict[str, str]:
 
 
 def is_digest(name: str) -> bool:
-    """Whether a setting identifies code or behaviour in too many numbers for a reader."""
+    """Return whether a setting identifies code or behaviour in too many numbers for a reader."""
     return name.endswith(("_code", "_behaviour"))
 
 
@@ -91,7 +91,7 @@ R = TypeVar("R", bound="EvaluationResult")
 
 @runtime_checkable
 class Callback(Protocol):
-    """What an evaluation's ``callbacks`` are: any object with this method, called in the process of the caller.
+    """A callback of an evaluation: any object with this method, called in the caller's process.
 
     One that has ``on_record(record)`` too gets every record of a sample, with the name of its ``run``, when its block
     is finished (or found in the run folder). What a callback raises is logged, and the result is returned all the same.
@@ -134,7 +134,7 @@ def listening(callbacks: Sequence[Callback]) -> Iterator[Callable[[R], R]]:
 
 
 def _call(callback: object, method: str, argument: object) -> bool:
-    """Whether the call went well; what it raises is logged."""
+    """Return whether the call went well; what it raises is logged."""
     try:
         getattr(callback, method)(argument)
     except Exception:

@@ -1,4 +1,4 @@
-"""What a number rests on besides what was found, as warnings.
+"""Warnings about numbers that rest on more than the attacks' results.
 
 Non-finite logits, samples that were not attacked, and candidates outside the threat model.
 """
@@ -22,7 +22,7 @@ from robust_ext.reports.timing import PHASES
 
 
 class Part(NamedTuple):
-    """What a phase took, of an attack or detector where it has several."""
+    """The cost of a phase, for an attack or detector where it has several."""
 
     phase: str
     of: str | None
@@ -84,7 +84,7 @@ _NOTICEABLE = 0.05
 
 
 def lost_words(records: Records, *, of: str = "sample") -> str:
-    """How many of these records' samples were not attacked, and why, in words; empty where all were."""
+    """Describe how many of these records' samples were not attacked, and why; empty if none."""
     lost = [record for record in records if record["outcome"] in LOST]
     return f"{len(lost)} of {len(records)} {of}s: {_why(lost[0])}" if lost else ""
 

@@ -1,4 +1,4 @@
-"""What differs between two results of one kind: scores, settings, versions, network and samples."""
+"""Differences between two results of one kind: scores, settings, versions, network and samples."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Solved = Mapping[int, bool]
 
 
 def identities(first: EvaluationResult, second: EvaluationResult) -> dict[str, bool]:
-    """Whether network, samples and what else both results identify are the same, by words for it."""
+    """Return whether network, samples and what else both results identify are the same, by words for it."""
     before, after = first.content.get("settings", {}), second.content.get("settings", {})
     return {
         words: before[key] == after[key]
@@ -101,7 +101,7 @@ def _settings(result: EvaluationResult, renamed: Mapping[str, str]) -> dict[str,
 
 
 def name_pairs(first: EvaluationResult, second: EvaluationResult) -> dict[str, str]:
-    """What the attacks (detectors, studies) of the first result are called in the second.
+    """Return the names in the second result of the first one's attacks, detectors or studies.
 
     One that each has alone is compared with the other's.
     """

@@ -20,7 +20,7 @@ _ENDS = {"before": ("before", "before_low", "before_high"), "after": ("after", "
 
 @dataclass(frozen=True, repr=False)
 class Comparison(Tabular):
-    """What :func:`compare` found; ``print`` shows it.
+    """The result of :func:`compare`; ``print`` shows it.
 
     Args:
         content: Plain values: ``of`` (the kind), ``runs``, and ``changes``, one for each run but the first, with
@@ -58,12 +58,12 @@ class Comparison(Tabular):
 
     @property
     def headline(self) -> str:
-        """What became of each run's verdict and scores."""
+        """The changes of verdicts and scores of each run."""
         return "; ".join(map(_summary, self.content["changes"]))
 
     @property
     def reason(self) -> str:
-        """What is the same and what differs, in sentences."""
+        """The similarities and differences, in sentences."""
         return " ".join(words for change in self.content["changes"] for words in _sentences(change))
 
     def to_dict(self) -> dict[str, Any]:
@@ -180,7 +180,7 @@ def _summary(change: Mapping[str, Any]) -> str:
 
 
 def _sentences(change: Mapping[str, Any]) -> list[str]:
-    """What is the same, and what differs."""
+    """Describe the similarities and differences."""
     same = [words for words, holds in change["same"].items() if holds]
     other = [words for words, holds in change["same"].items() if not holds]
     found = []

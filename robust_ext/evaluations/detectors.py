@@ -50,7 +50,7 @@ def detector_digest(detector: Detector) -> str:
 
 
 def has_threshold(detector: Detector) -> bool:
-    """Whether a detector has a threshold."""
+    """Return whether a detector has a threshold."""
     return not bool(detector.threshold.isnan().any())
 
 

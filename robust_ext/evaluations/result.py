@@ -47,7 +47,7 @@ class Tabular(ABC):
     @property
     @abstractmethod
     def headline(self) -> str:
-        """What it comes to, in a few words."""
+        """The result in a few words."""
 
     @property
     def reason(self) -> str:
@@ -140,11 +140,11 @@ class EvaluationResult(Tabular):
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """What is wrong with attacks and model, in order of weight, those that explain others first."""
+        """Faults of attacks and model, in order of weight, explanatory ones first."""
         return tuple(Finding.from_dict(one) for one in self.content.get("findings", ()))
 
     def solved(self) -> dict[tuple[Any, ...], dict[int, bool]]:
-        """Whether each sample counts in the score of a row, by the row's keys and then its id, where that is known."""
+        """Return whether each sample counts in a row's score, by the row's keys and its id, where known."""
         return {}
 
     def plot(self, ax: Axes | None = None) -> Axes:

@@ -128,11 +128,11 @@ class ScoredRun(Run):
         return (self.given.module, *(one.detector for one in self.detectors))
 
     def samples(self) -> Sequence[Tensor]:
-        """Those of the evaluation."""
+        """Return the samples of the evaluation."""
         return self.given.samples
 
     def digests(self) -> dict[str, Any]:
-        """Those of the classifier and the samples."""
+        """Return the digests of classifier and samples."""
         return self.given.digests
 
     def costs(self) -> Costs:
@@ -148,7 +148,7 @@ class ScoredRun(Run):
         return self.given.module, self.given.inputs, min(self.batch_size, len(self.given.ids))
 
     def points(self, rows: range, store: Store) -> Tensor:
-        """What is scored."""
+        """Return the scored points."""
         return self.given.rows(rows)[0]
 
     def finish(self, store: Store) -> tuple[Sequence[Record], Sequence[Record]]:

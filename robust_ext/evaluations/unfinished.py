@@ -1,4 +1,4 @@
-"""What an evaluation that is not finished has left in its run folder so far; the folder is only read."""
+"""A reader of unfinished evaluations in a run folder, which it does not change."""
 
 from __future__ import annotations
 
@@ -156,13 +156,13 @@ def _runs(folder: Path) -> list[dict[str, Any]]:
 
 
 def _read(folder: Path) -> tuple[int, Records, float]:
-    """How many samples a run is done with, its records, and the seconds that its blocks took."""
+    """Return the number of finished samples, their records, and the seconds of their blocks."""
     saved = SavedRun(folder)
     return len(saved.done()), saved.records(), saved.earlier
 
 
 def _parts(title: str, records: Records) -> list[tuple[str, str]]:
-    """What records say, in words: one part a run, or one an attack where each record has those of several."""
+    """Describe records: one part for each run, or for each attack where records have several."""
     if not records:
         return []
     names = dict.fromkeys(name for record in records for name in record.get("attacks", ()))
@@ -175,7 +175,7 @@ def _parts(title: str, records: Records) -> list[tuple[str, str]]:
 
 
 def _words(records: Records) -> str:
-    """How many samples are broken so far; of a test-time defense, what is left of both models on these samples."""
+    """Describe the samples broken so far; for a test-time defense, the accuracy of both models on them."""
     if all("right" in record for record in records):
         static = sum(record["static"] for record in records) / len(records)
         right = [answer for record in records for answer in record["right"]]

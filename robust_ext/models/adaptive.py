@@ -113,7 +113,7 @@ class AdaptiveDefense(SettingsModule, ABC):
 
     @property
     def has_trajectory(self) -> bool:
-        """Whether its steps come by points between the input and the final one, at which gradients can be taken."""
+        """True if its steps come by points between the input and the final one, at which gradients can be taken."""
         return self.steps > 1
 
     def networks(self) -> dict[str, nn.Module]:
@@ -122,7 +122,7 @@ class AdaptiveDefense(SettingsModule, ABC):
 
     @classmethod
     def part_arguments(cls, part: Any, classifier: nn.Module, inputs: Tensor) -> dict[str, Any]:
-        """What the constructor takes besides the classifier, made of a trained part.
+        """Return the constructor's arguments besides the classifier, from a trained part.
 
         Args:
             part: Of :attr:`part_class`.
@@ -142,7 +142,7 @@ class AdaptiveDefense(SettingsModule, ABC):
         """
 
     def readout(self, point: Tensor, state: Mapping[str, Tensor]) -> Tensor:
-        """What :attr:`output` names, ``(N, K)``, of what was solved for; differentiable in ``point``.
+        """Return the value named by :attr:`output`, ``(N, K)``, at a solution; differentiable in ``point``.
 
         Each row stands for itself here: what rows share belongs into the state, repeated for each of them.
         """
@@ -190,7 +190,7 @@ class AdaptiveDefense(SettingsModule, ABC):
         return self._trace(x, self.next_seeds(len(x)), record=False).logits
 
     def trace(self, x: Tensor, *, seeds: Tensor | Sequence[int] | None = None) -> Trace:
-        """What the defense does with ``x`` ``(N, ...)``, with the iterates.
+        """Run the defense on ``x`` ``(N, ...)``, with the iterates.
 
         Args:
             x: Floating point.
@@ -208,7 +208,7 @@ class AdaptiveDefense(SettingsModule, ABC):
         return self._trace(x, given, record=True)
 
     def solution(self, x: Tensor, *, seeds: Tensor, record: bool = False) -> Solution:
-        """What the inner steps come to for any batch ``(N, ...)`` of whole groups, without its readout.
+        """Return the result of the inner steps for any batch ``(N, ...)`` of whole groups, without the readout.
 
         ``seeds``, int64 ``(N,)`` on the CPU, are as :meth:`next_seeds` gives them; ``record`` keeps the iterates.
         """

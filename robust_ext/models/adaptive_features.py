@@ -35,13 +35,13 @@ class Bare(nn.Module):
         self.training = False
 
     def forward(self, x: Tensor) -> Tensor:
-        """What the module's forward pass returns for ``(N, ...)``."""
+        """Return the output of the module's forward pass for ``(N, ...)``."""
         out: Tensor = self.module.forward(x)
         return out
 
 
 class StandIn(nn.Module):
-    """What is queried in the place of a module, with that module's hooks; parameters get no gradients.
+    """A stand-in for a queried module, with that module's hooks; parameters get no gradients.
 
     Args:
         original: Whose hooks it has, those that are registered later too.
@@ -88,7 +88,7 @@ class StandIn(nn.Module):
 
     @contextmanager
     def _once(self, way: str, rows: int) -> Iterator[None]:
-        """What is counted inside the block counts as these rows."""
+        """Count the work inside the block as these rows."""
         counter = self.counter
         if counter is None:
             yield
@@ -108,7 +108,7 @@ _PROBLEM = "binarized problem"
 
 
 class DefendedFeatures(nn.Module):
-    """What enters the last linear layer at the end of a test-time defense, as a module.
+    """The input of the last linear layer at the end of a test-time defense, as a module.
 
     A random defense is taken with one draw held, its first one, the same for every row and call, so that the features
     are a function of the input. The test then covers all but the averaging over draws. ``layer`` is the name of a

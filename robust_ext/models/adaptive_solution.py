@@ -14,7 +14,7 @@ from robust_ext.core.random import derive_seed
 
 @dataclass(frozen=True)
 class Solution:
-    """What the inner steps of a defense came to, for some rows.
+    """The result of a defense's inner steps, for some rows.
 
     Attributes:
         final: What is classified, ``(N, ...)``.
@@ -45,7 +45,7 @@ class Solution:
 
 @dataclass(frozen=True)
 class Trace(Solution):
-    """What a defense did with a batch.
+    """The trace of a defense on a batch.
 
     Attributes:
         inputs: The batch, ``(N, ...)``.

@@ -178,7 +178,7 @@ def cell_radii(references: Tensor, norm: str) -> Tensor:
 
 
 def identifiable(references: Tensor, threat_model: ThreatModel) -> bool:
-    """Whether every point in the ball around a reference is nearer to it than to any other, in the threat model's norm.
+    """Return whether every point in a reference's ball is nearer to it than to any other, in the threat model's norm.
 
     It is where the references are more than two epsilon apart, with a slack of a thousandth.
     """

@@ -121,7 +121,7 @@ class BPDA(nn.Module):
             )
 
     def forward(self, x: Tensor) -> Tensor:
-        """What ``forward`` returns for inputs ``(N, ...)``; ModelError where the identity does not fit its shape."""
+        """Return ``forward``'s output for inputs ``(N, ...)``; ModelError where the identity does not fit its shape."""
         if not wants_gradient(x):
             with torch.no_grad():
                 out: Tensor = self._run(x)

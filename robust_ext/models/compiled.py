@@ -18,7 +18,7 @@ class Scripted(Wrapped):
     """A network of ``torch.jit``, whose own modules take no hooks, inside one that does."""
 
     def forward(self, x: Tensor) -> Any:
-        """What the network returns for ``(N, ...)``."""
+        """Return the network's output for ``(N, ...)``."""
         return self.module(x)
 
 
@@ -42,7 +42,7 @@ class Exported(Wrapped):
         self.train(False)
 
     def forward(self, x: Tensor) -> Any:
-        """What the network returns for ``(N, ...)``; ModelError for a batch of a size it was not exported for."""
+        """Return the network's output for ``(N, ...)``; ModelError for batch sizes that were not exported."""
         try:
             return self.module(x)
         except AssertionError as error:
@@ -118,7 +118,7 @@ def _with_plain_parts(module: nn.Module, known: dict[int, nn.Module]) -> nn.Modu
 
 
 def _trains(node: fx.Node) -> bool:
-    """Whether an operation of a graph runs as in train mode."""
+    """Return whether an operation of a graph runs as in train mode."""
     schema = getattr(node.target, "_schema", None)
     if schema is None:
         return False

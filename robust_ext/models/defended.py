@@ -62,7 +62,7 @@ class Defended(SettingsModule):
         return logits.argmax(1), rejected(margin, inverted=self.inverted)
 
     def forward(self, x: Tensor) -> Tensor:
-        """As ``exposure`` states: logits ``(N, K)``, or ``(N, K + 1)`` with the column of rejection."""
+        """Return logits ``(N, K)``, or ``(N, K + 1)`` with the column of rejection, by ``exposure``."""
         if self.exposure == "classifier":
             out: Tensor = self.classifier(x)
             return out

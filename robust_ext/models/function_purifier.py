@@ -50,7 +50,7 @@ class _Seen:
         return value
 
     def points(self) -> list[Tensor]:
-        """Those that gradients were taken at, where there are any; else all inputs, evenly thinned out."""
+        """Return the points where gradients were taken, if any; else all inputs, evenly thinned out."""
         return evenly(self._followed if self._differentiated else self._others, SEEN, at_most=True)
 
 
@@ -73,7 +73,7 @@ def evenly(points: Sequence[Tensor], count: int, *, at_most: bool = False) -> li
 
 
 def _is_point(value: Tensor) -> bool:
-    """Whether gradients go from a value to a leaf of its shape unchanged: the leaf moves it, and does nothing else."""
+    """Return whether gradients pass from a value to a leaf of its shape unchanged: the leaf only moves it."""
     if not value.requires_grad or value.is_leaf:
         return True
     leaves = [leaf for leaf in _leaves(value) if leaf.shape == value.shape]
@@ -161,7 +161,7 @@ class FunctionPurifier(Purifier):
 
     @property
     def has_trajectory(self) -> bool:
-        """Whether points between the input and the final one were found, see :meth:`look_for_trajectory`."""
+        """True if points between the input and the final one were found, see :meth:`look_for_trajectory`."""
         return self._traced
 
     def networks(self) -> dict[str, nn.Module]:
@@ -176,7 +176,7 @@ class FunctionPurifier(Purifier):
         )
 
     def step(self, point: Tensor, *, x: Tensor, number: int, state: Mapping[str, Tensor], rng: RowRNG) -> Tensor:
-        """What the function makes of the point, drawing from generators seeded by the samples' seeds."""
+        """Apply the function to the point, with generators seeded by the samples' seeds."""
         with self._drawing(rng):
             return self._checked(called_alone(self.function, point, self.networks().values()), point)
 
@@ -243,7 +243,7 @@ class WholeDefense(AdaptiveDefense):
 
 
 def called_alone(function: Callable[[Tensor], Any], x: Tensor, networks: Iterable[nn.Module]) -> Any:
-    """What a function returns for a copy of ``x`` ``(N, ...)``, with gradients enabled, whatever the caller does.
+    """Return a function's output for a copy of ``x`` ``(N, ...)``, with gradients enabled regardless of the caller.
 
     So it can take gradients of its own, by ``backward`` too: neither ``x`` nor the graph it comes from nor the
     parameters of the networks get any of them. The gradient of a tensor that it returns flows back to ``x`` where the

@@ -46,7 +46,7 @@ class StraightThrough(TorchFunctionMode):
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """What torch calls for each of its functions, with this mode switched off."""
+        """Handle each of torch's functions, with this mode switched off."""
         kwargs = dict(kwargs or {})
         if not args and "input" in kwargs:
             args = (kwargs.pop("input"),)
@@ -156,7 +156,7 @@ def find_layer(network: nn.Module, name: str, *, argument: str = "layer") -> nn.
 
 @dataclass
 class Calls:
-    """What was called inside :func:`other_backward`."""
+    """The calls inside :func:`other_backward`."""
 
     network: int = 0  # How often
     wanted: bool = False  # Whether the network is being called with gradients enabled, whatever it does itself

@@ -1,4 +1,4 @@
-"""What a classifier may return, and which part of it are the logits: one rule, decided by forward passes.
+"""The possible outputs of a classifier, and the rule for its logits, decided by forward passes.
 
 A tensor ``(N, K)`` is taken unchanged, and of an object or a dict its ``logits``, ``output`` or ``out``. Elsewhere
 every float tensor with a row for each input is a candidate: a single one is taken, and of several the one that agrees
@@ -66,7 +66,7 @@ class LogitsOf(Wrapped):
         return _taken(self.module(x), self.entry)
 
     def extra_repr(self) -> str:
-        """Which entry is taken."""
+        """Return the entry's name."""
         return f"entry={self.entry!r}"
 
 
@@ -255,7 +255,7 @@ def _check_sigmoids(values: Tensor, module: nn.Module, inputs: Tensor) -> None:
 
 
 def _ends_in_sigmoid(module: nn.Module, inputs: Tensor) -> bool:
-    """Whether the graph of the outputs begins with a sigmoid."""
+    """Return whether the graph of the outputs begins with a sigmoid."""
     try:
         with torch.inference_mode(False), torch.enable_grad():
             node = module(inputs.clone().requires_grad_()).grad_fn
@@ -278,7 +278,7 @@ def _are_probabilities(values: Tensor) -> bool:
 
 
 def _same_decision(one: Tensor, other: Tensor) -> bool:
-    """Whether two candidates have the same probabilities."""
+    """Return whether two candidates have the same probabilities."""
     same = _width(one) == _width(other)
     return same and torch.allclose(_as_probabilities(one), _as_probabilities(other), atol=1e-5)
 

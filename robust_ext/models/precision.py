@@ -14,7 +14,7 @@ _INTEGERS = (torch.int8, torch.uint8, torch.qint8, torch.quint8)
 
 
 def is_quantised(module: nn.Module) -> bool:
-    """Whether a network computes with integers in places, where no gradient flows.
+    """Return whether a network computes with integers in places, where no gradient flows.
 
     Example:
         >>> is_quantised(nn.Linear(3, 2))
@@ -24,7 +24,7 @@ def is_quantised(module: nn.Module) -> bool:
 
 
 def is_dynamic(module: nn.Module) -> bool:
-    """Whether a layer measures the scale of its inputs in each call, of all rows together."""
+    """Return whether a layer measures the scale of its inputs in each call, of all rows together."""
     return type(module).__module__.startswith(_PACKAGES) and ".dynamic" in type(module).__module__
 
 
@@ -38,7 +38,7 @@ class RowsApart(nn.Module):
         self.training = layer.training
 
     def forward(self, x: Tensor) -> Tensor:
-        """What the layer returns for ``(N, ...)``."""
+        """Return the layer's output for ``(N, ...)``."""
         (layer,) = self._layer
         return torch.cat([layer(row) for row in torch.split(x, 1)]) if len(x) > 1 else layer(x)
 

@@ -16,7 +16,7 @@ VJP = Callable[[Tensor], Sequence[Tensor | None]]
 
 
 def wants_gradient(*inputs: Tensor) -> bool:
-    """Whether the caller may take gradients of one of the inputs."""
+    """Return whether the caller may take gradients of one of the inputs."""
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
 
 

@@ -43,7 +43,7 @@ class Wrapped(nn.Module):
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """What a user gave: the module inside all wrappers.
+    """Return the user's module inside all wrappers.
 
     Example:
         >>> unwrapped(Wrapped(Wrapped(nn.Flatten())))

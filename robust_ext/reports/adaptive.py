@@ -46,7 +46,7 @@ def text(result: Mapping[str, Any]) -> str:
 
 
 def context(result: Mapping[str, Any]) -> dict[str, Any]:
-    """What the page shows."""
+    """Return the page's content."""
     return {
         "verdict": _verdict(result),
         "warned": [
@@ -65,12 +65,12 @@ def context(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _samples(attack: Mapping[str, Any], result: Mapping[str, Any]) -> int:
-    """How many samples an attack was run on."""
+    """Return the number of samples of an attack."""
     return int(attack.get("samples", result["samples"]))
 
 
 def _of_part(result: Mapping[str, Any]) -> list[str]:
-    """What the numbers of attacks mean that were run on a part of the samples."""
+    """Explain the numbers of attacks that ran on a part of the samples."""
     if all(attack["robust_accuracy"] is not None for attack in result["defended"]["attacks"]):
         return []
     return [
@@ -81,7 +81,7 @@ def _of_part(result: Mapping[str, Any]) -> list[str]:
 
 
 def _category(row: Mapping[str, Any]) -> list[str]:
-    """What is left under a category alone and without it, as far as that can be stated."""
+    """Describe the accuracy under a category alone and without it, where it is known."""
     kind, parts = plain(row["category"]), []
     if row["alone"] is not None:
         parts.append(f"Under {kind} attacks alone {percent(row['alone'])} are left")
@@ -102,7 +102,7 @@ def _not_run(result: Mapping[str, Any]) -> list[str]:
 
 
 def _verdict(result: Mapping[str, Any]) -> str:
-    """Whether the defense is more robust than its static model, in a sentence."""
+    """Return whether the defense is more robust than its static model, in a sentence."""
     gain = result["gain"]
     low, high = gain["interval"]
     span = f"{100 * gain['robust_accuracy']:+.1f} points (95% interval {100 * low:+.1f} to {100 * high:+.1f})"
@@ -114,7 +114,7 @@ def _verdict(result: Mapping[str, Any]) -> str:
 
 
 def _rests_on(result: Mapping[str, Any]) -> list[str]:
-    """What the worst cases rest on, in sentences."""
+    """Describe the basis of the worst cases, in sentences."""
     found = (rests_on(result[one]["worst_case"], result["samples"], title) for one, title in _TITLES.items())
     return [sentence for sentence in found if sentence]
 

@@ -15,7 +15,7 @@ _LONGEST = 40
 
 
 class Words(NamedTuple):
-    """What a badge is about, what came of it, and a verdict, or ``"number"`` where there is none."""
+    """The subject of a badge, its text, and a verdict, or ``"number"`` without one."""
 
     about: str
     found: str
@@ -71,13 +71,13 @@ def adaptive(result: Mapping[str, Any]) -> Words:
 
 
 def diagnosis(result: Mapping[str, Any]) -> Words:
-    """How much was found that weakens an attack."""
+    """Count the findings that weaken an attack."""
     found = len(findings.weighty(result["findings"]))
     return Words("attack diagnosis", count(found, "finding"), "failed" if found else "passed")
 
 
 def case_studies(result: Mapping[str, Any]) -> Words:
-    """How many recipes were judged rightly."""
+    """Count the rightly judged recipes."""
     number = 2 * len(result["studies"])
     right = result["flagged"] + result["passed"]
     return Words("recipes judged rightly", f"{right} of {number}", "passed" if right == number else "inconclusive")

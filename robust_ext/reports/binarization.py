@@ -48,7 +48,7 @@ def text(result: Mapping[str, Any]) -> str:
 
 
 def context(result: Mapping[str, Any]) -> dict[str, Any]:
-    """What the page shows."""
+    """Return the page's content."""
     _check(result)
     tests = _tests(result)
     pairs = [] if tests is result else result["attacks"]
@@ -86,7 +86,7 @@ def _unstated(result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _shown(outcome: str, result: Mapping[str, Any], *, pairs: bool) -> bool:
-    """Whether an outcome is shown: those that any test may have, and others where they occurred."""
+    """Return whether an outcome is shown: those that any test may have, and others where they occurred."""
     if outcome == "rejected":
         return pairs
     rare = outcome in ("non_finite_logits", *LOST)
@@ -128,7 +128,7 @@ def _row(attack: Mapping[str, Any], threshold: float, one_target: bool) -> Line:
 
 
 def of_fewer(attack: Mapping[str, Any]) -> str:
-    """Of how many problems its R-ASR is, where random search was not tried on all of an attack's."""
+    """Describe the number of problems behind an R-ASR, where random search did not run on all."""
     searched = attack.get("random_samples", attack["samples"])
     return "" if searched == attack["samples"] else f" of {searched}"
 

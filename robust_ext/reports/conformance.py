@@ -47,7 +47,7 @@ def _totals(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def matrix_cell(row: Mapping[str, Any]) -> str:
-    """What became of an attack in few characters: verified / tried where it ran, else its outcome."""
+    """Describe an attack's outcome briefly: verified / tried where it ran, else its outcome."""
     return f"{row['verified']}/{row['samples']}" if row["outcome"] == "ran" else str(row["outcome"])
 
 

@@ -53,7 +53,7 @@ def _curves(shown: Sequence[Mapping[str, Any]], key: str, title: str, axis: str)
 
 
 def _reach(attacks: Sequence[Mapping[str, Any]]) -> Drawing | None:
-    """How far the farthest query of each sample lies from the input, a histogram of all attacks."""
+    """Draw the distances of the farthest queries of each sample from the input, for all attacks."""
     shown = [attack for attack in attacks if attack["reach"]][:_SHOWN]
     if not shown:
         return None
@@ -139,7 +139,7 @@ def text(result: Mapping[str, Any]) -> str:
 
 
 def context(result: Mapping[str, Any]) -> dict[str, Any]:
-    """What the page shows."""
+    """Return the page's content."""
     weights = [finding["weight"] for finding in result["findings"] if finding["weight"] != "low"]
     drawn = plots(result)
     return {
@@ -196,7 +196,7 @@ def rows(result: Mapping[str, Any]) -> list[Line]:
 
 
 def notes(result: Mapping[str, Any]) -> list[str]:
-    """What the numbers mean and rest on, in sentences."""
+    """Explain the numbers and their basis, in sentences."""
     warnings = [f"Warning: {plain(warning)}" for warning in result["warnings"]]
     if not result["attacks"]:
         return warnings

@@ -78,7 +78,7 @@ def draw(
     label: str,
     names: Sequence[str] = (),
 ) -> Drawing:
-    """What ``paint`` draws on axes in ``box``, in inches as ``size`` is; see :class:`Drawing`."""
+    """Draw ``paint`` on axes in ``box``, in inches like ``size``; see :class:`Drawing`."""
     return Drawing(prefix=prefix, size=size, box=box, paint=paint, label=label, names=names)
 
 

@@ -33,19 +33,19 @@ _NAMED = 3
 
 
 def weighty(findings: Iterable[Finding]) -> list[Finding]:
-    """Those that explain a failure or weaken an attack: of high or medium weight."""
+    """Return the findings of high or medium weight."""
     return [finding for finding in findings if finding["weight"] != "low"]
 
 
 def leading(findings: Iterable[Finding]) -> list[Finding]:
-    """Of the weighty ones, all about the model and the first about each attack, which explains its others."""
+    """Return the weighty findings on the model and the first on each attack, which explains its others."""
     weak = weighty(findings)
     first = {finding["attack"]: finding for finding in reversed(weak)}
     return [finding for finding in weak if finding["attack"] is None or finding is first[finding["attack"]]]
 
 
 def sentence(finding: Finding) -> str:
-    """What is wrong and the first evidence, with samples and layer where the words do not name them already."""
+    """Return the cause and its first evidence, with samples and layer unless the words name them."""
     evidence = finding["evidence"][:1]
     words, more = " ".join((finding["cause"], *evidence)), []
     if finding["samples"] is not None and (counted := f"{finding['samples']} of {finding['of']}") not in words:
@@ -63,12 +63,12 @@ def remedy(finding: Finding) -> str:
 
 
 def failed(remedy: Mapping[str, Any]) -> bool:
-    """Whether a remedy was tried and did not help."""
+    """Return whether a remedy was tried and did not help."""
     return remedy.get("tried", "") in ("changes nothing", "worse", "raised")
 
 
 def label(remedy: Mapping[str, Any]) -> str:
-    """What a remedy is called: tried, and with what result, where it was."""
+    """Return the label of a remedy: tried or not, with the result."""
     return f"Tried, {remedy['tried']}" if failed(remedy) else "Remedy"
 
 
@@ -88,7 +88,7 @@ def divided(findings: Iterable[Finding]) -> tuple[list[Finding], list[Finding]]:
 
 
 def of_setup(finding: Finding) -> bool:
-    """Whether a finding is about labels, inputs, outputs or the threat model."""
+    """Return whether a finding is about labels, inputs, outputs or the threat model."""
     return finding["code"] in SETUP or (finding["code"] == "wrong_bounds" and finding["attack"] is None)
 
 

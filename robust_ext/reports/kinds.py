@@ -1,4 +1,4 @@
-"""What becomes of each kind of result: text, a page, files in a folder; each file appears whole or not at all."""
+"""Outputs for each kind of result: text, a page, files in a folder; each file appears whole or not at all."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FORMAT = 2
 
 
 class _Kind(NamedTuple):
-    """How a result becomes text, its template and what that shows, the main figure of it, its badge, what it has."""
+    """A kind of result: its text, template and content, main figure, badge and rows."""
 
     text: Callable[[Result], str]
     context: Callable[[Result], Mapping[str, Any]]
@@ -102,7 +102,7 @@ def figure(result: Result) -> Drawing:
 
 
 def leading_sentences(result: Result) -> list[str]:
-    """What is wrong with the model and with each attack, in a sentence each; none where nothing is."""
+    """Return a sentence on the model and on each attack for what is wrong; none where nothing is."""
     return findings.sentences(result.get("findings", ()))
 
 

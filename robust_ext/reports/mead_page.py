@@ -27,7 +27,7 @@ class HeatMap(NamedTuple):
 
 
 def context(result: Mapping[str, Any]) -> dict[str, Any]:
-    """What the page shows."""
+    """Return the page's content."""
     styles = mead_plots.objective_styles(result)
     detectors = [_detector(result, number, detector, styles) for number, detector in enumerate(result["detectors"])]
     norms = list(dict.fromkeys(norm for one in detectors for norm in one["norms"] if norm != "all"))

@@ -1,4 +1,4 @@
-"""What the table and the page of a MEAD result both read out of it: groups, averages, words and notes."""
+"""Views shared by table and page of a MEAD result: groups, averages, texts and notes."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def objective_title(objective: str | None) -> str:
 
 
 def norm_title(norm: str | None) -> str:
-    """What the rows of averages are called."""
+    """Return the title of the rows of averages."""
     return "no norm" if norm is None else "mean of these" if norm == "all" else f"{plain(norm)} average"
 
 
@@ -142,7 +142,7 @@ def notes(result: Mapping[str, Any]) -> list[str]:
 
 
 def _refused(result: Mapping[str, Any]) -> list[str]:
-    """Which arms were not run, and why; those of one detector and reason together."""
+    """Describe the arms that did not run, and why, by detector and reason."""
     found: dict[tuple[str | None, str], list[str]] = {}
     for row in result.get("refused", ()):
         found.setdefault((row["detector"], row["reason"]), []).extend(row["arms"])

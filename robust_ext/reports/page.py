@@ -54,7 +54,7 @@ class Example:
 
     @property
     def is_image(self) -> bool:
-        """Whether the input has the shape of an image, ``(C, H, W)`` with at least one pixel."""
+        """True if the input has the shape of an image, ``(C, H, W)`` with at least one pixel."""
         return self.clean.ndim == 3 and self.clean.size > 0
 
 
@@ -130,7 +130,7 @@ def render(template: str, context: Mapping[str, Any], examples: Sequence[Example
 
 @cache
 def _environment(escaped: bool) -> Environment:
-    """What templates are filled with; those that were read once stay."""
+    """Return the environment of templates; read templates are cached."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
@@ -164,7 +164,7 @@ def _environment(escaped: bool) -> Environment:
 
 @cache
 def _frame() -> Mapping[str, str]:
-    """What every page is made with: its script, the one that its policy lets run, and colours of plots in the dark."""
+    """Return the frame of every page: its script, the script's hash for its policy, and the colours of dark plots."""
     from markupsafe import Markup
 
     script = files("robust_ext.reports").joinpath("sort.js").read_text(encoding="utf-8")

@@ -157,7 +157,7 @@ def curve_plot(
 
 
 def _spread_ticks(positions: Sequence[float]) -> list[float]:
-    """Those of the sorted positions whose labels do not touch on a logarithmic axis."""
+    """Return the sorted positions whose labels do not touch on a logarithmic axis."""
     ticks = [positions[0]]
     gap = (positions[-1] / positions[0]) ** 0.16
     for position in positions[1:]:

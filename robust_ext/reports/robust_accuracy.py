@@ -46,7 +46,7 @@ def text(result: Mapping[str, Any]) -> str:
 
 
 def context(result: Mapping[str, Any]) -> dict[str, Any]:
-    """What the page shows."""
+    """Return the page's content."""
     return {
         "curves": _curves(result),
         "colours": [(attack["name"], _style(number)[0]) for number, attack in enumerate(result["attacks"])],
@@ -59,7 +59,7 @@ def context(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _meaning(result: Mapping[str, Any]) -> list[str]:
-    """What it means for the numbers that attacks are weakened; nothing where none is, or nothing is left."""
+    """Explain the numbers of weakened attacks; nothing where none is weak or nothing is left."""
     setup, faults = findings.divided(result.get("findings", ()))
     if findings.weighty(setup):
         return ["These numbers are of another problem than yours: fix the setup first."]
@@ -80,7 +80,7 @@ def _meaning(result: Mapping[str, Any]) -> list[str]:
 
 
 def _rests_on(result: Mapping[str, Any]) -> list[str]:
-    """What the worst case rests on at each budget, in sentences."""
+    """Describe the basis of the worst case at each budget, in sentences."""
     found = (
         rests_on(row, result["samples"], f"Worst case at epsilon {typed(row['epsilon'])}")
         for row in result["worst_case"]

@@ -1,4 +1,4 @@
-"""What an evaluation took by phase: rows through the network, how many times those of the attacks, and seconds."""
+"""The cost of an evaluation by phase: rows through the network, relative to the attacks', and seconds."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def table_rows(result: Mapping[str, Any]) -> list[Line]:
 
 
 def estimate_text(estimate: Estimate) -> str:
-    """What an evaluation would cost: a row a phase, and what it comes to."""
+    """Return the estimated cost of an evaluation: a row for each phase, and the total."""
     header: Line = ("phase", "rows forward", "rows back", "seconds")
     keys = sorted(estimate.costs, key=lambda key: list(PHASES).index(key[0]))
     rows = [_estimated(key, estimate.costs[key], estimate.seconds.get(key)) for key in keys if estimate.costs[key]]
@@ -97,7 +97,7 @@ def _bytes(size: float) -> str:
 
 
 def context(result: Mapping[str, Any]) -> dict[str, Any]:
-    """What every page shows: the table, and the seconds of this call where more were spent than went by."""
+    """Return the cost table of every page, and this call's seconds where other calls added some."""
     if "time" not in result:
         return {"time_rows": [], "wall": None}
     time = result["time"]

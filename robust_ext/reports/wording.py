@@ -97,7 +97,7 @@ def accuracy(row: Mapping[str, Any]) -> str:
 
 
 def rests_on(row: Mapping[str, Any], samples: int, title: str) -> str:
-    """What a robust accuracy rests on beside adversarial examples, in a sentence; empty where on nothing else."""
+    """Describe the basis of a robust accuracy besides adversarial examples; empty where there is none."""
     non_finite, lost, parts = row.get("non_finite", 0), row.get("not_attacked", 0), []
     if non_finite:
         parts.append(
@@ -121,5 +121,5 @@ def outcomes(counts: Mapping[str, int]) -> str:
 
 
 def count(number: int, thing: str) -> str:
-    """So many things in words."""
+    """Return a number with its noun."""
     return f"{number} {thing}{'' if number == 1 else 's'}"

@@ -1,1 +1,1 @@
-"""What several attacks share."""
+"""Shared parts of several attacks."""

@@ -151,7 +151,7 @@ _ALL = slice(None)
 
 @dataclass(frozen=True, kw_only=True)
 class ApgdResult:
-    """What APGD found.
+    """The candidates that APGD found.
 
     Args:
         candidates: Of each row, the adversarial point of highest loss among all that were tried; where there is none, a
@@ -223,7 +223,7 @@ class Ascent:
         return query(self.target, points)
 
     def result(self) -> ApgdResult:
-        """What has been found by now."""
+        """Return the candidates found so far."""
         found = self._hits.loss > -torch.inf
         candidates = torch.where(found[:, None], self._hits.points, self._tried.points)
         return ApgdResult(

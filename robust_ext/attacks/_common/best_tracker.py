@@ -1,4 +1,4 @@
-"""What an attack that is aware of the detector works on, and the best points it has come by."""
+"""The problem of a detector-aware attack, and a tracker of the best points."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class AttackProblem(Batch):
     streams: list[torch.Generator]
 
     def start(self, how: str, *, restart: int = 0) -> Tensor:
-        """Where a run begins, ``(N, ...)``: random points of the ball; the inputs in the first run of ``"input"``."""
+        """Return a run's first points, ``(N, ...)``: random in the ball, or the inputs in the first run of ``"input"``."""
         if how == "input" and restart == 0:
             return self.inputs.clone()
         return random_start(self.inputs, self.threat_model, self.streams)
@@ -93,7 +93,7 @@ class AttackProblem(Batch):
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """What classifier and detector return for points, averaged over the calls; each ``(N,)``.
+    """Outputs of classifier and detector for points, averaged over calls; each ``(N,)``.
 
     ``score_margin`` is the score less its threshold, see :meth:`Defended.both`; ``margin`` is by how much a row is
     classified as the attack wants it; ``passed`` is whether the detector lets it pass.

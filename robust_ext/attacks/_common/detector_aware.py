@@ -1,4 +1,4 @@
-"""What the attacks on a classifier together with its detector have in common: settings, and the checks before them."""
+"""Settings and checks shared by attacks on a classifier with its detector."""
 
 from __future__ import annotations
 

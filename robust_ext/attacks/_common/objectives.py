@@ -1,4 +1,4 @@
-"""What attacks maximise: losses of single rows ``(N,)``, from logits ``(N, K)`` and labels ``(N,)``, by name.
+"""Objectives that attacks maximise: losses of rows ``(N,)``, from logits ``(N, K)`` and labels ``(N,)``, by name.
 
 Sources: Carlini and Wagner, "Towards Evaluating the Robustness of Neural Networks" (2017), for the margin; Croce and
 Hein, "Reliable evaluation of adversarial robustness with an ensemble of diverse parameter-free attacks" (2020),
@@ -122,7 +122,7 @@ def fisher_rao(logits: Tensor, natural: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Divergence:
-    """What is maximised, from the logits of points, those of the natural inputs and the true labels.
+    """An objective of the logits of points, the logits of the natural inputs and the true labels.
 
     ``compares`` is whether it looks at the logits of the natural inputs. It then has no gradient there.
     """

@@ -1,4 +1,4 @@
-"""What attacks do for all rows of a batch: checks, seeds, starts, queries, gradients and directions."""
+"""Operations on the rows of a batch: checks, seeds, starts, queries, gradients and directions."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def gradient_of(value: Tensor, points: Tensor, missing: RobustExtError, *, keep:
 
 
 def broken(logits: Tensor, *, targeted: bool = False) -> Tensor:
-    """Which rows' logits are not all finite, bool ``(N,)``, for attacks that do not aim; none for those that do.
+    """Return a mask of rows with non-finite logits, bool ``(N,)``, for untargeted attacks; all False for targeted ones.
 
     A model is not robust at such a point, so it is kept where no other is found. It is in no class that is aimed at.
     """

@@ -1,4 +1,4 @@
-"""What the Square attack tries: a first point, and points that differ from another in a square window.
+"""Proposals of the Square attack: a first point, and points that differ from another in a square window.
 
 Source: Andriushchenko et al., "Square Attack: a query-efficient black-box adversarial attack via random search" (2020),
 section 3: algorithm 2 (linf), equation 2 and algorithm 3 (l2). The l1 form is that of Croce and Hein, "Mind the box:
@@ -55,7 +55,7 @@ class Windows(ABC):
         return top, left
 
     def _inside(self, top: Tensor, left: Tensor, side: int) -> Tensor:
-        """Which pixels lie in the windows, bool ``(N, 1, H, W)``."""
+        """Return a mask of the pixels inside the windows, bool ``(N, 1, H, W)``."""
         rows = torch.arange(self.height, device=top.device) - top[:, None]
         columns = torch.arange(self.width, device=top.device) - left[:, None]
         rows_in, columns_in = (rows >= 0) & (rows < side), (columns >= 0) & (columns < side)
@@ -169,7 +169,7 @@ class L2Windows(Windows):
 
 
 class L1Windows(L2Windows):
-    """As for l2 but with sums of sizes, a sharper pattern, and points projected onto ball and bounds together.
+    """Windows as in l2, with sums of sizes, a sharper pattern, and a joint projection onto ball and bounds.
 
     The new window is as much too large as there are channels, which the projection takes from the smallest values, so
     that perturbations become sparse.

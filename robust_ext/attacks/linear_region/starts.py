@@ -1,4 +1,4 @@
-"""Where the search begins: a portfolio of cheap minimisers and of points, each with a share of the budget.
+"""The starts of the search: a portfolio of cheap minimisers and points, each with a share of the budget.
 
 Descents and steps along the boundary begin at the input, towards any other class and towards the likeliest ones; noise
 and the nearest images of other classes are stepped from along the boundary.

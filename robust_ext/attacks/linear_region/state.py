@@ -25,7 +25,7 @@ PROBES, POWER = 4, 4
 
 @dataclass
 class WarmStart:
-    """Where the solver begins: a sampled region is a neighbour of the last one of its start, and so is its solution.
+    """A first guess for the solver: the solution of the last region of the same start, which is a neighbour.
 
     The anchors ``(B, ...)`` are points of the last regions. Where there was none, multipliers and norms are 0. They
     and the factors need not be exact and a large network has many rows, so they are bfloat16 ``(B, M)``.

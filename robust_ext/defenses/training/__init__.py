@@ -1,1 +1,1 @@
-"""What published defenses train before they are used: small networks and subspaces, and their files."""
+"""Trained parts of published defenses: small networks and subspaces, and their files."""

@@ -60,7 +60,7 @@ class TrainedPart(nn.Module):
 
 
 class Training(Settings, ABC):
-    """How a defense's part is trained for a classifier, which is left as it was; a subclass declares the settings.
+    """The training of a defense's part for a fixed classifier; a subclass declares the settings.
 
     All that is drawn comes from their ``seed``; the global generators are left alone.
     """

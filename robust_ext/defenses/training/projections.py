@@ -51,7 +51,7 @@ class Projections(TrainedPart):
         return found
 
     def of(self, layers: Sequence[str]) -> Projections:
-        """Those of some of the layers, in the order in which they run; InvalidArgumentError where one is missing."""
+        """Return the projections of some layers in their order; InvalidArgumentError where one is missing."""
         missing = [name for name in layers if name not in self.layers]
         if missing or not layers:
             raise InvalidArgumentError("layers", list(layers), f"one or more of {', '.join(map(repr, self.layers))}")
@@ -60,7 +60,7 @@ class Projections(TrainedPart):
         return Projections([self.layers[number] for number in chosen], [self.basis(n) for n in chosen], means)
 
     def off_plane(self, number: int, activations: Tensor, *, own_mean: bool) -> Tensor:
-        """What the projection of one layer's inputs ``(N, ...)`` leaves out, ``(N, D)``.
+        """Return the part of a layer's inputs ``(N, ...)`` that its projection leaves out, ``(N, D)``.
 
         They are centred by their own mean, or by that of the training activations.
         """

@@ -166,7 +166,7 @@ class StableHeadTraining(NetworkTraining):
         return head.requires_grad_(False)
 
     def _unstable(self, field: StableField, states: Tensor) -> Tensor:
-        """How far some states are from stable points of the field (Kang et al. 2021, section 4.2)."""
+        """Return the distance of states from stable points of the field (Kang et al. 2021, section 4.2)."""
         time = torch.zeros((), device=states.device)
         velocity = field(time, states)
         jacobians = field.jacobian(states[:_JACOBIANS])

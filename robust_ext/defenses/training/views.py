@@ -24,7 +24,7 @@ _LUMA = (0.2989, 0.587, 0.114)
 
 @dataclass(frozen=True)
 class View:
-    """What is done to an image: a ``crop`` (top, left, height, width) is enlarged to its size and flipped.
+    """A change of an image: a ``crop`` (top, left, height, width) is enlarged to its size and flipped.
 
     ``colours`` are applied in order: ``"brightness"``, ``"contrast"`` or ``"saturation"`` with a factor of at least 0,
     or ``"hue"`` with a part of a turn; ``grey`` leaves out colour in the end.

@@ -1,1 +1,1 @@
-"""What detectors compute of inputs, logits and layers."""
+"""Computations of detectors on inputs, logits and layers."""

@@ -58,7 +58,7 @@ class Autoencoder(nn.Module):
         return found
 
     def loss(self, inputs: Tensor, *, noise: float, activity: float = 1e-9) -> tuple[Tensor, Tensor]:
-        """What training on images ``(N, C, H, W)`` minimises, and the mean squared error in it, in units of [0, 1].
+        """Return the training loss for images ``(N, C, H, W)``, and its mean squared error, in units of [0, 1].
 
         The error is that of reconstructions from images with Gaussian noise (of this standard deviation in units of
         [0, 1], clipped), drawn anew in each step from torch's global generator, where the authors draw it once.

@@ -48,7 +48,7 @@ class ReferenceDetector(Detector):
         """Keep what is needed of the references ``(R, ...)``, with their classes ``(R,)`` where these were given."""
 
     def reference_count(self, rows: int) -> tuple[int, int]:
-        """How many references are enough beside so many training rows, and how many of these are set apart else."""
+        """Return the number of references needed, and of training rows to set apart where they are fewer."""
         return rows, rows // 2
 
     def fit(
@@ -138,7 +138,7 @@ class ReferenceDetector(Detector):
 
 @dataclass(frozen=True)
 class ThreeSets:
-    """What a detector is trained on: inputs ``(R, ...)``, ``(N, ...)``, ``(N, ...)`` and ``(M, ...)``.
+    """The training data of a detector: inputs ``(R, ...)``, ``(N, ...)``, ``(N, ...)`` and ``(M, ...)``.
 
     No reference is in ``clean``. ``apart`` holds the rows of the given clean inputs that became references (empty where
     references were given), ``noise`` the standard deviation of the noise before clipping.

@@ -75,7 +75,7 @@ class Regression(SettingsModule):
 
     @property
     def fitted(self) -> bool:
-        """Whether it has weights."""
+        """True if it has weights."""
         return bool(self.weight.numel())
 
     def fit(self, negatives: Sequence[Tensor], positives: Tensor, *, folds: int = 5) -> None:

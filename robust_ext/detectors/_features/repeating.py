@@ -11,6 +11,6 @@ T = TypeVar("T")
 
 
 def repeatable(several: bool, function: Callable[..., T], *arguments: Any) -> T:
-    """What a function returns; where there are several such calls it is repeated for gradients, with the same draws."""
+    """Return a function's output; several such calls are repeated for gradients, with the same draws."""
     found: T = checkpoint(function, *arguments, use_reentrant=False) if several else function(*arguments)
     return found

@@ -124,7 +124,7 @@ def _check_odd(argument: str, value: object) -> int:
 
 @module_class
 class _Windows(Squeezer):
-    """What both kinds take."""
+    """The settings of both kinds."""
 
     search: int = setting(default=13, help="Side of the search window, odd.", check=partial(_check_odd, "search"))
     patch: int = setting(default=3, help="Side of a patch, odd.", check=partial(_check_odd, "patch"))

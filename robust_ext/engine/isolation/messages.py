@@ -1,4 +1,4 @@
-"""What passes between the judge and an attack's process.
+"""Messages between the judge and an attack's process.
 
 Requests travel to the process as pickles. Replies are safetensors files with a text of JSON in them: the judge
 unpickles nothing that an attack's process sends.
@@ -121,7 +121,7 @@ def _scripted(content: bytes) -> torch.jit.ScriptModule:
 
 
 def _omits_init(kind: type[nn.Module]) -> bool:
-    """Whether unpickled modules of a class lack what every module has, as quantised convolutions of torch do."""
+    """Return whether unpickled modules of a class lack what every module has, as quantised convolutions of torch do."""
     return kind.__module__.startswith("torch.ao.nn.") and kind.__setstate__ is not nn.Module.__setstate__
 
 
@@ -154,7 +154,7 @@ def pack(header: Mapping[str, Any], tensors: Mapping[str, Tensor] | None = None)
 
 
 def unpack(content: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """What :func:`pack` packed, on the CPU; raises an exception of any kind where it is something else."""
+    """Unpack the bytes of :func:`pack` on the CPU; raises any exception for other bytes."""
     tensors = safetensors.torch.load(content)
     header = json.loads(tensors.pop("header").numpy().tobytes())
     if not isinstance(header, dict):

@@ -88,7 +88,7 @@ class AttackProcess:
         room: int = 0,
         progress: Callable[[int, int], None] | None = None,
     ) -> T:
-        """What ``read`` makes of the reply to an object; raises :class:`LostError` where none comes.
+        """Return the reply to an object, read by ``read``; raises :class:`LostError` without a reply.
 
         The reply may have ``room`` bytes of tensors. Meanwhile ``progress`` is called with rows sent forward and back.
         """
@@ -161,7 +161,7 @@ class AttackProcess:
 
 
 def _path() -> list[str]:
-    """Where this process and the files that it loaded import from."""
+    """Return the import path of this process and of the files that it loaded."""
     files = (str(Path(str(one.__file__)).parent) for one in loaded_files().values())
     return [*(one or str(Path.cwd()) for one in sys.path), *dict.fromkeys(files)]
 
@@ -174,7 +174,7 @@ def stated(number: Any) -> float:
 
 
 def start_server() -> None:
-    """Have the process that others are forked from import what this one has of the project, without waiting for it."""
+    """Start the server of attacks' processes with this process's imports, without waiting for it."""
     # Before Python 3.11 each process imports by itself, as nothing keeps the working directory off its path.
     forkserver.set_forkserver_preload([_SERVER] if sys.version_info >= (3, 11) else [])
     with without_script(_variables(), arguments=False):
@@ -193,7 +193,7 @@ def _variables() -> dict[str, str]:
 
 @contextmanager
 def without_script(variables: Mapping[str, str], *, arguments: bool = True) -> Iterator[None]:
-    """Have processes that begin inside the block see these variables, and not this one's script.
+    """Hide this process's script from processes that start inside the block, and set variables for them.
 
     They would run a script without a ``__main__`` guard again; what they need of it travels by value. Without
     ``arguments`` they do not see those of the script either, which may hold the judge's seed and the run folder.

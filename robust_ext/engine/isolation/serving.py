@@ -116,7 +116,7 @@ def _attack(task: Task, connection: Connection) -> bytes:
 
 
 def _lost(error: BaseException | None) -> str | None:
-    """What is to be noted of an error that ended the attack and is not one of its code's; None for any other."""
+    """Return the note for an error that ended the attack from outside its code; None for any other."""
     if isinstance(error, SystemExit):
         return f"the attack left by SystemExit({error.code!r})"
     memory = isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)

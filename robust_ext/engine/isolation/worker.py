@@ -41,7 +41,7 @@ Call = Callable[[Callable[[], Any]], Any]
 
 
 class RemoteAttack(Attack):
-    """What the judge has of an attack that it does not load; pickled, it becomes the attack itself."""
+    """The judge's handle of an attack that it does not load; pickled, it becomes the attack itself."""
 
     def __init__(self, text: str, name: str, call: Call) -> None:
         stated = call(partial(_describe, text, name))
@@ -53,11 +53,11 @@ class RemoteAttack(Attack):
 
     @property
     def description(self) -> str:
-        """That of the attack."""
+        """The attack's description."""
         return self._described
 
     def refusal(self, *, threat_model: ThreatModel, detector: bool = False) -> str | None:
-        """That of the attack."""
+        """Return the attack's refusal."""
         found = self._call(partial(_refusal, self.text, self.name, threat_model, detector))
         return None if found is None else str(found)[:_LONGEST]
 

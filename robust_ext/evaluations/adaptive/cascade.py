@@ -77,7 +77,7 @@ _CHEAP = 0.05
 
 @dataclass(frozen=True)
 class Standing:
-    """What steps left.
+    """The samples that steps left.
 
     Args:
         static: Which samples the static model still gets right, bool ``(N,)``.
@@ -98,7 +98,7 @@ class Standing:
 
 
 def standing_after(outcomes: Outcomes) -> Standing:
-    """What is left after steps in this order, the clean inputs first."""
+    """Return the samples left by steps in this order, the clean inputs first."""
     run = outcomes[0].run
     static, defended = np.ones((2, len(run.given.ids)), dtype=bool)
     broken = dict[str, tuple[int, int]]()
@@ -116,7 +116,7 @@ def standing_after(outcomes: Outcomes) -> Standing:
 
 
 def survives(record: Mapping[str, list[bool]], run: StepRun) -> bool:
-    """Whether a sample stands: any of the predictions that choose attacks is right."""
+    """Return whether a sample stands: any of the predictions that choose attacks is right."""
     return any(record["right"][: run.settings.repeats] if run.defense.random else record["right"])
 
 
@@ -193,7 +193,7 @@ def _spent(done: Outcomes) -> int:
 
 
 def _affordable(run: StepRun, rest: float, shared: float) -> float:
-    """How many groups of samples a step may be run on: what is left for it and all that share it, rounded up.
+    """Return the affordable number of groups for a step: its share of the remaining passes, rounded up.
 
     ``shared`` is what one sample costs all of these.
     """
@@ -204,7 +204,7 @@ def _affordable(run: StepRun, rest: float, shared: float) -> float:
 
 
 def _nearest(run: StepRun, wanted: Bools, margins: NDArray[np.float64], count: float) -> Bools:
-    """Of the samples ``(N,)`` that a step is for those of so many groups, of the highest margins."""
+    """Return a mask ``(N,)`` of a step's samples in the affordable groups of highest margins."""
     groups = np.arange(len(wanted)) // (run.defense.group_size or 1)
     best = np.full(groups[-1] + 1, -np.inf)
     np.maximum.at(best, groups[wanted], margins[wanted])
@@ -212,7 +212,7 @@ def _nearest(run: StepRun, wanted: Bools, margins: NDArray[np.float64], count: f
 
 
 def _passes_in_time(done: Outcomes) -> float:
-    """How many passes the time that is left is enough for, at the pace so far."""
+    """Return how many passes fit into the remaining time, at the present pace."""
     deadline = current_context().deadline
     seconds = inf if deadline is None else deadline - time.monotonic()
     known = [one for one in done if one.run.step and one.records and _passes(one.run) < inf]
@@ -235,13 +235,13 @@ def _reason(run: StepRun, wanted: Bools, rows: Bools, in_time: float) -> str | N
 
 
 def _passes(run: StepRun, *, judged: bool = True) -> float:
-    """What a sample costs, judging it or not; infinity where that is not known."""
+    """Return the cost of a sample, with judging or without; infinity where it is unknown."""
     cost = run.cost() if judged else run.costs().get(("attack", run.title), Cost())
     return inf if cost.unknown else cost.forward + cost.backward
 
 
 def _promise(run: StepRun, done: Outcomes, stands: Standing, cheap: Set[str]) -> tuple[bool, bool, bool, float]:
-    """Whether a step comes first, is cheap, comes after no other, and what its kind should break for each pass."""
+    """Rank a step: first steps, cheap ones, those after no other, and the expected gain for each pass."""
     step = run.step
     assert step is not None
     tried, lost = 0, _PROMISE.get(step.category, _USUAL)

@@ -91,7 +91,7 @@ def _side(
     *,
     there: Bools,
 ) -> tuple[dict[str, Any], NDArray[np.intp], Floats]:
-    """What ``result.json`` holds of one of the two models, of what :func:`_predictions` returned of it.
+    """Return one of the two models' entry in ``result.json``, from its :func:`_predictions`.
 
     Beside it are the attack chosen for each sample and predictions on it, see :func:`_worst_case`.
     """
@@ -125,7 +125,7 @@ def _side(
 
 
 def _there(ran: Sequence[Outcome[StepRun]]) -> Bools:
-    """Which samples each step was run on, ``(steps, N)``."""
+    """Return masks of the samples of each step, ``(steps, N)``."""
     found = np.zeros((len(ran), len(ran[0].records)), dtype=bool)
     for place, one in enumerate(ran):
         found[place, [record["index"] for record in one.records]] = True
@@ -133,13 +133,13 @@ def _there(ran: Sequence[Outcome[StepRun]]) -> Bools:
 
 
 def _is_stated(places: Sequence[int], there: Bools, lost: Bools) -> bool:
-    """Whether steps without the others would have left what they did: what one was not run on others of them broke."""
+    """Return whether all steps broke everything that they would have broken alone."""
     broken = (lost[places] & there[places]).max(0)
     return bool((there[places] | broken).all())
 
 
 def _column(ran: Sequence[Outcome[StepRun]], key: str) -> Floats:
-    """Of each record one number, or one a prediction, ``(steps, N, ...)``; the clean input's where a step has none."""
+    """Collect a number (or one for each prediction) of each record, ``(steps, N, ...)``; clean where a step has none."""
     clean = [record[key] for record in ran[0].records]
     rows = []
     for one in ran:
@@ -150,7 +150,7 @@ def _column(ran: Sequence[Outcome[StepRun]], key: str) -> Floats:
 
 
 def _predictions(ran: Sequence[Outcome[StepRun]], key: str) -> tuple[Floats, Floats]:
-    """Whether predictions were right or finite, ``(steps, N, repeats)``: those to choose by, and those that count."""
+    """Return masks of right and finite predictions, ``(steps, N, repeats)``: for the choice, and for the count."""
     right, run = _column(ran, key), ran[0].run
     if not run.defense.random:
         return right, right

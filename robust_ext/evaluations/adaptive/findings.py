@@ -1,4 +1,4 @@
-"""What weakens the attacks on a test-time defense, by what each was run on."""
+"""Causes that weaken the attacks on a test-time defense."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _late(attacks: Sequence[Mapping[str, Any]], broken: Mapping[str, tuple[int, 
 
 
 def find_faults(ran: Sequence[Outcome[StepRun]]) -> list[Finding]:
-    """What weakens the steps, by what each is run on; ranked. Steps of other exposures are not compared."""
+    """Find causes that weaken steps; ranked. Steps of other exposures are not compared."""
     run, found = ran[0].run, list[Finding]()
     given, defense = run.given, run.defense
     if setup := find_setup(given, seed=run.settings.seed):
@@ -108,7 +108,7 @@ def find_faults(ran: Sequence[Outcome[StepRun]]) -> list[Finding]:
 
 
 def _attacked(one: Outcome[StepRun], clean: Sequence[Mapping[str, Any]]) -> Attacked:
-    """What a step left of the samples, judged by what it was run on."""
+    """Return the results of a step on its own samples."""
     step, given = one.run.step, one.run.given
     assert step is not None
 

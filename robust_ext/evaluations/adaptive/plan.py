@@ -1,4 +1,4 @@
-"""Which attacks are run on a test-time defense, and through what exposure of it.
+"""The plan of attacks on a test-time defense, and their exposures.
 
 Source: Croce et al., "Evaluating the Adversarial Robustness of Adaptive Test-time Defenses" (2022), section 4:
 transfer from the static model, black-box attacks, white-box attacks through plain gradients where there are some, BPDA
@@ -59,7 +59,7 @@ class Step:
         check_choice("exposure", self.exposure, EXPOSURES)
 
     def module(self, defense: AdaptiveDefense, settings: AdaptiveSettings) -> nn.Module:
-        """What the attack is run on, from inputs to logits."""
+        """Return the module under attack, from inputs to logits."""
         if self.exposure == "static":
             return defense.classifier
         exposed: nn.Module = defense if self.exposure == "defense" else BPDA(defense, backward=self.exposure)

@@ -14,7 +14,7 @@ from robust_ext.models.adaptive import AdaptiveDefense
 
 
 def predict(module: Callable[[Tensor], Tensor], points: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Whether predictions are right, and whether logits are finite, bool ``(n,)``, and margins ``(n,)``.
+    """Return whether predictions are right, and whether logits are finite, bool ``(n,)``, and margins ``(n,)``.
 
     Those that are not finite are wrong. A margin is the highest other logit less the label's.
     """

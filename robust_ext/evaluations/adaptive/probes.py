@@ -1,4 +1,4 @@
-"""What is measured of a defense before it is attacked: its cost, and whether its gradients say anything."""
+"""Measurements of a defense before the attacks: its cost and the use of its gradients."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ class GradientProbe:
     directions: Tensor
 
     def equals(self, other: GradientProbe) -> bool:
-        """Whether the directions of all inputs are the same, but for rounding."""
+        """Return whether the directions of all inputs are the same, but for rounding."""
         return bool((self.directions - other.directions).square().sum(1).max() < _ROUNDING)
 
 

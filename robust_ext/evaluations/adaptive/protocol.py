@@ -80,7 +80,7 @@ class StepRun(Run):
             )
 
     def digests(self) -> dict[str, Any]:
-        """Those of the evaluation, the defense, and the networks that points are transferred from."""
+        """Return the digests of the evaluation, the defense and the surrogates."""
         given, defense = self.given, self.defense
         found = {
             "defense": model_digest(defense),
@@ -141,7 +141,7 @@ class StepRun(Run):
         return {**self.defense.networks(), **{f"surrogate {name}": network for name, network in others.items()}}
 
     def samples(self) -> Sequence[Tensor]:
-        """Those of the evaluation, and where it begins."""
+        """Return the samples of the evaluation, and its starting points."""
         return self.given.samples if self.starts is None else (*self.given.samples, self.starts)
 
     def needs(self, rows: range, store: Store) -> Mapping[str, Any]:
@@ -152,7 +152,7 @@ class StepRun(Run):
         return {"inputs": inputs[run_on], "labels": labels[run_on], "starts": starts}
 
     def run_on(self, rows: range) -> list[int]:
-        """Which rows of a block it is run on: those that stand, and for batch-level defenses their groups."""
+        """Return a mask of a block's rows for this step: those that stand; for batch-level defenses, their groups."""
         if self.standing is None:
             return list(rows)
         size = self.defense.group_size or 1
@@ -222,7 +222,7 @@ class StepRun(Run):
         return Block.of(rows, given.ids, attempt, judged, **{key: column.tolist() for key, column in columns.items()})
 
     def _judged(self, inputs: Tensor, labels: Tensor, attempt: Attempt, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """What the static model and the defense are judged by: candidates, and witnesses where they break down at one.
+        """Return the points that judge static model and defense: candidates, and witnesses where they break down.
 
         What breaks the rules is no attempt: the clean input stands in its place.
         """

@@ -12,7 +12,7 @@ from robust_ext.reports.wording import accuracy
 
 
 class AdaptiveResult(EvaluationResult):
-    """What is left of a static model and of its defense; see :class:`EvaluationResult`."""
+    """The robust accuracy of a static model and of its defense; see :class:`EvaluationResult`."""
 
     kind = "test_time"
     columns: ClassVar[Columns] = {
@@ -49,7 +49,7 @@ class AdaptiveResult(EvaluationResult):
 
     @property
     def headline(self) -> str:
-        """What is left of both."""
+        """The robust accuracy of both models."""
         defended, static = (accuracy(self.content[side]["worst_case"]) for side in ("defended", "static"))
         return f"{defended} per cent are left of the defense {self.content['defense']}, {static} of its static model"
 
@@ -89,7 +89,7 @@ APART = ("only", "skip", "minutes")
 
 @settings_class
 class AdaptiveSettings(JudgedSettings):
-    """How hard a defense is attacked, and how often a random one is queried."""
+    """The strength of the attacks on a defense, and the number of queries of a random one."""
 
     label = "the evaluation of a test-time defense"
 

@@ -29,7 +29,7 @@ from robust_ext.reports import Example
 
 @dataclass
 class Attacked:
-    """What one attack did to a group of problems: a record and the verified candidate ``(...)`` of each, by id."""
+    """The results of an attack on a group of problems: records and verified candidates ``(...)``, by id."""
 
     records: dict[int, dict[str, Any]] = field(default_factory=dict)
     candidates: dict[int, Tensor] = field(default_factory=dict)
@@ -116,7 +116,7 @@ class ProblemAttack:
         return "attack" if self.depth is None else f"depth {self.depth:g}"
 
     def _judge(self, problems: Problems) -> BinarizedClassifier:
-        """What candidates are verified by: of a random model, the majority over draws."""
+        """Return the judge of candidates: for a random model, the majority over draws."""
         return self._classifier(problems, judge=derive_seed(self.settings.seed_of_judge, "judged"))
 
     def _classifier(self, problems: Problems, *, judge: int | None = None) -> BinarizedClassifier:
@@ -167,7 +167,7 @@ class ProblemAttack:
 def count_planted(
     module: BinarizedClassifier, problems: Problems, *, defense: Defense | None = None, seed: int = 0
 ) -> Tensor:
-    """How many planted points of each problem are adversarial through the whole model, in this very batch, ``(B,)``.
+    """Count the planted points of each problem that are adversarial through the whole model in this batch, ``(B,)``.
 
     None counts where the clean sample itself is not class 0. With a detector, they must not be rejected either.
     """
@@ -177,7 +177,7 @@ def count_planted(
 
 
 def _count_adversarial(module: nn.Module, points: Tensor, defense: Defense | None, seed: int) -> Tensor:
-    """How many of the points ``(B, n, ...)`` of each row are class 1 and not rejected, ``(B,)``."""
+    """Count the points ``(B, n, ...)`` of each row that are class 1 and not rejected, ``(B,)``."""
     counts = torch.zeros(len(points), dtype=torch.int64, device=points.device)
     for number, column in enumerate(points.unbind(1)):
         adversarial = _predicted(module, column, 1)
@@ -188,7 +188,7 @@ def _count_adversarial(module: nn.Module, points: Tensor, defense: Defense | Non
 
 
 def _predicted(module: nn.Module, points: Tensor, label: int) -> Tensor:
-    """Which points have this class, bool ``(n,)``; none where logits are not finite."""
+    """Return a mask of points of this class, bool ``(n,)``; False where logits are not finite."""
     with torch.no_grad():
         logits: Tensor = module(points)
     return (logits.argmax(1) == label) & torch.isfinite(logits).all(1)

@@ -80,7 +80,7 @@ def _compare(attack: ProblemAttack, problems: Problems, result: Attacked) -> Wor
 
 
 def _known(attack: Attack) -> bool:
-    """Whether it takes no gradients, or is one of this project's own."""
+    """Return whether it takes no gradients, or is one of this project's own."""
     while isinstance(attack, AdaptedAttack):
         attack = attack.attack
     return not attack.traits.gradients or (

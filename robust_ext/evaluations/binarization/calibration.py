@@ -79,7 +79,7 @@ class Calibration:
 
     @cached_property
     def settings(self) -> BinarizationSettings:
-        """Those of the test, with a seed of the calibration's own draws."""
+        """The settings of the test, with a seed for the calibration's draws."""
         return replace(self.given, judge_seed=derive_seed(self.given.seed_of_judge, "calibration"))
 
     @property
@@ -94,7 +94,7 @@ class Calibration:
 
     @cached_property
     def problems(self) -> dict[int, Problems]:
-        """By the number of inner points."""
+        """The problems by number of inner points."""
         measured = measure(self.forward, self.inputs, self.samples, self.settings)
         return {count: fit(measured, self.readout, self.settings, inner_points=count) for count in self.counts}
 
@@ -119,7 +119,7 @@ class Calibration:
         return problems.select([row for row, separable in enumerate(problems.separable.tolist()) if separable])
 
     def _run(self, kappa: float, count: int) -> Work[dict[str, Attacked]]:
-        """What every attack does at a setting."""
+        """Run every attack at a setting."""
         results = {}
         for name, posed in self._posed(kappa, count).items():
             results[name] = yield from posed.run(self._separable(count))

@@ -158,19 +158,19 @@ def _easier(run: BinarizationRun, records: Sequence[Record]) -> str:
 
 
 def _takes_gradients(attack: Attack, name: str, records: Sequence[Record]) -> bool:
-    """Whether an attack uses gradients, by its traits and what was recorded of it."""
+    """Return whether an attack uses gradients, by its traits and what was recorded of it."""
     traces = [trace for record in records if (trace := record["attacks"].get(name, {}).get("trace"))]
     return attack.traits.gradients and (not traces or any(trace.get("gradients") for trace in traces))
 
 
 def _calibration(run: BinarizationRun) -> list[Part]:
-    """What the calibration took, where there was one."""
+    """Return the cost of the calibration, if there was one."""
     found = run.calibration
     return [] if found is None else [Part("calibration", None, Spent(**found["passes"], seconds=found["seconds"]))]
 
 
 def _attacked(name: str, run: BinarizationRun, records: Sequence[Record], *, failed: bool) -> Attacked:
-    """What an attack left of its planted problems, all of which the model gets right before it."""
+    """Return the results of an attack on its planted problems, all classified right before it."""
     model, position = run.settings.threat_model, run.settings.boundary_position
     planted = [record for record in records if record["attacks"].get(name, _NOTHING)["outcome"] != "not_planted"]
     return Attacked(
@@ -207,7 +207,7 @@ def _probe(run: BinarizationRun) -> Probe:
 
 
 def _setup(run: BinarizationRun) -> list[Finding]:
-    """What is wrong with threat model and outputs, by what the user's own network returns."""
+    """Find faults of threat model and outputs, by the outputs of the user's network."""
     network, inputs = _network(run), run.inputs[:PROBED].to(run.device)
     if any(isinstance(part, AdaptiveDefense) for part in network.modules()):
         return []
@@ -273,7 +273,7 @@ def _until_decided(name: str, run: BinarizationRun, records: Sequence[Record]) -
 def combine_tests(
     contents: Mapping[str, Mapping[str, Any]], described: Mapping[str, Any], *, time: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What ``result.json`` holds of the regular and the inverted test together, and of settings that both share.
+    """Return ``result.json`` of the regular and the inverted test together, with their shared settings.
 
     ``time`` is what both took.
     """

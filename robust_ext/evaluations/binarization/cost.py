@@ -1,4 +1,4 @@
-"""What a sample of the binarization test costs, from its settings and what attacks state of themselves."""
+"""The cost of a sample in the binarization test, from its settings and the attacks' declared costs."""
 
 from __future__ import annotations
 

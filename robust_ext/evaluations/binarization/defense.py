@@ -157,7 +157,7 @@ class Defense:
         return TESTS[self.inverted]
 
     def rejects(self, points: Tensor, *, seed: int) -> Tensor:
-        """Which points ``(n, ...)`` are rejected, bool ``(n,)``; a random detector is queried several times."""
+        """Return a mask of rejected points ``(n, ...)``, bool ``(n,)``; a random detector is queried several times."""
         times = self.draws if self.detector.random else 1
         with seeded_globals(seed), torch.no_grad():
             margins = torch.stack([self.detector.score_margin(points) for _ in range(times)])
@@ -166,7 +166,7 @@ class Defense:
         return (detected ^ self.inverted) | margins.isnan().any(0)
 
     def accepts(self, points: Tensor, *, seed: int) -> Tensor:
-        """Which points ``(n, ...)`` are surely not rejected, bool ``(n,)``: a random detector never rejects them.
+        """Return a mask of surely accepted points ``(n, ...)``, bool ``(n,)``: by every query of a random detector.
 
         It is queried twice as often, so that what is planted stays what it is when it is queried again.
         """
@@ -188,7 +188,7 @@ class Defense:
         return Defended(classifier, self.detector, inverted=self.inverted, exposure=exposure)
 
     def exposed(self, defended: Defended) -> tuple[nn.Module, int]:
-        """What attacks on logits are shown of a binarized classifier with the detector, and its number of classes."""
+        """Return the binarized classifier that attacks on logits see with the detector, and its number of classes."""
         if self.exposure == "margin":
             return SuccessMargin(defended, 0), 2
         return (defended, 3) if self.exposure == "reject" else (defended.classifier, 2)

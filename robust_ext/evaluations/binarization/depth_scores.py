@@ -17,7 +17,7 @@ from robust_ext.evaluations.causes.step_remedies import for_more_steps, steps_of
 
 
 def score_depths(name: str, planted: Sequence[Record], settings: BinarizationSettings) -> list[dict[str, Any]]:
-    """What an attack and random search solve at every depth at which problems were posed, of its planted records.
+    """Score an attack and random search at every posed depth, from its planted records.
 
     The first is the test itself; further ones may have been looked into for fewer ``samples``. ``by_others`` are counts
     of the problems that some witness other than the attack proves to have a solution: the planted point at depth 1,
@@ -99,7 +99,7 @@ def witness_curve(records: Sequence[Record], settings: BinarizationSettings) -> 
 
 
 def outcome_at(name: str, record: Record, depth: float) -> str | None:
-    """What became of a record's problem at a depth; None where none was posed to the attack."""
+    """Return the outcome of a record's problem at a depth; None where none was posed to the attack."""
     entry = record["attacks"].get(name, {"outcome": "not_planted"})
     outcomes = {one["depth"]: one["outcome"] for one in entry.get("depths", ())}
     outcome = entry["outcome"] if depth == 1 else outcomes.get(depth)
@@ -113,7 +113,7 @@ def _proved_by_others(name: str, record: Record, depth: float) -> bool:
 
 
 def _counts(posed: Sequence[tuple[Record, str]], position: float) -> tuple[int, int, int]:
-    """How many of the problems the attack and random search solved, and on how many the latter was tried."""
+    """Count the problems that attack and random search solved, and the trials of the latter."""
     random = [record["random_reach"] for record, _ in posed if record["random_reach"] is not None]
     found = sum(outcome == "found" for _, outcome in posed)
     return found, sum(reach > position for reach in random), len(random)
@@ -177,7 +177,7 @@ def _finding(
 
 
 def _compared(name: str, witness: str, records: Sequence[Record], settings: BinarizationSettings) -> tuple[int, int]:
-    """In how many samples a witness solves problems of more depths than the attack, and of fewer.
+    """Count the samples in which a witness solves more depths than the attack, and those with fewer.
 
     Of the same problems: those that were posed to the attack.
     """
@@ -193,7 +193,7 @@ def _compared(name: str, witness: str, records: Sequence[Record], settings: Bina
 
 
 def _proofs(name: str, depth: float, records: Sequence[Record]) -> dict[str, tuple[int, int]]:
-    """How many problems of a depth each other witness proves, and how many of them the attack solves."""
+    """Count the problems of a depth that each other witness proves, and those of them that the attack solves."""
     counts = dict[str, tuple[int, int]]()
     for record in records:
         outcome = outcome_at(name, record, depth)
@@ -207,7 +207,7 @@ def _proofs(name: str, depth: float, records: Sequence[Record]) -> dict[str, tup
 
 
 def _best_witness(name: str, depth: float, records: Sequence[Record]) -> str:
-    """Who else proves most that the attack does not solve at a depth."""
+    """Return the witness that proves most problems that the attack does not solve at a depth."""
     counts = _proofs(name, depth, records)
     return max(counts, key=lambda witness: (counts[witness][0] - counts[witness][1], counts[witness][0]))
 

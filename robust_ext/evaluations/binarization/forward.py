@@ -1,4 +1,4 @@
-"""How points are sent through the features: in batches of the best size, through a folded copy where that is faster.
+"""Forward passes of points through the features: in batches of the best size, through a faster folded copy.
 
 Most of a binarization test on a CPU is forward passes of a thousand points a sample. A copy of the network with each
 batch normalisation folded into the convolution before it, in channels-last layout, makes the same features from fewer

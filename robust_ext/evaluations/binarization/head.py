@@ -39,7 +39,7 @@ OF_HEAD = tuple(_WORDS)
 
 @dataclass(frozen=True)
 class Head:
-    """What is known of the part behind the features; ``fault`` is a code of a finding, empty where it is sound."""
+    """The part behind the features; ``fault`` is a code of a finding, or empty."""
 
     linear: bool = True
     fault: str = ""
@@ -48,7 +48,7 @@ class Head:
 
     @property
     def words(self) -> str:
-        """What is wrong with it, as a clause."""
+        """The fault, as a clause."""
         return _WORDS[self.fault]
 
     def finding(self) -> Finding:
@@ -131,14 +131,14 @@ def _pulled(module: nn.Module, inputs: Tensor) -> Tensor | None:
 
 
 def _seeded(module: nn.Module, points: Tensor) -> Tensor:
-    """What a module returns, with the same draws at every call."""
+    """Return a module's output, with the same draws at every call."""
     with seeded_globals(0):
         returned: Tensor = module(points)
     return returned
 
 
 def _alone(readout: nn.Module, features: Tensor) -> tuple[str, str]:
-    """What is wrong with a head by itself, at features ``(n, *F)``."""
+    """Find the fault of a head alone, at features ``(n, *F)``."""
     leaf = features.clone().requires_grad_()
     logits = _seeded(readout, leaf)
     one = secants(lambda points: [_seeded(readout, points[0])], [features], generator=stream(0, "head"))

@@ -68,7 +68,7 @@ class Planted:
 
     @property
     def inputs(self) -> Tensor:
-        """Where attacks begin, ``(M, ...)``: those of the given inputs that could be planted."""
+        """The inputs with planted points, ``(M, ...)``."""
         return self.problems.inputs
 
     @property
@@ -78,7 +78,7 @@ class Planted:
 
     @property
     def samples(self) -> tuple[int, ...]:
-        """Which of the given inputs they are."""
+        """The indices of these inputs among the given ones."""
         return self.problems.samples
 
     @property
@@ -143,7 +143,7 @@ def count_plantable(
     settings: BinarizationSettings,
     defense: Defense,
 ) -> int:
-    """In how many of the inputs ``(B, ...)`` with these ids something can be planted that the detector lets pass."""
+    """Count the inputs ``(B, ...)`` with these ids in which a point can be planted that the detector accepts."""
     drawn = [draw_accepted(x, sample, settings, defense) for x, sample in zip(inputs, samples, strict=True)]
     phases = Phases(PassCounter())
     try:

@@ -46,7 +46,7 @@ def keys_of(samples: Sequence[int], settings: BinarizationSettings, purpose: str
 
 
 def farthest(inner: Tensor, candidates: Tensor, count: int) -> Tensor:
-    """Which of the candidates to plant: of each of ``count`` equal parts, the one farthest from the inner points.
+    """Return the candidates to plant: of each of ``count`` equal parts, the one farthest from the inner points.
 
     Among points drawn alike, a readout can tell one only as far as it lies outside the others, which a random one does
     not where features vary in few directions; random points then solve its problem. The distance is that of

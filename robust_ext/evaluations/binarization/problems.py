@@ -63,12 +63,12 @@ class Problems:
 
     @property
     def separable(self) -> Tensor:
-        """Whether a readout separates the points, bool ``(B,)``."""
+        """True if a readout separates the points, bool ``(B,)``."""
         return self.gap > 0
 
     @property
     def tolerance(self) -> Tensor:
-        """How far short of the boundary, in reach, a candidate still counts as on it, float64 ``(B,)``.
+        """The shortfall from the boundary, in reach, at which a candidate still counts, float64 ``(B,)``.
 
         The nearest adversarial point lies on the boundary, and float32 decides on which side of it a candidate comes
         out. It is a few roundings of the features; no more than half of what lies between the boundary and the planted
@@ -77,7 +77,7 @@ class Problems:
         return (self.rounding / self.gap).clamp(0, _MOST_TOLERANCE)
 
     def reach(self, features: Tensor, index: Tensor | Sequence[int]) -> Tensor:
-        """How close to the planted points features ``(M, *F)`` of problems ``index`` get, float64 ``(M,)``.
+        """Return the reach of features ``(M, *F)`` of problems ``index`` towards the planted points, float64 ``(M,)``.
 
         It is 0 at the closest inner point and 1 at the closest planted one, by the score. A point is adversarial
         exactly where its reach is above the boundary's position, so it is also the largest kappa at which it would be.
@@ -186,7 +186,7 @@ def _measured(
     candidates: Tensor | None,
     references: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """What is planted ``(B, N_b, ...)`` for a few samples, and the features of all points, see :class:`Measured`.
+    """Return planted points ``(B, N_b, ...)`` of some samples, and the features of all points, see :class:`Measured`.
 
     Nothing here waits for the device.
     """
@@ -265,7 +265,7 @@ def fit(
 
 
 def _rounding(kind: Readout, features: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
-    """What rounding of the features ``(B, n, *F)`` of planted points does to their scores, at most, float64 ``(B,)``.
+    """Bound the effect of rounding of planted points' features ``(B, n, *F)`` on their scores, float64 ``(B,)``.
 
     Each feature is off by a share of its size, and the score by the sum of what each does to it.
     """

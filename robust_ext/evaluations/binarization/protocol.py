@@ -63,12 +63,12 @@ class BinarizationRun(Run):
 
     @property
     def calibration(self) -> dict[str, Any] | None:
-        """What the calibration found; None without one."""
+        """The result of the calibration; None without one."""
         return self.calibrations[-1] if self.calibrations else None
 
     @property
     def settings(self) -> BinarizationSettings:
-        """Those of the test, with the hardness that the calibration chose."""
+        """The settings of the test, with the hardness that the calibration chose."""
         chosen = None if self.calibration is None else self.calibration["chosen"]
         if chosen is None:
             return self.given
@@ -78,13 +78,13 @@ class BinarizationRun(Run):
 
     @cached_property
     def forward(self) -> Forward:
-        """How points are measured."""
+        """The forward passes of points."""
         rows, fold = self.given.forward_batch, self.given.fold
         inputs = self.inputs[:2].to(self.device)
         return choose_forward(self.features, inputs, rows=rows, fold=fold, drawn=self.drawn("measured"))
 
     def digests(self) -> dict[str, Any]:
-        """Those of the network, the readouts, the attacks, the samples and the detector."""
+        """Return the digests of network, readouts, attacks, samples and detector."""
         few, bounds = self.inputs[:1].to(self.device), self.given.threat_model.bounds
         found = {
             "attack_code": {name: attack_code(one) for name, one in self.attacks.items()},
@@ -120,7 +120,7 @@ class BinarizationRun(Run):
             yield
 
     def costs(self) -> Costs:
-        """What one of its samples takes, see :func:`sample_costs`."""
+        """Return the cost of a sample, see :func:`sample_costs`."""
         images, count = self.inputs.dim() == 4, len(self.ids)
         return sample_costs(self.attacks, self.given, samples=count, images=images, detector=self.defense is not None)
 
@@ -155,16 +155,16 @@ class BinarizationRun(Run):
 
     @property
     def rules(self) -> Rules:
-        """What counts of solved problems show."""
+        """The rules for counts of solved problems."""
         return Rules(self.settings, len(self.attacks))
 
     @cached_property
     def sequence(self) -> Sequential:
-        """How far the sequential rule has come with each attack."""
+        """The state of the sequential rule for each attack."""
         return Sequential(list(self.attacks), self.rules)
 
     def decided(self, store: Store) -> bool:
-        """Whether the sequential rule has decided every attack."""
+        """Return whether the sequential rule has decided every attack."""
         return not self._plan(store).attacks
 
     def finish(self, store: Store) -> tuple[Sequence[Record], Sequence[Record]]:
@@ -186,7 +186,7 @@ class BinarizationRun(Run):
         return complete
 
     def _plan(self, store: Store) -> Plan:
-        """What samples are still needed for, by the groups that are complete from the first on."""
+        """Return the remaining use of samples, by the complete groups from the first on."""
         if self.given.sequential:
             for rows in takewhile(store.holds, self.blocks[self.sequence.groups :]):
                 self.sequence.add(store.block(rows))
@@ -294,7 +294,7 @@ class BinarizationRun(Run):
                     record["attacks"][name]["behind"] = {"outcome": found["outcome"], "random_reach": reach}
 
     def _witnesses(self, problems: Problems | None, phases: Phases) -> list[Witness]:
-        """What the project's own attacks find in the problems of a group."""
+        """Run the project's own attacks on the problems of a group."""
         if problems is None or not problems.samples:
             return []
         phase("witnesses")

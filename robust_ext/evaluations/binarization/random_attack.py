@@ -74,7 +74,7 @@ def random_reach(
 
 
 def _rounds(settings: BinarizationSettings) -> list[tuple[range, range]]:
-    """Which inner and corner points each round has, in the proportion of the totals."""
+    """Return the inner and corner points of each round, in the proportion of the totals."""
     totals = settings.random_inner, settings.random_corners
     count = -(-sum(totals) // _ROUND)
     edges = [[total * i // count for total in totals] for i in range(count + 1)]

@@ -32,7 +32,7 @@ def check_depths(value: Any) -> tuple[float, ...]:
 
 @settings_class
 class DepthSettings(JudgedSettings):
-    """Where problems are posed beyond the planted point, see :mod:`robust_ext.evaluations.binarization.witnesses`."""
+    """Settings of problems beyond the planted point, see :mod:`robust_ext.evaluations.binarization.witnesses`."""
 
     depths: tuple[float, ...] = setting(
         default=DEPTHS,
@@ -76,7 +76,7 @@ def check_readout(value: object) -> object:
 
 @settings_class
 class ReadoutSettings(DepthSettings):
-    """What is fitted to the features of inner and planted points."""
+    """Settings of the readout of inner and planted points."""
 
     layer: str | None = setting(
         default=None,

@@ -24,13 +24,13 @@ _COMPARE = (
 
 
 def more_samples(needed: int, *, planted: int, lost: int) -> str:
-    """So many planted problems as a setting, where ``lost`` of the ``planted + lost`` samples could not be planted."""
+    """Return a number of planted problems as a setting, where ``lost`` of ``planted + lost`` samples had none."""
     samples = ceil(needed * (planted + lost) / planted) if planted else needed
     return f"{samples} samples (--samples {samples})" if current_context().command else f"{samples} samples"
 
 
 def easier_to_plant(settings: BinarizationSettings, *, inseparable: int, unplanted: int) -> str:
-    """What to change where nothing could be planted, by whether no readout was found or no point stayed adversarial."""
+    """Advise on planting: for missing readouts, or for planted points that did not stay adversarial."""
     ways = []
     if inseparable >= unplanted:
         if settings.inner_points > 1:
@@ -57,7 +57,7 @@ def others_to_plant(settings: BinarizationSettings, *, references: bool) -> list
 def settle_planting(
     tried: Sequence[tuple[Mapping[str, object], int]], *, unfound: int, samples: int, tries: int, inverted: bool
 ) -> str:
-    """What a detector left to be planted, and the settings that plant most of those tried, with how many each plants.
+    """Describe the planting under a detector, and the tried settings that plant most, with their counts.
 
     In ``unfound`` of the samples none of ``tries`` points is judged as the test wants it.
     """
@@ -78,7 +78,7 @@ def settle_planting(
 
 
 def settle(at: Solved, rules: Rules, *, lost: int) -> str:
-    """What to change where so many of the problems solved show neither a high enough rate nor a low enough R-ASR."""
+    """Advise on an inconclusive test, whose counts show neither a high rate nor a low R-ASR."""
     settings, ways = rules.settings, []
     easy = at.random_score > settings.maximum_random_score
     if not rules.proves_hard(at):
@@ -156,7 +156,7 @@ def explain_head(behind: Solved, masking: str) -> str:
 
 
 def _facts(at: Solved, first: Solved) -> str:
-    """What was found, without a full stop, beginning with why there where that is not at the planted points."""
+    """Describe the counts, without a full stop; names the depth where it is not 1."""
     score, random_score = f"{at.found / at.samples:.2f}", f"{at.random_score:.2f}"
     if at is first:
         few = "" if at.searched == at.samples else f" of {at.searched}"
@@ -170,7 +170,7 @@ def _facts(at: Solved, first: Solved) -> str:
 
 
 def _compared(at: Solved, rules: Rules) -> str:
-    """How little better a score is than that of random search, where it is little."""
+    """Describe how little a score exceeds that of random search, if it is little."""
     level = rules.settings.confidence
     low, _ = proportion_interval(at.found, at.samples, confidence=level) or (0.0, 1.0)
     _, high = proportion_interval(at.random_found, at.searched, confidence=level) or (0.0, 1.0)

@@ -17,7 +17,7 @@ _RECORD = {"sample": int, "attack": str, "outcome": str, "reach": float, "random
 
 
 class BinarizationResult(EvaluationResult):
-    """What the binarization test found; see :class:`EvaluationResult`.
+    """The result of the binarization test; see :class:`EvaluationResult`.
 
     The records are one a sample; a pair of tests has none here, but in the run folder of each.
     """
@@ -50,7 +50,7 @@ class BinarizationResult(EvaluationResult):
 
     @property
     def verdict(self) -> Literal["passed", "failed", "inconclusive"]:
-        """That of the best attack."""
+        """The verdict on the best attack."""
         return cast('Literal["passed", "failed", "inconclusive"]', self.content["verdict"])
 
     @property
@@ -118,7 +118,7 @@ class BinarizationResult(EvaluationResult):
         return frame
 
     def solved(self) -> dict[tuple[Any, ...], dict[int, bool]]:
-        """Whether each planted problem was found."""
+        """Return whether each planted problem was found."""
         found: dict[tuple[Any, ...], dict[int, bool]] = {}
         for record, name, entry in self._planted():
             found.setdefault((name, None), {})[record["sample"]] = entry["outcome"] == "found"

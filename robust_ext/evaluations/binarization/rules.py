@@ -1,4 +1,4 @@
-"""What counts of solved problems show about rates, and when they show enough.
+"""Conclusions about rates from counts of solved problems.
 
 A pass claims two rates: the attack solves more than ``proven_rate`` of such problems, random search at most
 ``maximum_random_score``. Each claim is tested on its own, and is wrong with probability at most ``error_rate``:
@@ -52,7 +52,7 @@ class Solved:
 
     @property
     def searched(self) -> int:
-        """Of how many problems ``random_found`` is."""
+        """The number of problems behind ``random_found``."""
         return self.samples if self.random_samples is None else self.random_samples
 
     @property
@@ -70,11 +70,11 @@ class Rules:
 
     @property
     def error_rate(self) -> float:
-        """Of what is claimed of one attack's rate."""
+        """The error rate of claims about one attack's rate."""
         return self.settings.error_rate / self.attacks
 
     def random_error_rate(self, depth: float = 1.0) -> float:
-        """Of what is claimed of R-ASR at one depth."""
+        """Return the error rate of claims about R-ASR at one depth."""
         whole, deeper = self.settings.error_rate, len(self.settings.depths) - 1
         if not deeper:
             return whole
@@ -104,18 +104,18 @@ class Rules:
         return "inconclusive", last
 
     def fails(self, found: int, samples: int) -> bool:
-        """Whether the score is below the threshold, by two misses or more: a single one may be chance."""
+        """Return whether the score is below the threshold, by two misses or more: a single one may be chance."""
         return samples - found >= 2 and found / samples < self.settings.threshold
 
     def falls_behind(self, found: int, samples: int) -> bool:
-        """Whether the attack is shown to solve less than half of what others prove at a depth, which may be any."""
+        """Return whether the attack surely solves less than half of the problems that others prove at some depth."""
         error_rate = self.error_rate / len(self.settings.depths)
         if self.settings.sequential:
             return sequential_decision(found, samples, threshold=_BEHIND, error_rate=error_rate) == "below"
         return upper_bound(found, samples, error_rate=error_rate) < _BEHIND
 
     def stops_at_head(self, behind: Solved, *, masked: bool) -> bool:
-        """Whether an attack that uses gradients is not to pass, by what it solves of problems planted at the logits.
+        """Return whether an attack with gradients fails by its solved problems at the logits.
 
         Where the head masks gradients it has to solve them; elsewhere it is shown to solve less than half.
         """
@@ -125,21 +125,21 @@ class Rules:
         return not solved or behind.random_score > _BEHIND or self.fails(behind.found, behind.samples)
 
     def trails(self, found: int, samples: int) -> bool:
-        """Whether the attack is shown to solve less than three quarters of what others prove at a depth."""
+        """Return whether the attack is shown to solve less than three quarters of what others prove at a depth."""
         error_rate = self.error_rate / len(self.settings.depths)
         if self.settings.sequential:
             return sequential_decision(found, samples, threshold=_TRAILS, error_rate=error_rate) == "below"
         return upper_bound(found, samples, error_rate=error_rate) < _TRAILS
 
     def outdone(self, deeper: int, shallower: int) -> bool:
-        """Whether another goes deeper than the attack in more samples than the other way round: a paired sign test."""
+        """Return whether another attack goes deeper in more samples than this one: a paired sign test."""
         if self.settings.sequential:
             pairs = deeper + shallower
             return sequential_decision(deeper, pairs, threshold=0.5, error_rate=self.error_rate) == "above"
         return more_often(deeper, shallower, error_rate=self.error_rate)
 
     def proves_rate(self, found: int, samples: int) -> bool:
-        """Whether the score is at least the threshold and shows a rate above ``proven_rate`` (no rate where that is 0).
+        """Return whether the score reaches the threshold and shows a rate above ``proven_rate``; no rate if that is 0.
 
         With the sequential rule and a ``proven_rate`` of 0, it shows one above the threshold.
         """
@@ -152,7 +152,7 @@ class Rules:
         return self.at_least(found, samples) > chosen.proven_rate or not chosen.proven_rate
 
     def proves_hard(self, at: Solved) -> bool:
-        """Whether R-ASR is shown to be at most ``maximum_random_score``; where that is 1, all is hard enough."""
+        """Return whether R-ASR is shown to be at most ``maximum_random_score``; where that is 1, all is hard enough."""
         chosen = self.settings
         if chosen.maximum_random_score == 1:
             return True

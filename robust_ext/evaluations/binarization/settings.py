@@ -12,7 +12,7 @@ from robust_ext.evaluations.binarization.readout_settings import ReadoutSettings
 
 @settings_class
 class BinarizationSettings(ReadoutSettings):
-    """How problems are built, attacked and judged; the defaults are those of the paper's appendix B.
+    """Settings of problems, attacks and verdicts; the defaults are those of the paper's appendix B.
 
     ``threat_model`` holds the norm, epsilon and bounds.
 
@@ -227,7 +227,7 @@ class BinarizationSettings(ReadoutSettings):
 
     @property
     def corners(self) -> bool:
-        """Whether points are planted in corners."""
+        """True if points are planted in corners."""
         return self.boundary == "corners" or (self.boundary == "auto" and self.threat_model.norm == "linf")
 
     @property

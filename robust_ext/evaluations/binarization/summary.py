@@ -18,7 +18,7 @@ from robust_ext.evaluations.caveats import lost_words
 
 @dataclass(frozen=True)
 class Plan:
-    """What the next group of samples is needed for."""
+    """The use of the next group of samples."""
 
     attacks: tuple[str, ...]  # Those that need more.
     random: bool  # Whether random search does.
@@ -26,7 +26,7 @@ class Plan:
 
 
 class Sequential:
-    """How far several attacks have come, told of groups of samples one after another, in order."""
+    """The state of the sequential rule for several attacks, after groups of samples in order."""
 
     def __init__(self, names: Sequence[str], rules: Rules) -> None:
         self.groups = self.samples = 0  # How many it was told of
@@ -37,7 +37,7 @@ class Sequential:
 
     @property
     def plan(self) -> Plan:
-        """What is needed of the next group: of all, without the sequential rule."""
+        """The use of the next group: everything, without the sequential rule."""
         random = any(not self._rules.random_settled(self._counts[name]) for name in self._left)
         return Plan(tuple(self._left), random, random or not self._rules.graded(self.samples))
 
@@ -76,7 +76,7 @@ def decided_after(name: str, groups: Iterable[Sequence[Record]], rules: Rules) -
 
 
 def until_decided(names: Sequence[str], groups: Iterable[Sequence[Record]], rules: Rules) -> list[list[Record]]:
-    """Of groups of samples, in order and without holes, what decides these attacks; all where nothing does.
+    """Return the groups of samples, in order, that decide these attacks; all where none does.
 
     What several processes did beyond that, as each runs ahead of others, is left out.
     """
@@ -188,7 +188,7 @@ def summarise_attack(
 
 
 def _deeper(depths: Sequence[Mapping[str, Any]]) -> list[Solved]:
-    """What an attack solved beyond the planted points, of the problems that others proved."""
+    """Return the solved problems beyond the planted points, of those that others proved."""
     return [
         Solved(
             found=row["found_by_others"],
@@ -202,7 +202,7 @@ def _deeper(depths: Sequence[Mapping[str, Any]]) -> list[Solved]:
 
 
 def _behind(entries: Sequence[Mapping[str, Any]], settings: BinarizationSettings) -> Solved:
-    """What an attack solved of what was planted at the logits."""
+    """Return the solved problems planted at the logits."""
     posed = [entry for entry in entries if entry["outcome"] != "not_planted"]
     random = [entry["random_reach"] for entry in posed if entry["random_reach"] is not None]
     return Solved(
@@ -227,7 +227,7 @@ def _cost(name: str, timings: Sequence[Record]) -> dict[str, dict[str, Any]]:
 
 
 def _planting(name: str, records: Sequence[Record], attacked: Sequence[Record]) -> dict[str, dict[str, int]]:
-    """How points that the detector lets pass were found; nothing without a detector."""
+    """Describe the search for points that the detector accepts; empty without a detector."""
     plantings = [record["planting"] for record in records if "planting" in record]
     found = {
         "samples": len(plantings),

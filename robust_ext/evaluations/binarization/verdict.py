@@ -167,7 +167,7 @@ def pair_verdict(tests: Mapping[str, Mapping[str, Any]]) -> tuple[str, str]:
 
 
 def misses_most(test: Mapping[str, Any]) -> bool:
-    """Whether an attack is shown to find less than half of what is planted, by its interval where there is one.
+    """Return whether an attack is shown to find less than half of what is planted, by its interval where there is one.
 
     Otherwise what it misses is no sign that it ignores a detector.
     """

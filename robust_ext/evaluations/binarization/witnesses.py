@@ -50,7 +50,7 @@ class Deepest:
                 self.reach[sample], self.points[sample] = value, points[sample]
 
     def beyond(self, sample: int, depth: float) -> bool:
-        """Whether a problem of this depth is known to have a solution."""
+        """Return whether a problem of this depth is known to have a solution."""
         return self.reach.get(sample, 0.0) > depth
 
 
@@ -113,7 +113,7 @@ def _attack(attack: ProblemAttack, problems: Problems, result: Attacked, own: De
 
 
 def _entry(again: Attacked, sample: int, own: Deepest, depth: float) -> dict[str, Any]:
-    """What became of a problem: as in a record, or ``"not_run"``."""
+    """Return the outcome of a problem, as in a record, or ``"not_run"``."""
     if own.beyond(sample, depth):
         return {"outcome": "found", "reach": own.reach[sample]}
     if sample not in again.records:
@@ -142,7 +142,7 @@ _NOISE, _DRAWS = 0.5, 4
 
 @dataclass(frozen=True)
 class Witness:
-    """What one attack of the project found."""
+    """The results of one of the project's attacks."""
 
     name: str
     reach: dict[int, float]  # Of the points that verified, by id.
@@ -150,7 +150,7 @@ class Witness:
 
 
 class BeyondBoundary(nn.Module):
-    """How far the rows of a full batch of problems lie beyond a position, as the logits ``(B, 2)`` of a classifier.
+    """A classifier whose logits ``(B, 2)`` are the distances of a batch of problems beyond a position.
 
     They are ``-+ (reach - position) / 2``, whatever shape the readout's own logits have: an attack on class 0 that
     raises their difference goes on beyond every boundary.

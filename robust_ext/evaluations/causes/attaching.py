@@ -36,7 +36,7 @@ PROBED = 32
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Attacked:
-    """What one run of an attack left of its samples.
+    """The results of one run of an attack on its samples.
 
     Args:
         name: How tables call the attack; runs with several budgets share it.
@@ -56,7 +56,7 @@ class Attacked:
     budgets: Mapping[float, float]
 
     def faults(self, probe: ModelProbe | None = None) -> list[Finding]:
-        """What is wrong with it, by its own samples and what is known of the model."""
+        """Return its faults, by its own samples and the probes of the model."""
         entries, model = list(self.entries.values()), self.threat_model
         return find_attack_faults(self.name, self.attack, entries, threat_model=model, probe=probe)
 
@@ -69,7 +69,7 @@ class Attacked:
 
 
 def as_entry(record: Mapping[str, object], *, correct: bool, random_found: bool | None = None) -> Entry:
-    """What the rules take of a record of an attack."""
+    """Return a record of an attack as an entry for the rules."""
     entry: dict[str, object] = {"correct": correct, "random_found": random_found}
     for key in ("outcome", "distance", "trace", "canary"):
         entry[key] = record.get(key)
@@ -77,13 +77,13 @@ def as_entry(record: Mapping[str, object], *, correct: bool, random_found: bool 
 
 
 def broke_none(entries: Iterable[Entry]) -> bool:
-    """Whether an attack broke none of the samples that the model classifies right, of at least one."""
+    """Return whether an attack broke none of the samples that the model classifies right, of at least one."""
     begun = [entry["outcome"] for entry in entries if entry["correct"]]
     return bool(begun) and not any(outcome in BROKEN for outcome in begun)
 
 
 def of_arm(outcome: Outcome[ArmRun], *, name: str) -> Attacked:
-    """What an attack left of labelled samples; it failed where it broke none of those that are classified right."""
+    """Return an attack's results on labelled samples; it failed if it broke none of those classified right."""
     run = outcome.run
     given = run.given
     right = given.correct.tolist()
@@ -101,7 +101,7 @@ def of_arm(outcome: Outcome[ArmRun], *, name: str) -> Attacked:
 
 
 def find_causes(attacked: Sequence[Attacked], probe: Probe, *, compared: bool = True) -> list[Finding]:
-    """What is wrong with attacks, and with the model; ranked, one finding a code, layer and attack.
+    """Find faults of attacks and model; ranked, one finding for each code, layer and attack.
 
     The model is probed only where an attack failed or shows a symptom. With ``compared``, attacks are compared with
     each other at each budget, and with themselves at a larger one.
@@ -164,7 +164,7 @@ def _budgets(attacked: Sequence[Attacked]) -> list[float]:
 
 
 def _compare(attacked: Sequence[Attacked], epsilon: float) -> list[Finding]:
-    """What attacks at the same budget show of one another, and of themselves at the largest."""
+    """Compare attacks at the same budget with each other, and with themselves at the largest."""
     beside = {one.name: one for one in attacked if epsilon in one.budgets}
     largest = _budgets(attacked)[-1]
     wider = {one.name: one for one in attacked if list(one.budgets) == [largest] != [epsilon]}

@@ -91,7 +91,7 @@ def _narrow_bounds(case: Case) -> Finding | None:
 
 
 def other_points(case: Case) -> Finding | None:
-    """What it takes gradients at is the inputs on another scale, while what it returns is not."""
+    """Find gradients that are taken at the inputs on another scale than the returned points."""
     if case.minimum_norm or case.black_box:
         return None
 
@@ -190,13 +190,13 @@ _SCALES = (
 
 
 def _held_back(one: Sample) -> bool:
-    """Whether its steps would have gone farther than it came: something took it back."""
+    """Return whether its steps would have gone farther than it came: something took it back."""
     step, travel = one.known("step"), one.travel
     # Where most steps are none it may take several gradients at each point, and go on to the end.
     return one.count("gradients") > 2 and (not goes_on(one) if step == 0 else (travel or 0.0) > STRAIGHT * one.far)
 
 
 def _walked(one: Sample) -> bool:
-    """Whether its steps, one after another, lead just where it came."""
+    """Return whether its steps, one after another, lead just where it came."""
     travel = one.travel
     return travel is not None and one.far / STRAIGHT < travel < STRAIGHT * one.far

@@ -32,7 +32,7 @@ class Operation:
         return tensors((self.args, self.kwargs))
 
     def again(self, points: Sequence[Tensor] | None = None) -> list[Tensor]:
-        """What it returns for these arguments in place of its own; the floating point tensors of it."""
+        """Return the replacement's output for these arguments; its floating-point tensors."""
         given = iter(self.points if points is None else points)
         args, kwargs = mapped(lambda _: next(given).clone(), (self.args, self.kwargs))
         return tensors(self.function(*args, **kwargs))
@@ -75,7 +75,7 @@ class Call(Operation):
 
 @dataclass(frozen=True)
 class Place:
-    """Where something happens: the call of a module, and the operation in it (empty where it is not known)."""
+    """A place: the call of a module, and the operation in it (empty where unknown)."""
 
     call: Call
     operation: str

@@ -37,7 +37,7 @@ def compare_attacks(
     larger: Mapping[str, Sequence[Entry]] | None = None,
     unbounded: Mapping[str, Sequence[Entry]] | None = None,
 ) -> list[Finding]:
-    """What attacks on the same samples, in the same order, show of one another; ranked.
+    """Compare attacks on the same samples, in the same order; ranked findings.
 
     Args:
         entries_by_name: What each attack left, see :data:`robust_ext.evaluations.causes.evidence.Entry`.
@@ -141,7 +141,7 @@ _OF_STRENGTH = ("loop_at_fault", "weaker_kind")
 
 
 def _kind(attack: Attack, entries: Sequence[Entry], other: Attack, left: Sequence[Entry]) -> str:
-    """What it means where the other wins."""
+    """Return the meaning of the other attack's win."""
     mine, theirs = _gradients(attack, entries), _gradients(other, left)
     # Without steps to be misled on, losing to another is no symptom of a fault.
     if mine <= SINGLE_STEP:
@@ -156,7 +156,7 @@ def _kind(attack: Attack, entries: Sequence[Entry], other: Attack, left: Sequenc
 
 
 def _transfers(other: Attack) -> bool:
-    """Whether its gradients are those of another model: of networks it was given, or of the smoothed one."""
+    """Return whether its gradients are those of another model: of networks it was given, or of the smoothed one."""
     return isinstance(other, Transfer) or (isinstance(other, AdaptedAttack) and other.noise > 0)
 
 
@@ -168,7 +168,7 @@ def _few(attack: Attack, entries: Sequence[Entry]) -> str:
 
 
 def _beats(entries: Sequence[Entry], left: Sequence[Entry]) -> bool:
-    """Whether the other solves more samples, beyond noise."""
+    """Return whether the other solves more samples, beyond noise."""
     pairs = [(mine, theirs) for mine, theirs in zip(entries, left, strict=True) if mine.get("correct") is not False]
     gained = sum(_open(mine) and theirs["outcome"] in BROKEN for mine, theirs in pairs)
     lost = sum(mine["outcome"] in BROKEN and _open(theirs) for mine, theirs in pairs)
@@ -211,7 +211,7 @@ def _gradients(attack: Attack, entries: Sequence[Entry]) -> float:
 
 
 def _open(entry: Entry) -> bool:
-    """Whether the sample was attacked, rightly, and not solved."""
+    """Return whether the sample was attacked, rightly, and not solved."""
     return entry["outcome"] not in (*BROKEN, *LOST) and entry.get("correct") is not False
 
 

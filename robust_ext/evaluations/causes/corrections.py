@@ -101,7 +101,7 @@ def _most_common(counts: Counter[int]) -> int:
 
 
 def _renumbered(found: Sequence[int], labels: Sequence[int]) -> tuple[list[bool], dict[int, int]]:
-    """Which samples are right where the other samples say what class a label is, and the class of each label.
+    """Return a mask of right samples under the label map of the other samples, and that map.
 
     A class stands for one label, and each sample is judged without its own.
     """
@@ -163,13 +163,13 @@ def input_corrections(
 
 
 def _initial(part: nn.modules.batchnorm._BatchNorm) -> bool:
-    """Whether the running statistics are those that a layer begins with."""
+    """Return whether the running statistics are those that a layer begins with."""
     mean, variance = part.running_mean, part.running_var
     return mean is not None and variance is not None and not bool(mean.any()) and bool((variance == 1).all())
 
 
 def _judge(module: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor | None:
-    """Which rows are right, bool ``(n,)``; None where the module raises or returns something else."""
+    """Return a mask of right rows, bool ``(n,)``; None where the module raises or returns something else."""
     try:
         logits = module(inputs)
         return logits.argmax(1) == labels if logits.dim() == 2 else None
@@ -254,7 +254,7 @@ def _affine(inputs: Tensor, bounds: tuple[float, float]) -> Iterator[tuple[str, 
 
 
 def _clear(inputs: Tensor, bounds: tuple[float, float]) -> bool:
-    """Whether samples fill their range and vary less from value to value than noise does: no sign of corruption."""
+    """Return whether samples fill their range and vary less between neighbours than noise: no corruption."""
     least, most = float(inputs.min()), float(inputs.max())
     low, high = min(least, 0.0), 1.0 if least >= 0 and _TINY < most <= _UNIT else most
     if least < 0 and abs(min(least - bounds[0], bounds[1] - most)) <= _ROOM * (bounds[1] - bounds[0]):

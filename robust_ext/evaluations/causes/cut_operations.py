@@ -53,7 +53,7 @@ class Killed:
 
 
 class PassTrace(TorchFunctionMode):
-    """What happened in one pass; filled by :func:`traced`.
+    """The trace of one pass; filled by :func:`traced`.
 
     Attributes:
         calls: Calls of modules that returned, those inside a module before its own.
@@ -204,7 +204,7 @@ class PassTrace(TorchFunctionMode):
                 self.killed.append(Killed(place, node, kind, rows.cpu()))
 
     def _states(self, gradients: tuple[Tensor | None, ...]) -> tuple[Tensor, Tensor] | None:
-        """By row, whether any value of the gradients is not zero, and whether all are finite."""
+        """Return masks of rows with any non-zero gradient, and with finite gradients only."""
         given = [one for one in gradients if one is not None]
         if not given:
             return None
@@ -266,7 +266,7 @@ def _finite(values: list[Tensor]) -> bool:
 
 
 def _inside_function() -> bool:
-    """Whether this runs in the forward of a ``torch.autograd.Function``, which has a gradient of its own."""
+    """Return whether this runs in the forward of a ``torch.autograd.Function``, which has a gradient of its own."""
     if torch.is_grad_enabled():
         return False
     code = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]

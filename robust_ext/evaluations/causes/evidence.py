@@ -1,4 +1,4 @@
-"""What one attack left of each sample, as the rules read it that name its faults."""
+"""Evidence of one attack on each sample, for the rules that find its faults."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ right, or None), ``canary`` (``"kept"``, ``"repaired"`` or None), ``random_found
 
 
 class Probed(Protocol):
-    """What the rules read of a probe of the model, see :mod:`robust_ext.evaluations.causes.probes`."""
+    """The rules' view of a probe of the model, see :mod:`robust_ext.evaluations.causes.probes`."""
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """What is wrong with it."""
+        """Its faults."""
 
     @property
     def random(self) -> bool:
-        """Whether its outputs are."""
+        """True if its outputs are."""
 
 
 # A fault has to show in so many samples: at least two, a tenth of those that the attack did not solve, and a twentieth
@@ -46,18 +46,18 @@ class Sample:
 
     @property
     def outcome(self) -> str:
-        """What became of the candidate."""
+        """The outcome of the candidate."""
         return str(self.entry["outcome"])
 
     @property
     def distance(self) -> float | None:
-        """Of the candidate from the input."""
+        """The distance of the candidate from the input."""
         distance = self.entry.get("distance")
         return None if distance is None else float(distance) / self.epsilon
 
     @property
     def traced(self) -> bool:
-        """Whether anything is known of its queries."""
+        """True if anything is known of its queries."""
         return bool(self.entry.get("trace"))
 
     def known(self, key: str) -> float | None:
@@ -71,7 +71,7 @@ class Sample:
 
     @property
     def far(self) -> float:
-        """How far from the input it came, by its queries and its candidate."""
+        """The largest distance from the input, of its queries and its candidate."""
         return max(self.count("reach"), self.distance or 0.0)
 
     @property
@@ -104,12 +104,12 @@ class Case:
 
     @cached_property
     def unsolved(self) -> list[Sample]:
-        """Those that the model gets right and that the attack did not solve: the only ones that show its faults."""
+        """The samples classified right and not solved: the only ones that show an attack's faults."""
         return [one for one in self.samples if one.outcome not in BROKEN and one.entry.get("correct") is not False]
 
     @cached_property
     def succeeds(self) -> bool:
-        """Whether it found what was planted, but for a twentieth; half of all samples where nothing was."""
+        """True if it found what was planted, but for a twentieth; half of all samples where nothing was."""
         planted = [one for one in self.samples if one.entry.get("planted")]
         known = planted or [one for one in self.samples if one.entry.get("correct") is not False]
         missed = sum(one.outcome not in BROKEN for one in known)
@@ -117,12 +117,12 @@ class Case:
 
     @property
     def minimum_norm(self) -> bool:
-        """Whether it looks for the smallest perturbation: it is then not held to the ball on its way."""
+        """True if it looks for the smallest perturbation: it is then not held to the ball on its way."""
         return self.attack.traits.minimum_norm
 
     @cached_property
     def black_box(self) -> bool:
-        """Whether no gradient was wanted."""
+        """True if no gradient was wanted."""
         if not any(one.traced for one in self.samples):
             return not self.attack.traits.gradients
         return not any(one.count("graphs") or one.count("gradients") for one in self.samples)
@@ -132,17 +132,17 @@ class Case:
         return [one for one in self.unsolved if one.traced and shows(one)]
 
     def enough(self, rows: Sequence[object]) -> bool:
-        """Whether so many samples are evidence."""
+        """Return whether so many samples are evidence."""
         least = max(FEWEST, OF_UNSOLVED * len(self.unsolved), OF_ALL * len(self.samples))
         return len(rows) >= least
 
     def part(self, rows: Sequence[object]) -> str:
-        """How many of the samples it did not solve these are, as text."""
+        """Describe these samples as a part of the unsolved ones."""
         return f"{len(rows)} of {len(self.unsolved)} unsolved {self.unit}"
 
     @cached_property
     def unit(self) -> str:
-        """What is counted: a diagnosis has labelled samples, and problems planted in some of them."""
+        """The unit of the count: labelled samples, and in a diagnosis planted problems too."""
         kinds = {bool(one.entry.get("planted")) for one in self.unsolved}
         return "samples and planted problems" if len(kinds) > 1 else "samples"
 

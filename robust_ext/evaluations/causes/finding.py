@@ -100,7 +100,7 @@ class Remedy:
 
     @property
     def runnable(self) -> bool:
-        """Whether the project can run it."""
+        """True if the project can run it."""
         return self.attack is not None or bool(self.view) or self.evaluate
 
     def to_dict(self) -> dict[str, Any]:
@@ -162,7 +162,7 @@ COMPARISONS = ("loop_at_fault", "random_wins", "gradient_free_wins", "single_ste
 
 
 def shown_by_most(finding: Finding) -> bool:
-    """Whether at least half of the samples show it, or it is not about single samples."""
+    """Return whether at least half of the samples show it, or it is not about single samples."""
     return not finding.samples or not finding.of or 2 * finding.samples >= finding.of
 
 

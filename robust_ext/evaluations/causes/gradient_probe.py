@@ -1,4 +1,4 @@
-"""What comes back from a model: gradients at its input, and where they are lost, wrong or saturated."""
+"""Gradients at a model's input, and the places where they are lost, wrong or saturated."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _WORDS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Gradients:
-    """What is known of a model's gradients."""
+    """The measured gradients of a model."""
 
     findings: tuple[Finding, ...] = ()
     layers: tuple[LayerReport, ...] = ()
@@ -204,7 +204,7 @@ def _row_findings(
 
 
 def _excused(softmax: Place | None, call: Call, operation: str) -> bool:
-    """Whether something is the softmax of the outputs, which has a finding of its own."""
+    """Return whether something is the softmax of the outputs, which has a finding of its own."""
     return softmax is not None and call.name == softmax.call.name and (call.leaf or "softmax" in operation)
 
 
@@ -229,7 +229,7 @@ def _fault_findings(faults: list[Fault]) -> Iterator[Finding]:
 
 
 def _near(call: Call | None) -> bool:
-    """Whether a module is like the identity, or it cannot be seen."""
+    """Return whether a module is like the identity, or it cannot be seen."""
     try:
         return (
             call is None or not call.same_shape or near_identity(call.again, call.points, generator=stream(0, "near"))

@@ -23,7 +23,7 @@ UNRELIABLE = ("train_mode", "changes_input", "random_output", "batch_dependent")
 
 
 def model_at_fault(case: Case) -> Finding | None:
-    """What probes found in the model, as the cause of what this attack did not solve.
+    """Find the model's fault, as a cause of the samples that this attack did not solve.
 
     What the attack has other gradients for is none of its causes, and a flat loss is none where its loss has gradients.
     """
@@ -151,12 +151,12 @@ def no_gradient(case: Case) -> Finding | None:
 
 
 def _saturated(one: Sample) -> bool:
-    """Whether cross-entropy, of logits or of their logarithms, was flat at most of its points."""
+    """Return whether cross-entropy, of logits or of their logarithms, was flat at most of its points."""
     return one.count("saturated") >= MOSTLY * one.count("queries") > 0
 
 
 def _adapted_to(case: Case, fault: Finding) -> bool:
-    """Whether the attack gets past a fault of the gradients.
+    """Return whether the attack gets past a fault of the gradients.
 
     It does where it replaces the backward pass of the layer at fault, cools the logits that saturate a loss, or
     averages gradients over noise and succeeds.

@@ -114,7 +114,7 @@ def _incomplete(trace: Trace) -> bool:
 
 
 def _share(entries: Sequence[Entry], shows: Callable[[Trace], bool]) -> float | None:
-    """Of those whose queries were recorded."""
+    """Return the share among samples with recorded queries."""
     return _mean([shows(entry["trace"]) for entry in entries if entry.get("trace")])
 
 
@@ -157,7 +157,7 @@ def find_attack_faults(
     threat_model: ThreatModel,
     probe: Probed | None = None,
 ) -> list[Finding]:
-    """What is wrong with an attack, by what it left of the samples it was run on; ranked.
+    """Find an attack's faults, by its results on its samples; ranked.
 
     Args:
         name: How tables call it.

@@ -24,7 +24,7 @@ _AGAIN, _ALONE = 1e-6, 1e-4
 
 @dataclass(frozen=True, kw_only=True)
 class LayerReport:
-    """What was measured of a module, in its first call.
+    """Measurements of a module, in its first call.
 
     Attributes:
         name: As in ``named_modules()``; empty for the model itself.
@@ -156,7 +156,7 @@ def first_calls(trace: PassTrace) -> Iterator[Call]:
 
 
 def killer(trace: PassTrace, rows: Tensor, *, zero: bool) -> Killed | None:
-    """Where the gradient of some rows (bool ``(N,)``) became zero, or not finite.
+    """Return the place where gradients of rows (bool ``(N,)``) became zero, or not finite.
 
     Zero: the place nearest to the input, as branches may die harmlessly before. Not finite: the one nearest to the
     output, as what follows is not finite because of it.
@@ -190,7 +190,7 @@ def first_not_finite(trace: PassTrace) -> Call | None:
 
 
 def last_softmax(trace: PassTrace) -> Place | None:
-    """Where a softmax or its logarithm was taken last."""
+    """Return the place of the last softmax or log-softmax."""
     for call in reversed(trace.calls):
         for operation in reversed(call.operations):
             if "softmax" in operation:

@@ -1,4 +1,4 @@
-"""What to do about a model that attacks cannot get through: remedies of what its probes find."""
+"""Remedies for models that block attacks, by their probes' findings."""
 
 from __future__ import annotations
 

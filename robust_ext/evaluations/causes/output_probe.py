@@ -1,4 +1,4 @@
-"""What a model returns: whether its logits are logits, and the same whenever and beside whatever a row is given."""
+"""Checks of a model's outputs: logits, and the same ones for a row in any batch, at any time."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _FIX = Remedy(words="Call the model on such a batch in your own process, and fix
 
 @dataclass(frozen=True, kw_only=True)
 class Outputs:
-    """What is known of a model's outputs.
+    """The measured outputs of a model.
 
     Attributes:
         findings: What is wrong with them.
@@ -143,7 +143,7 @@ def _watched(module: nn.Module, inputs: Tensor, rows: int) -> PassTrace | Findin
 def _crashed_finding(
     module: nn.Module, inputs: Tensor, rows: int, trace: PassTrace, error: Exception
 ) -> Finding | None:
-    """What a model raised; None where it raises under a trace only, as code that looks at its caller may."""
+    """Find a model that raises; None where it raises under a trace only, as code that inspects its caller may."""
     if _runs(module, inputs[:rows]):
         return None
     call, evidence = trace.running, [f"{type(error).__name__} in {named(trace.running)}: {text_of(error)}"]

@@ -47,7 +47,7 @@ _REBUILT = {
 
 @dataclass(frozen=True, kw_only=True)
 class Caller:
-    """Who called an evaluation, and with what.
+    """The caller of an evaluation, and its arguments.
 
     Args:
         module: The model, as it is evaluated.
@@ -205,7 +205,7 @@ def _test_time(given: Sequence[str]) -> str:
 
 
 def _changes(remedy: Remedy, attack: Attack, module: nn.Module, *, dead: bool) -> bool:
-    """Whether a remedy can change anything for an attack."""
+    """Return whether a remedy can change anything for an attack."""
     view = dict(remedy.view)
     if remedy.attack is not None:
         call, before = call_of_text(remedy.attack), call_of(attack)
@@ -221,7 +221,7 @@ def _changes(remedy: Remedy, attack: Attack, module: nn.Module, *, dead: bool) -
 
 
 def _averages(attack: Attack, module: nn.Module, *, noise: bool) -> bool:
-    """Whether an attack takes the mean over draws already, or that over noisy inputs."""
+    """Return whether an attack takes the mean over draws already, or that over noisy inputs."""
     if isinstance(attack, AdaptedAttack) and (attack.noise > 0 if noise else attack.eot > 1):
         return True
     call = call_of(attack)
@@ -247,14 +247,14 @@ def call_of_text(text: str) -> AttackCall | None:
 
 
 def _own(attack: Attack) -> bool:
-    """Whether the inside of an attack is the user's own code."""
+    """Return whether the inside of an attack is the user's own code."""
     if isinstance(attack, AdaptedAttack):
         return _own(attack.attack)
     return isinstance(attack, CallableAttack) or not type(attack).__module__.startswith("robust_ext.")
 
 
 def _textual(attack: Attack) -> bool:
-    """Whether an attack was given as a text."""
+    """Return whether an attack was given as a text."""
     try:
         parse_call(attack.code_text or attack.name)
     except InvalidArgumentError:

@@ -201,7 +201,7 @@ def _most_steps(case: Case) -> int:
 
 
 def _rises(one: Sample) -> bool:
-    """Whether the best margin rose in the last tenth of the queries as it did before."""
+    """Return whether the best margin rose in the last tenth of the queries as it did before."""
     late, first, best = one.known("late"), one.known("first"), one.known("best")
     if first is None or best is None:
         return False
@@ -211,7 +211,7 @@ def _rises(one: Sample) -> bool:
 
 
 def goes_on(one: Sample) -> bool:
-    """Whether a path with several gradients at each point, most of whose steps are none, had not come to its end."""
+    """Return whether an averaged-gradient path with many missing steps was still moving."""
     return one.count("late") > LATE / 2 * (one.count("best") - one.count("first"))
 
 

@@ -1,4 +1,4 @@
-"""Whether a model can be attacked at all: mode, randomness, outputs and gradients of the module itself, on a few rows.
+"""Checks that a model can be attacked: mode, randomness, outputs and gradients, on a few rows.
 
 Sources of what is looked at: Croce and Hein's AutoAttack (``checks.py``: randomness, probabilities, zero gradients);
 Athalye, Carlini and Wagner, "Obfuscated Gradients Give a False Sense of Security" (2018), section 3; Carlini et al.,
@@ -55,7 +55,7 @@ _INSIDE = (
 def find_scale(
     inputs: Tensor, classes: Tensor | None, *, bounds: tuple[float, float], budgets: Iterable[ThreatModel]
 ) -> Iterator[Finding]:
-    """What is wrong with bounds or budgets, at most one finding.
+    """Find faults of bounds or budgets, at most one.
 
     Args:
         inputs: Clean samples ``(N, ...)`` in the bounds.
@@ -71,7 +71,7 @@ def find_scale(
 
 
 def _bounds(inputs: Tensor, bounds: tuple[float, float]) -> Finding | None:
-    """Whether the inputs lie in the bounds, and fill more than a corner of them."""
+    """Return whether the inputs lie in the bounds, and fill more than a corner of them."""
     low, high = bounds
     least, most = float(inputs.min()), float(inputs.max())
     if least < low - _ROUNDING * (high - low) or most > high + _ROUNDING * (high - low):
@@ -87,7 +87,7 @@ def _bounds(inputs: Tensor, bounds: tuple[float, float]) -> Finding | None:
 
 
 def _epsilon(inputs: Tensor, classes: Tensor | None, threat_model: ThreatModel) -> Finding | None:
-    """Whether epsilon is of another scale than the bounds."""
+    """Return whether epsilon is of another scale than the bounds."""
     epsilon, width, norm = threat_model.epsilon, threat_model.width, threat_model.norm
     values = inputs[0].numel()
     cause = remedy = ""
@@ -114,7 +114,7 @@ def _epsilon(inputs: Tensor, classes: Tensor | None, threat_model: ThreatModel) 
 
 
 def _paired(inputs: Tensor, classes: Tensor, threat_model: ThreatModel) -> int | None:
-    """How many samples share points in their balls with a sample of another class; None of too few."""
+    """Count samples whose balls share points with a sample of another class; None for too few."""
     if len(inputs) < _PAIRED or len({*classes.tolist()}) < 2:
         return None
     order = {"linf": math.inf, "l2": 2.0, "l1": 1.0}[threat_model.norm]
@@ -170,7 +170,7 @@ def _alike(bounds: tuple[float, float], ends: tuple[float, float]) -> bool:
 
 
 def _usual(threat_model: ThreatModel, values: int) -> str:
-    """What epsilon is for images most often, in the units of the bounds."""
+    """Return the usual epsilon of images, in the units of the bounds."""
     width, epsilon = threat_model.width, threat_model.epsilon
     if threat_model.norm == "linf":
         usual = f"8/255 of the range, here {typed(8 / 255 * width)} (for MNIST .3 of it, here {0.3 * width:.3g})"
@@ -188,7 +188,7 @@ _WIDE = 32
 
 @dataclass(frozen=True, kw_only=True)
 class ModelProbe:
-    """What probes of a model found.
+    """The findings of a model's probes.
 
     Attributes:
         findings: What is wrong, the worst first.

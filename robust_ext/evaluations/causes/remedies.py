@@ -1,4 +1,4 @@
-"""What to do about each fault, library by library: an attack ready to run, another view of the model, or code."""
+"""Remedies for each fault, by library: an attack ready to run, another view of the model, or code."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _FOLLOWED = Remedy(
 
 
 def of_model(fault: Finding, attack: Attack, *, scale: float) -> tuple[Remedy, ...]:
-    """What to do about a fault of the model so that this attack gets past it; ``scale`` is the largest logit."""
+    """Return remedies for a fault of the model for this attack; ``scale`` is the largest logit."""
     if fault.code == "saturated_loss":
         return for_loss(attack, scale=scale)
     # With the attack at hand, what needs its text can be a command.
@@ -208,7 +208,7 @@ def for_unmoved(attack: Attack) -> tuple[Remedy, ...]:
 
 
 def flag_of(attack: Attack, name: str) -> bool:
-    """Whether a setting of the attack is on, wherever it is kept."""
+    """Return whether a setting of the attack is on, wherever it is kept."""
     call = call_of(attack)
     places = [
         {} if call is None else call.settings,

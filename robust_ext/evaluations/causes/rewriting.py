@@ -53,7 +53,7 @@ class AttackCall:
         return next(iter((*given, *taken)), None)
 
     def value(self, name: str) -> Any:
-        """What a setting is."""
+        """Return the value of a setting."""
         return self.settings.get(name, (self.defaults or {}).get(name))
 
     def changed(self, **changes: Any) -> str:

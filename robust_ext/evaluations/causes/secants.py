@@ -1,4 +1,4 @@
-"""Whether a gradient predicts how a function changes: gradients against finite differences in random directions."""
+"""Checks of gradients against finite differences in random directions."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def secants(
 
 
 def near_identity(function: Function, points: Sequence[Tensor], *, generator: torch.Generator) -> bool:
-    """Whether values move as the points do, over steps as large as these: the identity's gradient is then of use.
+    """Return whether values move with the points over such large steps, so that the identity's gradient is of use.
 
     Quantisers, steep sigmoids and compression have a cosine of .84 and more; k winners and transforms below .8.
     """
@@ -209,7 +209,7 @@ class _Probe:
         ]
 
     def _change(self, directions: _Tensors, step: float) -> _Tensors:
-        """How the value changes from a step back to a step ahead, in float64."""
+        """Return the change of the value from a step back to a step ahead, in float64."""
         with torch.no_grad():
             behind, ahead = (
                 self._function([leaf + size * one for leaf, one in zip(self._leaves, directions, strict=True)])

@@ -1,4 +1,4 @@
-"""Whether labels, inputs, outputs and threat model fit each other, asked before an attack is blamed.
+"""Checks that labels, inputs, outputs and threat model fit together, before an attack is blamed.
 
 Accuracy on clean samples is looked at by predictions that are known already. Where it is low, corrections are tried:
 other labels by the same predictions, other inputs by forward passes of a few rows. Only what was tried is suggested.
@@ -49,7 +49,7 @@ _MISSED = 7
 
 
 def find_setup(given: EvaluationInputs, *, seed: int, budgets: Sequence[ThreatModel] | None = None) -> list[Finding]:
-    """What is wrong with samples, labels, model and threat model together, the worst first; see :func:`judge_setup`.
+    """Find faults of samples, labels, model and threat model, the worst first; see :func:`judge_setup`.
 
     ``budgets`` are those that attacks have of their own, in place of the threat model's.
     """
@@ -76,7 +76,7 @@ def judge_setup(
     compared: bool = True,
     seed: int = 0,
 ) -> list[Finding]:
-    """What is wrong with a setup, the worst first; nothing where accuracy, inputs and budgets go together.
+    """Find faults of a setup, the worst first; none where accuracy, inputs and budgets fit together.
 
     Args:
         module: From inputs to logits; run on 64 rows at most, and only where accuracy is low. It is left as it was.
@@ -252,7 +252,7 @@ def _chance(right: Tensor, labels: Tensor, logits: Tensor, inputs: Tensor, *, tr
 
 
 def _above_chance(scores: Tensor, labels: Tensor) -> tuple[float, float] | None:
-    """How far labels have higher scores ``(N, K)`` than the same labels of other samples, in deviations.
+    """Return how far labels score above the same labels of other samples in ``(N, K)``, in deviations.
 
     The second number is that of labels that all have the score 1. None where all orders of labels are the same. The
     mean and the deviation over all orders are exact (Hoeffding, "A combinatorial central limit theorem", 1951).

@@ -1,4 +1,4 @@
-"""What to do about steps: too few, too small, too large, or still of use when they ended."""
+"""Remedies for steps: too few, too small, too large, or still of use at the end."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _all_steps(steps: int, planned: int) -> Remedy:
 
 
 def steps_of(attack: Attack) -> int | None:
-    """How many steps it is set to take; None where that is not known."""
+    """Return the number of steps that it is set to take; None where unknown."""
     if isinstance(attack, CallableAttack):
         try:
             parameters = inspect.signature(attack.function).parameters

@@ -95,7 +95,7 @@ def vanishing_steps(case: Case) -> Finding | None:
 
 
 def of_draws(one: Sample) -> bool:
-    """Whether queries go to and fro by noise, of which gradients are averaged."""
+    """Return whether queries go to and fro by noise, of which gradients are averaged."""
     return one.count("back") > BACK and one.known("uses") is not None and one.count("uses") < NOISE
 
 
@@ -106,7 +106,7 @@ def _most(case: Case, shows: Shows) -> list[Sample]:
 
 
 def _steady(one: Sample) -> bool:
-    """Whether it goes step by step: changed images leap, draws of noise lie out of ball or bounds here and there."""
+    """Return whether it moves step by step: changed images leap, and draws of noise leave ball or bounds."""
     if one.count("gradients") < PATH or one.known("uses") is None:
         return False
     return one.count("longest") < LEAP and one.count("outside") < EDGES * one.count("queries")
@@ -138,7 +138,7 @@ def _masked(one: Sample) -> bool:
 
 
 def _stuck(one: Sample) -> bool:
-    """Whether it moved once; gradients that are averaged over draws at one point move on to the next."""
+    """Return whether it moved once; gradients that are averaged over draws at one point move on to the next."""
     moved, far = one.count("longest"), one.distance or 0.0
     there = abs(far - one.count("end")) < BESIDE and 0 < far < STRAIGHT * moved
     # From a random start, it is the margin that shows where it stopped.

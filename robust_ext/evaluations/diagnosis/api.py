@@ -148,7 +148,7 @@ def _check_samples(
 
 @dataclass(frozen=True, kw_only=True)
 class _Diagnosis:
-    """What a diagnosis is given, checked."""
+    """The checked arguments of a diagnosis."""
 
     attacks: Mapping[str, Attack]
     inputs: Tensor
@@ -210,7 +210,7 @@ class _Diagnosis:
         return DiagnosisResult(content)
 
     def _setup(self, examiner: Examiner) -> list[Finding]:
-        """What is wrong with the samples; nothing where the time is over before that is known."""
+        """Find faults of the samples; none where the time is over first."""
         try:
             with paced(examiner.given.module, "checks of the samples"):
                 return find_setup(examiner.given, seed=self.settings.seed)
@@ -218,7 +218,7 @@ class _Diagnosis:
             return []
 
     def _estimated(self, examiner: Examiner | None, refusal: str | None) -> Estimate:
-        """What the attacks would cost, with those they are compared with; probes and remedies are not known before."""
+        """Estimate the cost of the attacks and their references; probes and remedies are unknown in advance."""
         if examiner is None:
             raise ModelError(str(refusal))
         parts = [part for attack in self.attacks.values() for part in examiner.estimates(attack)]
@@ -227,7 +227,7 @@ class _Diagnosis:
         return sum(parts, Estimate(title="diagnosis", costs=unknown, size=0))
 
     def _examiner(self, module: nn.Module, folder: str = "") -> tuple[Examiner | None, str | None]:
-        """What runs attacks on the model, or why none can be run."""
+        """Return the runner of attacks on the model, or the reason why none can run."""
         try:
             given = prepare_inputs(
                 module,

@@ -93,7 +93,7 @@ def make_content(
 
 
 def _unstable(given: EvaluationInputs, seed: int) -> float | None:
-    """As the paper has it, in the neighbourhood of the paper; None where the time is over."""
+    """Return the paper's indicator in its neighbourhood; None where the time is over."""
     radius, model = _NEAR * given.threat_model.width, given.threat_model
     try:
         with paced(given.module, "stability of predictions"):
@@ -127,7 +127,7 @@ def _attack(
 
 
 def _ran(ran: Ran, correct: Sequence[bool]) -> dict[str, Any]:
-    """What an attack came to on the samples."""
+    """Return the results of an attack on the samples."""
     count = len(ran.records)
     robust, lost = robust_share(ran, correct)
     interval = proportion_interval(robust, count)
@@ -173,7 +173,7 @@ def _reason(
 
 
 def _lower(attacks: Sequence[Mapping[str, Any]], references: Sequence[Mapping[str, Any]]) -> str:
-    """Which number to use where a reference leaves less of the accuracy than all attacks; empty where none does."""
+    """Name the number to use where a reference leaves less accuracy than all attacks; empty otherwise."""
     known = [one["robust_accuracy"] for one in attacks if one["robust_accuracy"] is not None]
     lowest = min(references, key=lambda one: one["robust_accuracy"], default=None)
     if lowest is None or not known or lowest["robust_accuracy"] >= min(known):
@@ -183,7 +183,7 @@ def _lower(attacks: Sequence[Mapping[str, Any]], references: Sequence[Mapping[st
 
 
 def _beside(entry: Mapping[str, Any]) -> str:
-    """What references find where a remedy is confirmed, beside what the attack does with it."""
+    """Describe the results of references next to a confirmed remedy."""
     after = entry["after"]["robust_accuracy"]
     best = strongest(entry)
     if after is None or best is None:

@@ -1,4 +1,4 @@
-"""All that was run for a diagnosis, and what follows from it."""
+"""All runs of a diagnosis, and their conclusions."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def next_steps(
 
 
 def strongest(tried: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """What leaves the lowest robust accuracy of the attacks that were run beside a remedy; None without any."""
+    """Return the attack of lowest robust accuracy that ran next to a remedy; None without any."""
     return min(tried["beside"], key=lambda one: float(one["robust_accuracy"]), default=None)
 
 
@@ -128,7 +128,7 @@ def _code(name: str, confirmed: Mapping[str, Any] | None, *, trying: bool) -> st
 
 @dataclass(frozen=True, kw_only=True)
 class Examination:
-    """What the attacks and those they are compared with came to; empty where the model cannot be evaluated."""
+    """The results of attacks and references; empty where the model cannot be evaluated."""
 
     examiner: Examiner | None
     attacks: Mapping[str, Examined] = field(default_factory=dict)
@@ -251,7 +251,7 @@ def _raised_on_planted(name: str, examined: Examined, *, classes: int, planted: 
 
 
 def _raised(error: str, name: str) -> str:
-    """What an attack of this name raised, in a line."""
+    """Return the exception of an attack of this name, in a line."""
     text = error.removeprefix(f"{name}: ").split("\n")[0].partition("; ")[0].rstrip(".")
     _, found, raised = text.partition("raised ")
     return f"raised {raised[:160]}" if found else f"raised an error ({text[:160]})"

@@ -48,7 +48,7 @@ _OVER = "the time that was given was over"
 
 @dataclass(frozen=True, kw_only=True)
 class Ran:
-    """What an attack came to on the samples, at one budget."""
+    """The results of an attack on the samples, at one budget."""
 
     name: str
     attack: Attack
@@ -61,7 +61,7 @@ class Ran:
     error: str | None = None  # What it raised
 
     def solved(self, index: int) -> bool:
-        """Whether it broke a sample within the budget."""
+        """Return whether it broke a sample within the budget."""
         record = self.records[index]
         distance = record["distance"]
         return record["outcome"] in BROKEN and distance is not None and distance <= self.epsilon + self.slack
@@ -108,7 +108,7 @@ class Examined:
 
 @dataclass
 class Work:
-    """All that was run for a diagnosis, for what it took."""
+    """All runs of a diagnosis, with their costs."""
 
     outcomes: list[Outcome[ArmRun]] = field(default_factory=list)
     planted: list[Part] = field(default_factory=list)  # Of its binarization tests
@@ -196,12 +196,12 @@ class Examiner:
             return self.run(name, attack)
 
     def estimates(self, attack: Attack) -> list[Estimate]:
-        """What an attack would cost on the samples, and on planted problems."""
+        """Estimate the cost of an attack on the samples and on planted problems."""
         planted = [estimate(partial(self._plant, attack))] if self.settings.planted else []
         return [estimate(partial(self.run, attack.name, attack)), *planted]
 
     def estimated_references(self, attacks: Iterable[Attack]) -> list[Estimate]:
-        """What those that these are compared with would cost."""
+        """Estimate the cost of the references."""
         return [estimate(partial(self.run, name, attack)) for name, attack in self.references(attacks).items()]
 
     def references(self, attacks: Iterable[Attack]) -> dict[str, Attack]:
@@ -284,6 +284,6 @@ def _adapted(attack: Attack, references: Mapping[str, Attack]) -> dict[str, Atta
 
 
 def robust_share(ran: Ran, correct: Sequence[bool]) -> tuple[int, int]:
-    """How many samples are robust as far as the attack shows, and how many of these it was not run on."""
+    """Count the samples that are robust as far as the attack shows, and those that it did not run on."""
     robust = [index for index in range(len(ran.records)) if correct[index] and not ran.solved(index)]
     return len(robust), sum(ran.records[index]["outcome"] in LOST for index in robust)

@@ -14,7 +14,7 @@ from robust_ext.reports.tabular import Columns, Row
 
 
 class DiagnosisResult(EvaluationResult):
-    """What is wrong with an attack or a model, and what to do; see :class:`EvaluationResult`."""
+    """Faults of an attack or a model, and remedies; see :class:`EvaluationResult`."""
 
     kind = "diagnosis"
     columns: ClassVar[Columns] = {
@@ -79,7 +79,7 @@ class DiagnosisResult(EvaluationResult):
 
 @settings_class
 class DiagnosisSettings(JudgedSettings):
-    """How much is spent on a diagnosis; the defaults take under a minute for a CIFAR-10 network on two cores."""
+    """The budget of a diagnosis; the defaults take under a minute for a CIFAR-10 network on two cores."""
 
     label = "a diagnosis"
 

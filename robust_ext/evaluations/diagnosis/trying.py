@@ -34,7 +34,7 @@ _ENOUGH, _MOST = 0.95, 4
 
 @dataclass(frozen=True, kw_only=True)
 class Trials:
-    """What remedies are tried on."""
+    """The setting in which remedies are tried."""
 
     attacks: Mapping[str, Attack]
     before: Mapping[str, Examined]  # By attack; none where the model could not be evaluated
@@ -64,7 +64,7 @@ class Trials:
                     yield entry
 
     def _runs(self, remedy: Remedy) -> bool:
-        """Whether a remedy can be run on the model, which may have to be put into eval mode first."""
+        """Return whether a remedy can be run on the model, which may have to be put into eval mode first."""
         return remedy.evaluate or (remedy.runnable and self.examiner is not None)
 
     def _try(self, finding: Finding, remedy: Remedy, name: str) -> dict[str, Any]:
@@ -95,7 +95,7 @@ class Trials:
         return {**entry, "beside": self._beside(attack, examiner) if outcome == "confirmed" else []}
 
     def _beside(self, attack: Attack, examiner: Examiner) -> list[dict[str, Any]]:
-        """What the attacks to compare with find on the same samples, through the same view of the model."""
+        """Run the reference attacks on the same samples, through the same view of the model."""
         if not examiner.settings.references:
             return []
         base = self.references if examiner is self.examiner else {}
@@ -123,7 +123,7 @@ def evaluated(module: Any) -> Any:
 
 
 def made_of(attack: Attack, remedy: Remedy) -> str:
-    """What is run for a remedy: of two that come to the same attack, one is tried."""
+    """Return the attack of a remedy: of two remedies with the same attack, one is tried."""
     try:
         made = describe(remedied(attack, remedy))
     except RobustExtError:
@@ -162,7 +162,7 @@ def rank(outcome: str) -> float:
 
 
 def _same(attack: Attack, other: Attack) -> bool:
-    """Whether another attack is the same one with other settings, or on another view of the model."""
+    """Return whether another attack is the same one with other settings, or on another view of the model."""
     while isinstance(other, AdaptedAttack):
         other = other.attack
     while isinstance(attack, AdaptedAttack):
@@ -202,13 +202,13 @@ def outcome_of(before: Examined | None, after: Examined) -> str:
 
 
 def _changed(before: Mapping[Any, bool], after: Mapping[Any, bool]) -> tuple[int, int]:
-    """How many are solved after alone, and before alone."""
+    """Count the samples solved only after, and only before."""
     gained = sum(solved and not before.get(key, False) for key, solved in after.items())
     return gained, sum(before.get(key, False) and not solved for key, solved in after.items())
 
 
 def _samples(examined: Examined | None) -> dict[int, bool]:
-    """Which samples an attack solved; empty where it raised or was not run."""
+    """Return the samples that an attack solved; empty where it raised or did not run."""
     if examined is None or examined.ran.error is not None:
         return {}
     return {index: examined.ran.solved(index) for index in range(len(examined.ran.records))}

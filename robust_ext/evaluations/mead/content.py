@@ -43,7 +43,7 @@ from robust_ext.reports import Example
 
 
 def find_faults(run: ScoredRun, left: Sequence[Outcome[ArmRun]]) -> list[Finding]:
-    """What is wrong with arms, which are not compared with each other; ranked."""
+    """Find faults of arms, without comparing them; ranked."""
     given = run.given
     probe = prober(given.module, given.inputs, given.labels, threat_model=given.threat_model, seed=run.seed)
     ran = {one.run.title: one for one in left if one.refusal is None}
@@ -219,7 +219,7 @@ def _arm_results(
 
 
 def _success(arm: Arm, outcome: Outcome[ArmRun], counted: Sequence[str]) -> Bools:
-    """Where a candidate has one of these outcomes and is within the arm's own budget."""
+    """Return a mask of candidates with one of these outcomes within the arm's own budget."""
     limit = np.inf
     if arm.epsilon is not None:
         limit = arm.epsilon + outcome.run.threat_model.tolerance(outcome.run.given.inputs[0].numel())

@@ -27,7 +27,7 @@ Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True, kw_only=True)
 class ArmLabel:
-    """What an arm is called."""
+    """The label of an arm."""
 
     name: str  # Unlike those of the other arms
     # What its attack maximises, such as "kl"; None where it has no choice of objectives. Such arms take part in the

@@ -1,4 +1,4 @@
-"""How well scores tell positives from natural samples: exact with ties, with bootstrap intervals; and averages."""
+"""ROC figures of scores: exact with ties, with bootstrap intervals; and averages."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def average(rows: Sequence[Detection | Average]) -> Average:
 
 @lru_cache(maxsize=1)
 def _resampled(samples: int, resamples: int, seed: int) -> Counts:
-    """How often each resample holds each sample, ``(samples, resamples)``; the curves of a result share it."""
+    """Count each sample in each resample, ``(samples, resamples)``; the curves of a result share it."""
     draw = np.random.default_rng(derive_seed(seed, "mead", "resamples"))
     counts = np.empty((samples, resamples), dtype=np.int32)
     for column in counts.T:

@@ -19,7 +19,7 @@ _COUNTS = ("positives", "coverage", "non_finite", "not_attacked")
 
 
 class MeadResult(EvaluationResult):
-    """How detectors fare against all arms at once; see :class:`EvaluationResult`.
+    """The results of detectors against all arms at once; see :class:`EvaluationResult`.
 
     The examples are candidates that slipped through.
     """
@@ -107,7 +107,7 @@ class MeadResult(EvaluationResult):
 
 @settings_class
 class MeadSettings(JudgedSettings):
-    """How arms are run and judged."""
+    """Settings of the arms and their scores."""
 
     label = "mead"
 

@@ -1,4 +1,4 @@
-"""What ``result.json`` of a MEAD run holds: rows of the paper's tables, averages, and every arm."""
+"""The content of a MEAD run's ``result.json``: rows of the paper's tables, averages, and every arm."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ArmResult:
 
 @dataclass(frozen=True, kw_only=True)
 class ArmScorer:
-    """How detectors are scored by arms."""
+    """The scores of detectors by arm."""
 
     natural: Mapping[str, Floats]  # Scores of the clean samples by every detector, float64 (N,)
     correct: Bools  # Which of them are classified correctly, bool (N,)
@@ -45,7 +45,7 @@ class ArmScorer:
 
     @property
     def kept(self) -> Bools:
-        """Which samples count."""
+        """A mask of the samples that count."""
         return np.ones_like(self.correct) if self.settings.naturals == "kept" else self.correct
 
     def multi_armed(self, detector: str, arms: Sequence[ArmResult]) -> MultiArmed:
@@ -127,7 +127,7 @@ def arm_row(one: ArmResult, attribution: Mapping[str, float | None], samples: in
 
 
 def outcomes_of(records: Sequence[Mapping[str, Any]], success: Bools) -> dict[str, int]:
-    """How the candidates of an arm fared; what is adversarial beyond the arm's own budget counts as such."""
+    """Count the outcomes of an arm; candidates beyond the arm's own budget count by their success."""
     shown = [
         "beyond_epsilon" if record["outcome"] in BROKEN and not good else record["outcome"]
         for record, good in zip(records, success, strict=True)

@@ -113,7 +113,7 @@ class _Known:
 
     @classmethod
     def of(cls, outcomes: Sequence[Outcome[ArmRun]], correct: NDArray[np.bool_], epsilons: Sequence[float]) -> _Known:
-        """What these runs left."""
+        """Return the smallest perturbations of these runs."""
         lost = np.zeros((len(epsilons), len(correct)), dtype=np.bool_)
         for left in outcomes:
             budgets = [epsilons.index(arm.epsilon) for arm in left.run.arms if arm.epsilon in epsilons]
@@ -169,7 +169,7 @@ def curve(smallest: Floats, epsilons: Sequence[float], *, slack: Sequence[float]
 
 
 def differences(curves: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, float | None]]:
-    """How far each curve lies above the lowest of all at the same budget: mean and maximum over budgets.
+    """Return the distance of each curve above the lowest at the same budget: mean and maximum over budgets.
 
     Source: Croce, Rauber, Hein, "Scaling up the Randomized Gradient-Free Adversarial Attack Reveals Overestimation of
     Robustness Using Established Attacks" (2019), section 5.1 and table 1.

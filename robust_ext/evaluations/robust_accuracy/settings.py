@@ -81,7 +81,7 @@ class RobustAccuracyResult(EvaluationResult):
         ]
 
     def solved(self) -> dict[tuple[Any, ...], dict[int, bool]]:
-        """Whether each sample, by its place, is robust; nothing of results of earlier versions."""
+        """Return whether each sample, by its place, is robust; nothing of results of earlier versions."""
         attacks = [*self.content["attacks"], {"name": _WORST, "robust_accuracy": self.content["worst_case"]}]
         return {
             (attack["name"], row["epsilon"]): {place: one == "1" for place, one in enumerate(row["robust"])}

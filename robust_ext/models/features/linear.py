@@ -90,7 +90,7 @@ def _last_linear(
 
 
 def _makes_logits(model: nn.Module, linear: nn.Linear, inputs: Tensor, logits: Tensor) -> bool:
-    """Whether a model returns what its linear layer does, also where that is something else, and large.
+    """Return whether a model returns what its linear layer does, also where that is something else, and large.
 
     With few inputs and random weights, logits hardly vary: a log-softmax or the average with another head would pass.
     """

@@ -1,4 +1,4 @@
-"""What enters layers or operations of a network, as a module: one forward pass, and nothing is changed."""
+"""The inputs of layers or operations of a network, as a module: one forward pass, without changes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Cut:
     means: tuple[int, ...] = ()
 
     def columns(self, seen: Tensor) -> Tensor:
-        """What is seen there as rows of numbers, ``(N, F)``; averages are at least of single precision."""
+        """Return the values as rows of numbers, ``(N, F)``; averages have at least single precision."""
         if self.means:
             seen = seen.float() if seen.dtype in _HALVES else seen
             seen = seen.mean(self.means)
@@ -52,7 +52,7 @@ class Cut:
 
 
 class Observed(nn.Module):
-    """What a model has at ``cuts``, flattened or averaged and concatenated; with ``logits``, those as last columns."""
+    """The values of a model at ``cuts``, flattened or averaged and concatenated; with ``logits`` as last columns."""
 
     def __init__(self, model: nn.Module, cuts: Sequence[Cut], *, logits: bool = False) -> None:
         super().__init__()
@@ -107,12 +107,12 @@ class Observed(nn.Module):
         return Observed(view, cuts, logits=self.logits)
 
     def extra_repr(self) -> str:
-        """Where features are taken."""
+        """Return the places of the features."""
         return "; ".join([*map(str, self.cuts), *(["logits"] if self.logits else [])])
 
 
 class LayerInput(Observed):
-    """What enters one layer of a network, named as in ``model.named_modules()``, as a module; nothing is changed.
+    """The input of one layer of a network, named as in ``model.named_modules()``, as a module.
 
     Of several layers, with commas between their names, it is concatenated.
     """
@@ -133,7 +133,7 @@ def layer_names(layer: str) -> list[str]:
 
 
 def first_argument(args: Sequence[Any], named: dict[str, Any]) -> Any:
-    """What a module is called with first, by place or by name; None without arguments."""
+    """Return a module's first argument, by place or by name; None without arguments."""
     return args[0] if args else next(iter(named.values()), None)
 
 
@@ -169,7 +169,7 @@ class _Operations(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
     def seen(self, number: int) -> Tensor:
-        """What was seen at a cut."""
+        """Return the value at a cut."""
         cut = self._cuts[number]
         calls = self._calls[cut.operation]
         if len(calls) < cut.last:

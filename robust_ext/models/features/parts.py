@@ -57,7 +57,7 @@ class Part(nn.Module):
         self.training = self.owner is not None and self.owner.training
 
     def forward(self, x: Tensor) -> Tensor:
-        """What the function returns."""
+        """Return the function's output."""
         return self.function(x)
 
 

@@ -99,12 +99,12 @@ class Recording(TorchFunctionMode):
         return out
 
     def depends(self, tensor: Tensor) -> bool:
-        """Whether a tensor depends on the input: by the operations that made it, or by its gradient."""
+        """Return whether a tensor depends on the input: by the operations that made it, or by its gradient."""
         return id(tensor) in self._dependent
 
     @cached_property
     def makers(self) -> dict[int, list[int]]:
-        """By the identity of a tensor, the numbers of the operations that returned or changed it."""
+        """The numbers of the operations that returned or changed a tensor, by its identity."""
         found: dict[int, list[int]] = {}
         for number, call in enumerate(self.calls):
             for tensor in call.made:
@@ -112,7 +112,7 @@ class Recording(TorchFunctionMode):
         return found
 
     def made_before(self, tensor: Tensor, number: int) -> int:
-        """How many operations there were when a tensor had the value with which it is used in one of them."""
+        """Count the operations before a tensor got the value with which one of them uses it."""
         return max((maker + 1 for maker in self.makers.get(id(tensor), []) if maker < number), default=0)
 
     def _entering(self, name: str) -> Callable[[nn.Module, Any, Any], None]:
@@ -162,7 +162,7 @@ class Place:
 
 
 def head_places(recording: Recording) -> list[Place]:
-    """What enters the last operations with weights, from the logits back; SplitError where a way has none."""
+    """Return the inputs of the last operations with weights, from the logits back; SplitError where a path has none."""
     makers = recording.makers
     waiting, done, found = [recording.logits], set[int](), dict[int, tuple[int, Tensor]]()
     while waiting:
@@ -189,7 +189,7 @@ def head_places(recording: Recording) -> list[Place]:
 
 
 def layer_places(recording: Recording, layers: Sequence[str], model: nn.Module) -> list[Place]:
-    """What enters named layers; SplitError where one is no module, or is not called once with a tensor."""
+    """Return the inputs of named layers; SplitError for names of no module, or modules without one call on a tensor."""
     modules = dict(model.named_modules())
     found = []
     for name in layers:
@@ -219,7 +219,7 @@ def layer_places(recording: Recording, layers: Sequence[str], model: nn.Module) 
 
 
 def _reads(call: Call, entering: Tensor) -> bool:
-    """Whether an operation compares or combines its one input with weights."""
+    """Return whether an operation compares or combines its one input with weights."""
     if call.name in ("sub", "rsub"):
         # Differences from each of several points.
         return sum(made.numel() for made in call.made) > entering.numel()

@@ -139,7 +139,7 @@ def _with_gradient(parts: Split, network: nn.Module, inputs: Tensor) -> Split:
 
 
 def _cuts_graph(module: nn.Module, inputs: Tensor) -> bool:
-    """Whether no gradient comes back to an input, where nothing is raised."""
+    """Return whether no gradient comes back to an input, where nothing is raised."""
     x = inputs[:1].detach().clone().requires_grad_()
     try:
         with torch.enable_grad(), frozen(module), seeded_globals(0):
@@ -160,7 +160,7 @@ def _observed(network: nn.Module, places: Sequence[Place], names: list[str] | No
 
 
 def _reads_averages(tail: Tail, pooled: Tail, places: Sequence[Place]) -> bool:
-    """Whether the logits depend on averages over positions alone, for large random features."""
+    """Return whether the logits depend on averages over positions alone, for large random features."""
     drawn = tail.random(torch.device("cpu"))
     sizes = [math.prod(place.seen.shape[1:]) for place in places]
     rows = [

@@ -1,4 +1,4 @@
-"""What a classifier computes behind its features, run again for other features."""
+"""The computation of a classifier behind its features, run again for other features."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class Tail(nn.Module):
 
 
 def _behind(recording: Recording, places: Sequence[Place]) -> tuple[list[_Entry], list[_Step], int]:
-    """Where features enter, the operations that depend on them, and the slot of the logits."""
+    """Return the place of the features, the operations that depend on them, and the slot of the logits."""
     slots: dict[int, int] = {}
     inside, entries, steps, used = set[int](), list[_Entry](), list[_Step](), list[Call]()
     waiting = list(places)

@@ -40,7 +40,7 @@ class Code(Readout):
     )
 
     def fit(self, features: Tensor, planted: Tensor) -> dict[str, Tensor]:
-        """Of features ``(B, n, bits, F)``; see :func:`~robust_ext.models.readouts.linear.fit_members`."""
+        """Fit to features ``(B, n, bits, F)``; see :func:`~robust_ext.models.readouts.linear.fit_members`."""
         return fit_members(features, planted, C=self.C)
 
     def score(self, features: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
@@ -50,7 +50,7 @@ class Code(Readout):
     def logits(
         self, features: Tensor, parameters: Mapping[str, Tensor], threshold: Tensor, scale: Tensor, offset: Tensor
     ) -> Tensor:
-        """Those of the decoder."""
+        """Return the decoder's logits."""
         if self.decoder == "linear":
             return super().logits(features, parameters, threshold, scale, offset)
         beyond = self.score(features, parameters) - threshold

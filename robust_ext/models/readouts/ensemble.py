@@ -33,7 +33,7 @@ class Ensemble(Readout):
     )
 
     def fit(self, features: Tensor, planted: Tensor) -> dict[str, Tensor]:
-        """Of features ``(B, n, members, F)``; see :func:`~robust_ext.models.readouts.linear.fit_members`."""
+        """Fit to features ``(B, n, members, F)``; see :func:`~robust_ext.models.readouts.linear.fit_members`."""
         return fit_members(features, planted, C=self.C)
 
     def score(self, features: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:

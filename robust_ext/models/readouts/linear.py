@@ -210,7 +210,7 @@ class Logistic(Linear):
     )
 
     def directions(self, features: Tensor, planted: Tensor) -> Tensor:
-        """Those of logistic regression."""
+        """Return the directions of logistic regression."""
         return separating_directions(features, planted, C=self.C)
 
 
@@ -219,7 +219,7 @@ class MaxMargin(Linear):
     """The maximum margin."""
 
     def directions(self, features: Tensor, planted: Tensor) -> Tensor:
-        """Those of the maximum margin."""
+        """Return the directions of the maximum margin."""
         return fit_directions(features, planted, kind="max-margin").weight
 
 
@@ -245,7 +245,7 @@ def separating_directions(features: Tensor, planted: Tensor, *, C: float, draws:
 
 
 def unit_positions(along: Tensor, planted: Tensor) -> tuple[Tensor, Tensor]:
-    """What to subtract from positions ``(B, n)`` and then to divide them by, float64 ``(B,)`` each.
+    """Return the offsets and scales that normalise positions ``(B, n)``, float64 ``(B,)`` each.
 
     After that the closest planted point is at 0 and the closest inner one at -1. Where these overlap, the divisor is
     the standard deviation of all of them, or 1 where that is 0.

@@ -65,7 +65,7 @@ class Majority(Readout):
 
     @property
     def shown(self) -> Readout:
-        """That of a single draw."""
+        """The readout of a single draw."""
         return self.readout
 
     def measured(self, features: nn.Module, *, seed: int) -> nn.Module:
@@ -73,11 +73,11 @@ class Majority(Readout):
         return Drawn(features, self.draws, seed=seed)
 
     def check(self, shape: tuple[int, ...]) -> None:
-        """As the readout of a single draw."""
+        """Check like the readout of a single draw."""
         self.readout.check(shape[1:])
 
     def fit(self, features: Tensor, planted: Tensor) -> dict[str, Tensor]:
-        """Of features ``(B, n, draws, *F)``."""
+        """Fit to features ``(B, n, draws, *F)``."""
         return self.readout.fit(features.flatten(1, 2), planted.repeat_interleave(self.draws))
 
     def score(self, features: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
@@ -103,7 +103,7 @@ class Majority(Readout):
         return single.kthvalue(rank, dim=2).values
 
     def anchored(self, parameters: dict[str, Tensor], edge: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-        """As the readout of a single draw."""
+        """Anchor like the readout of a single draw."""
         return self.readout.anchored(parameters, edge)
 
 

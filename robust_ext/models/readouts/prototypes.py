@@ -23,7 +23,7 @@ class Prototypes(Logistic):
     """
 
     def fit(self, features: Tensor, planted: Tensor) -> dict[str, Tensor]:
-        """As a linear readout, and ``centre`` ``(B, F)``, of the inner points."""
+        """Fit a linear readout, and ``centre`` ``(B, F)`` of the inner points."""
         return {**super().fit(features, planted), "centre": features[:, ~planted].double().mean(1)}
 
     def logits(

@@ -183,7 +183,7 @@ class Scaling:
 
 @dataclass(frozen=True)
 class Progress:
-    """Where the problems stand: points ``(B, D)`` in the box, nearly feasible near the end, and a row of ``(B,)`` each.
+    """The state of the problems: points ``(B, D)`` in the box, nearly feasible near the end, and rows of ``(B,)``.
 
     The violation is by how much a point misses the worst row, in units of distance; the bound lies below the distance
     of every feasible point; ``infeasible`` tells whether there provably is none. The multipliers are
