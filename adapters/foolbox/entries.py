@@ -1,4 +1,4 @@
-"""Data on each of Foolbox's attack classes.
+"""What is known of each of Foolbox's attack classes, as data.
 
 Batching, ``batch_dependent``, ``leaves_ball`` and ``failure`` were measured with Foolbox 3.3.4, by recording what each
 class queries of a model and by attacking samples one by one, together, and next to others. All classes query full
@@ -18,7 +18,7 @@ from robust_ext.core.threat import NORMS
 
 @dataclass(frozen=True, kw_only=True)
 class Entry(AttackEntry):
-    """The data on a class besides :class:`robust_ext.adapters.catalogue.AttackEntry`.
+    """What is known of a class, beside what :class:`robust_ext.adapters.catalogue.AttackEntry` has.
 
     Args:
         unit_space: Whether it takes inputs in [0, 1] for granted; it is then run in that space.

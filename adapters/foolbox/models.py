@@ -88,7 +88,7 @@ class BinarizedPyTorchModel(PyTorchModel):  # type: ignore[misc]
 
     @property
     def inputs(self) -> Tensor:
-        """The inputs with planted points, float32 ``(M, ...)``."""
+        """Where attacks begin, float32 ``(M, ...)``: those of the given inputs that could be planted."""
         return self.planted_problems.inputs.clone()
 
     @property
@@ -98,7 +98,7 @@ class BinarizedPyTorchModel(PyTorchModel):  # type: ignore[misc]
 
     @property
     def samples(self) -> tuple[int, ...]:
-        """The indices of these inputs among the given ones."""
+        """Which of the given inputs they are."""
         return self.planted_problems.samples
 
     def transform_bounds(
@@ -206,7 +206,7 @@ class Undetected(Misclassification):  # type: ignore[misc]
         return f"{type(self).__name__}({self.labels!r})"
 
     def __call__(self, perturbed: Any, outputs: Any) -> Any:
-        """Return a mask of inputs that fool the model, bool ``(N,)``, of the type of ``outputs`` ``(N, K + 1)``."""
+        """Which inputs fool the model, bool ``(N,)``, of the type of ``outputs`` ``(N, K + 1)``."""
         outputs_, restore_type = eagerpy.astensor_(outputs)
         classes = outputs_.argmax(axis=-1)
         fooled = eagerpy.logical_and(classes != self.labels, classes != outputs_.shape[-1] - 1)

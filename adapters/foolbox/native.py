@@ -1,4 +1,4 @@
-"""Shared parts of the Foolbox classes of this project's attacks."""
+"""What the Foolbox classes of this project's own attacks have in common."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class NativeFoolboxAttack(ABC):
 
 
 class NativeFixedEpsilonAttack(NativeFoolboxAttack, FixedEpsilonAttack):  # type: ignore[misc]
-    """Fixed-epsilon attacks, see :class:`NativeFoolboxAttack`."""
+    """Those that are given an epsilon, see :class:`NativeFoolboxAttack`."""
 
     def run(self, model: Any, inputs: Any, criterion: Any, *, epsilon: float, **kwargs: Any) -> Any:
         """Perturb a batch, see Foolbox's ``FixedEpsilonAttack.run``.
@@ -154,7 +154,7 @@ class NativeFixedEpsilonAttack(NativeFoolboxAttack, FixedEpsilonAttack):  # type
 
 
 class NativeMinimizationAttack(NativeFoolboxAttack, MinimizationAttack):  # type: ignore[misc]
-    """Minimum-norm attacks, see :class:`NativeFoolboxAttack`."""
+    """Those that look for the smallest perturbation, see :class:`NativeFoolboxAttack`."""
 
     def run(self, model: Any, inputs: Any, criterion: Any, *, early_stop: float | None = None, **kwargs: Any) -> Any:
         """Perturb a batch, see Foolbox's ``MinimizationAttack.run``.
@@ -188,7 +188,7 @@ class NativeMinimizationAttack(NativeFoolboxAttack, MinimizationAttack):  # type
 
 
 class NativeNormlessAttack(NativeFoolboxAttack, AttackWithoutDistance):  # type: ignore[misc]
-    """Attacks whose perturbations no norm measures, like Foolbox's ``SpatialAttack``; see :class:`NativeFoolboxAttack`.
+    """Those whose perturbations no norm measures, as Foolbox's own ``SpatialAttack``; see :class:`NativeFoolboxAttack`.
 
     Epsilons are ignored, and both kinds of points that a call returns are the same.
     """

@@ -10,8 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from robust_ext.adapters.catalogue import check_ranges
-from robust_ext.adapters.torchattacks.catalogue import CATALOGUE, NORM_NAMES, NORM_VALUES, Entry, entry_of
-from robust_ext.adapters.torchattacks.target import HostModule, check_shape, settings_of, torchattacks, training_of
+from robust_ext.adapters.torchattacks.catalogue import CATALOGUE, NORM_NAMES, NORM_VALUES, entry_of
+from robust_ext.adapters.torchattacks.entries import Entry
+from robust_ext.adapters.torchattacks.library import torchattacks
+from robust_ext.adapters.torchattacks.objects import settings_of, training_of
+from robust_ext.adapters.torchattacks.target import HostModule, check_shape
 from robust_ext.adapters.wrapped import (
     WrappedAttack,
     check_candidates,

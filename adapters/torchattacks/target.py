@@ -2,73 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
-import inspect
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from robust_ext.adapters import wrapped
-from robust_ext.core.errors import AttackError, InvalidArgumentError
+from robust_ext.core.errors import AttackError
 from robust_ext.core.target import Target
-from robust_ext.core.warning import warn
-
-_MODES = ("model_training", "batchnorm_training", "dropout_training")
-# Where an object keeps a setting under another name.
-_PLACES: Mapping[tuple[str, str], str] = {
-    ("APGD", "rho"): "thr_decr",
-    ("APGDT", "rho"): "thr_decr",
-    ("Pixle", "max_iterations"): "max_patches",
-    ("Pixle", "x_dimensions"): "p1_x_dimensions",
-    ("Pixle", "y_dimensions"): "p1_y_dimensions",
-    ("Square", "resc_schedule"): "rescale_schedule",
-}
-
-
-def settings_of(attack: Any) -> dict[str, Any]:
-    """The settings of an object that differ from the defaults of its class, without what belongs to its model.
-
-    The number of classes and the normalization belong to the model the object was bound to and are left out; targets
-    take inputs as they are. The device is left out too.
-
-    Raises:
-        InvalidArgumentError: It is in a targeted mode.
-    """
-    if attack.targeted:
-        raise InvalidArgumentError(
-            "attack",
-            f"torchattacks' {type(attack).__name__} in mode {attack.attack_mode!r}",
-            "the default mode (set_mode_default()): any class but the true one counts, and labels are true labels",
-        )
-    if attack.normalization_used is not None:
-        warn(
-            f"{type(attack).__name__}: set_normalization_used belongs to the model it was bound to and is left out; "
-            "targets are attacked on inputs as they take them, and a network that needs normalized ones has to do that "
-            "itself"
-        )
-
-    def read(key: str, parameter: inspect.Parameter) -> Any:
-        if key in ("model", "n_classes"):
-            return wrapped.MISSING
-        noise = getattr(attack, "noise_func", None)
-        if noise is not None and key in ("noise_type", "noise_sd"):
-            return getattr(noise, key)
-        return getattr(attack, _PLACES.get((type(attack).__name__, key), key), wrapped.MISSING)
-
-    return wrapped.settings_of(attack, read)
-
-
-def training_of(attack: Any) -> dict[str, bool]:
-    """Return the values of ``set_model_training_mode``; empty where it was not called."""
-    modes = {name: bool(getattr(attack, f"_{name}")) for name in _MODES}
-    return modes if any(modes.values()) else {}
-
-
-# Its requirements (torchvision, requests, torch pins) are not imported by it; its attacks need torch, numpy and scipy.
-torchattacks: Any = importlib.import_module("torchattacks")
 
 
 class HostModule(nn.Module):
@@ -95,7 +36,7 @@ class HostModule(nn.Module):
 
     @property
     def needed(self) -> bool:
-        """True if torchattacks would fail, or change the target, if it were given the target's own module."""
+        """Whether torchattacks would fail, or change the target, if it were given the target's own module."""
         eval_mode = not any(part.training for part in self.module.modules())
         own_device = any(True for _ in self.module.parameters())
         return self.missing > 0 or self.positive or len(self.input_shape) != 3 or not (eval_mode and own_device)

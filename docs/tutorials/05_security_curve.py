@@ -47,7 +47,8 @@ print(result)
 # ## What a bad default looks like
 #
 # PGD is the best known attack of these, and its curve is the highest. The warning above the table gives the
-# reason: Foolbox's default step is 0.025 epsilon, so 20 steps end half way to the sphere. A single large step, FGM, finds more.
+# reason: Foolbox's default step is 0.025 epsilon, so 20 steps end half way to the sphere. A single large step, FGM,
+# finds more.
 
 # %%
 middle = 0.6

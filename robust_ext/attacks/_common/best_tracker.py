@@ -69,7 +69,7 @@ class AttackProblem(Batch):
     streams: list[torch.Generator]
 
     def start(self, how: str, *, restart: int = 0) -> Tensor:
-        """Return a run's first points, ``(N, ...)``: random in the ball, or the inputs in the first run of ``"input"``."""
+        """Return a run's first points, ``(N, ...)``: random, or the inputs in the first run of ``"input"``."""
         if how == "input" and restart == 0:
             return self.inputs.clone()
         return random_start(self.inputs, self.threat_model, self.streams)

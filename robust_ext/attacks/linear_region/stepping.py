@@ -227,7 +227,7 @@ _LAST = 0.01
 _MEAN, _SQUARE = 0.9, 0.999
 # First logarithm of the weight of the margin, relative to that of the distance, its largest size, first and last change
 # in a step, and the share of the weights that is kept from step to step.
-_WEIGHT, _LARGEST, _CHANGE, _KEPT = math.log(100), math.log(1e6), (0.1, 0.01), 0.9
+_WEIGHT, _LARGEST, _PROXIMAL_CHANGE, _KEPT = math.log(100), math.log(1e6), (0.1, 0.01), 0.9
 # How many times that of the largest gradient the threshold of a value is at most.
 _THRESHOLD = 5.0
 
@@ -263,7 +263,7 @@ def proximal_steps(
         offsets = (at.inputs + offsets + moved).clamp_(low, high) - at.inputs
         threshold = torch.minimum(1 / scale, _THRESHOLD / scale.amax(1, keepdim=True)) * shorter * (1 - kept) / kept
         offsets = offsets.sign() * (offsets.abs() - threshold).clamp_min_(0)
-        change = _CHANGE[1] + (_CHANGE[0] - _CHANGE[1]) * (1 - number / steps)
+        change = _PROXIMAL_CHANGE[1] + (_PROXIMAL_CHANGE[0] - _PROXIMAL_CHANGE[1]) * (1 - number / steps)
         weight = (weight - torch.where(at.adversarial[:, None], change, -change)).clamp_(-_LARGEST, _LARGEST)
         kept = torch.lerp(weight.sigmoid(), kept, _KEPT)
         return at.inputs + offsets, offsets, mean, square, weight, kept

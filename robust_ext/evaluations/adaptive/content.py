@@ -139,7 +139,7 @@ def _is_stated(places: Sequence[int], there: Bools, lost: Bools) -> bool:
 
 
 def _column(ran: Sequence[Outcome[StepRun]], key: str) -> Floats:
-    """Collect a number (or one for each prediction) of each record, ``(steps, N, ...)``; clean where a step has none."""
+    """Collect a number (or one for each prediction) of each record, ``(steps, N, ...)``; clean without a step."""
     clean = [record[key] for record in ran[0].records]
     rows = []
     for one in ran:
