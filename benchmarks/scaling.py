@@ -170,7 +170,7 @@ def table(plans: tuple[Plan, ...], unit: Mapping[str, float]) -> str:
             quantity(kept["record bytes"] / (1 if plan.together else plan.attacks)) + "B",
         )
         add(
-            "to go on with it: records read",
+            "to resume: records read",
             duration(kept["record bytes"] / unit["record_bytes"] * unit["read_seconds"]),
         )
     lines = [f"| | {' | '.join(plan.title for plan in plans)} |", "|---|" + "---|" * len(plans)]

@@ -20,7 +20,7 @@ BEGIN, END = "<!-- architectures -->", "<!-- end of architectures -->"
 WAYS = {
     "linear": "linear layer",
     "replayed": "run again",
-    "beside": "averages, and the logits beside them",
+    "beside": "averages and logits",
     "logits": "the logits are the features",
 }
 

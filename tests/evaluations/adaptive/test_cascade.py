@@ -143,11 +143,11 @@ def test_a_warm_start_is_the_best_point_of_each_sample_so_far(subject, monkeypat
     """Also where a block's first sample was not attacked, as it is wrong without an attack."""
     network, inputs, labels = subject
     labels = torch.where(torch.arange(20) % 8 == 0, (labels + 1) % 10, labels)
-    margins, starts = [], []
+    margins, starts, best_of = [], [], cascade.best_points
 
     def best_points(done):
         margins.append(highest_margins(done))
-        starts.append(cascade.best_points(done))
+        starts.append(best_of(done))
         return starts[-1]
 
     monkeypatch.setattr(cascade, "best_points", best_points)
