@@ -127,7 +127,8 @@ class EvaluationResult(Tabular):
         if ("model" in ours) != ("model" in theirs):
             # Only a run folder has digests of model, code and detectors; without them all else is compared.
             compared = (ours.keys() & theirs.keys()) - {"detectors"}
-        return _plain({key: ours.get(key) for key in compared}) == _plain({key: theirs.get(key) for key in compared})
+        left, right = ({key: one.get(key) for key in compared} for one in (ours, theirs))
+        return bool(_plain(left) == _plain(right))
 
     def __hash__(self) -> int:
         return hash(self._canonical())
