@@ -56,7 +56,7 @@ _MEANINGS = {
 def check_ranges(made_of: Callable[..., Any], settings: Mapping[str, Any]) -> None:
     """Check the settings of a class or function of a library against what their names mean.
 
-    Raises InvalidArgumentError with the setting, its value and what was expected.
+    Raises InvalidArgumentError with the setting, its value and the expected value.
     """
     parameters = inspect.signature(made_of).parameters
     for name, value in settings.items():
@@ -102,8 +102,8 @@ class AttackEntry:
         traits: What it needs and how it treats the samples of a batch, with the library's default settings.
         trial: Settings with which it runs fast, and finds something where it can.
         trial_norm: Norm of that trial; linf where it can be run for it, else l2, when left out.
-        misses: Why that trial finds nothing on one of the targets of the matrix, in words; empty where it does.
-        defect: What is wrong with it in the library, in words; empty where nothing is known.
+        misses: Why that trial finds nothing on one of the targets of the matrix, as text; empty where it does.
+        defect: What is wrong with it in the library, as text; empty where nothing is known.
         channels: The only number of channels it works with; 1 where any will do.
     """
 
@@ -143,7 +143,7 @@ class Catalogue(Generic[E]):
     def find(self, name: str, *, argument: str = "attack") -> Any:
         """The class or function called ``name``, aliases included.
 
-        InvalidArgumentError names near ones, or states why it cannot be used; MissingDependencyError names the package.
+        InvalidArgumentError suggests names or explains the refusal; MissingDependencyError names the package.
         """
         if name in self.members:
             if self.members[name] is None:

@@ -57,7 +57,7 @@ class ModelAdapter(LibraryAdapter):
         return sorted(names)
 
     def build_model(self, model: str, settings: Mapping[str, Any]) -> AdaptedModel:
-        """Make the model of that name, with the normalisation that the library states inside it."""
+        """Make the model of that name, with the normalisation that the library declares inside it."""
         adapted: AdaptedModel = self._require("zoo").build(model, dict(settings))
         return adapted
 
@@ -91,7 +91,7 @@ class HostAdapter(LibraryAdapter):
     def adapt_attack(self, attack: object, *, name: str | None = None) -> Attack | None:
         """Wrap an attack object, an attack class (no settings), or a tuple (attack class, settings).
 
-        An object that is bound to a model is made anew for each target, with the settings that differ from the
+        An object that is bound to a model is built for each target, with the settings that differ from the
         defaults of its class.
         """
         settings: object = {}

@@ -68,7 +68,7 @@ _TIMES = ("num_random_init", "n_restarts", "restarts", "random_restarts", "binar
 
 
 class WrappedAttack(Attack):
-    """A class or function of a library (``made_of``) with settings, made anew for each target and threat model.
+    """A class or function of a library (``made_of``) with settings, built for each target and threat model.
 
     ``entry`` is what is known of it, ``traits`` what it needs and how it treats a batch with these settings.
     """

@@ -1,4 +1,4 @@
-"""Train the parts that a test-time defense needs beside its classifier, for the command ``robust-ext test-time``.
+"""Train the parts that a test-time defense needs next to its classifier, for the command ``robust-ext test-time``.
 
     python examples/train_defense.py --defense aid --out aid.safetensors
 
@@ -82,7 +82,7 @@ def train(
 
 
 class ConsistencyTraining(NetworkTraining):
-    """Training of a copy of a classifier with the label consistency loss of SOAP beside its own."""
+    """Training of a copy of a classifier with the label consistency loss of SOAP besides its own."""
 
     def fit(self, classifier: nn.Module, inputs: Tensor, labels: Tensor, *, flip: bool) -> nn.Module:
         """The copy; ``flip`` is :class:`SOAP`'s."""

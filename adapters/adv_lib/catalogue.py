@@ -1,4 +1,4 @@
-"""How adv-lib's attacks are found by name, and what their settings make of them."""
+"""The catalogue of adv-lib's attacks by name, with their settings."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _OTHERS = {"minimal_apgd": "auto_pgd"}
 @dataclass(frozen=True, kw_only=True)
 class _AdvLibCatalogue(Catalogue[Entry]):
     def entry(self, attack: Callable[..., Any], *, argument: str = "attack") -> Entry:
-        """What is known of a function; refused as in the base class."""
+        """Return the data on a function; refused as in the base class."""
         name, module = attack.__name__, attack.__module__
         if module.startswith("adv_lib.attacks.segmentation.") and f"segmentation.{name}" in self.unusable:
             raise self.refusal(f"segmentation.{name}", argument)

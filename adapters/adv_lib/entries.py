@@ -1,4 +1,4 @@
-"""What is known of adv-lib's attacks, as data measured on version 0.2.8."""
+"""Data on adv-lib's attacks, measured on version 0.2.8."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NO_L1 = ("linf", "l2")
 
 @dataclass(frozen=True, kw_only=True)
 class Entry(AttackEntry):
-    """What is known of a function, beside what :class:`robust_ext.adapters.catalogue.AttackEntry` has.
+    """The data on a function besides :class:`robust_ext.adapters.catalogue.AttackEntry`.
 
     The norms of its traits are those it can be set to minimise.
 

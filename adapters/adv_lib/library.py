@@ -17,7 +17,7 @@ _WANTED = {"visdom": (), "torchvision": ("models",), "distutils": ("version",)}
 
 
 class _LooseVersion:
-    """As much of ``distutils.version.LooseVersion`` as adv-lib uses: comparing releases of torch."""
+    """The part of ``distutils.version.LooseVersion`` for adv-lib: comparisons of torch releases."""
 
     def __init__(self, text: str) -> None:
         self.numbers = [int(number) for number in re.findall(r"\d+", text.split("+")[0])]
@@ -35,7 +35,7 @@ def load_adv_lib() -> Any:
     import compiles code.
     """
     with _stand_ins(), warnings.catch_warnings():
-        # distutils warns wherever it still exists; one docstring holds a backslash that is none of Python's escapes.
+        # distutils warns wherever it still exists; one docstring holds a backslash that is not a Python escape.
         warnings.filterwarnings("ignore", message=".*distutils", category=DeprecationWarning)
         for category in (DeprecationWarning, SyntaxWarning):
             warnings.filterwarnings("ignore", message=".*invalid escape sequence", category=category)

@@ -53,7 +53,7 @@ class _Arguments:
 
 
 class ArtAttack(WrappedAttack):
-    """An ART attack class with settings, made anew for each target and threat model.
+    """An ART attack class with settings, built for each target and threat model.
 
     Settings that are left out follow the threat model where the class has them: ``eps`` is epsilon, ``norm`` the
     norm. ``eps_step`` is ART's default times the width of the bounds as long as that is below epsilon, and otherwise

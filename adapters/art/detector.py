@@ -60,7 +60,7 @@ class ArtDetector(ScoreDetector):
 
 
 def adapt_detector(detector: Any, classifier: nn.Module) -> ArtDetector | None:
-    """A detector object of ART as a detector; None when it is none; refused where it watches another network."""
+    """A detector object of ART as a detector; None for anything else; refused where it watches another network."""
     evasion = importlib.import_module("art.defences.detector.evasion")
     if not isinstance(detector, evasion.EvasionDetector):
         return None

@@ -29,7 +29,7 @@ class BinarizedPyTorchClassifier(PyTorchClassifier):  # type: ignore[misc]
     :attr:`y`, and hand what they return to :meth:`score`. Attacks that query some of the rows far from their inputs
     (BoundaryAttack, HopSkipJump and others without gradients) are refused with a ModelError, and are to be run on one
     problem at a time: see :meth:`single`. Those that query all rows far from them are to be given a ``batch_size`` of
-    at least so many. ``robust_ext.binarization_test`` does all that by itself, and gives a verdict.
+    at least that many. ``robust_ext.binarization_test`` does all that by itself, and gives a verdict.
 
     Args:
         planted: The problems.
@@ -87,7 +87,7 @@ class BinarizedPyTorchClassifier(PyTorchClassifier):  # type: ignore[misc]
             **settings: Of the test, see :class:`robust_ext.evaluations.binarization.BinarizationSettings`.
 
         Raises:
-            InvalidArgumentError: An argument is outside what is accepted.
+            InvalidArgumentError: An argument is outside its range.
             ModelError: The classifier cannot be split, or nothing could be planted in it.
         """
         # The public face: adapters lie below the evaluations, and planting is one of them.
@@ -202,7 +202,7 @@ class DefendedPyTorchClassifier(PyTorchClassifier):  # type: ignore[misc]
     def from_classifier(
         cls, classifier: Any, detector: object, *, exposure: str = "reject"
     ) -> DefendedPyTorchClassifier:
-        """Put a detector beside an ART classifier.
+        """Put a detector next to an ART classifier.
 
         Args:
             classifier: A ``PyTorchClassifier`` with ``clip_values``; its preprocessing is kept.

@@ -34,7 +34,7 @@ class ObjectiveLoss(nn.Module):
     Args:
         objective: ``"ace"``, ``"kl"``, ``"gini"`` or ``"fisher-rao"``.
         natural: For ``"kl"`` and ``"fisher-rao"``: logits of the natural inputs, floating point ``(N, K)``, finite.
-        reduction: ``"sum"``, with which each row's gradient is its own whatever the batch, ``"mean"`` or ``"none"``.
+        reduction: ``"sum"``, with which each row's gradient is its own in any batch, ``"mean"`` or ``"none"``.
             ART sets it where it needs the losses of single rows.
 
     Raises:

@@ -135,7 +135,7 @@ class Scaled(Restricted):
 
 
 def check_mask(mask: Any, inputs: Tensor) -> Tensor | None:
-    """A mask of the shape of the inputs, bool, True where values may change; None where there is none.
+    """A mask of the shape of the inputs, bool, True where values may change; None without one.
 
     Accepted are bool or floating point values of at least 0 that numpy broadcasts to the inputs.
     """

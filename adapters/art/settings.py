@@ -105,5 +105,5 @@ def threshold(context: AttackContext) -> Mapping[str, Any]:
 
 
 def wasserstein(context: AttackContext) -> Mapping[str, Any]:
-    """Its ball and its steps are Wasserstein distances, whatever the norm: those of ART."""
+    """Its ball and its steps are Wasserstein distances, regardless of the norm: those of ART."""
     return {"norm": "wasserstein", "ball": "wasserstein", "eps": 0.3, "eps_step": 0.1}

@@ -1,4 +1,4 @@
-"""How a class name of Foolbox is found, and what is known of the class."""
+"""The catalogue of Foolbox's attack classes by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of each of Foolbox's attack classes, as data.
+"""Data on each of Foolbox's attack classes.
 
 Batching, ``batch_dependent``, ``leaves_ball`` and ``failure`` were measured with Foolbox 3.3.4, by recording what each
 class queries of a model and by attacking samples one by one, together, and next to others. All classes query full
@@ -18,7 +18,7 @@ from robust_ext.core.threat import NORMS
 
 @dataclass(frozen=True, kw_only=True)
 class Entry(AttackEntry):
-    """What is known of a class, beside what :class:`robust_ext.adapters.catalogue.AttackEntry` has.
+    """The data on a class besides :class:`robust_ext.adapters.catalogue.AttackEntry`.
 
     Args:
         unit_space: Whether it takes inputs in [0, 1] for granted; it is then run in that space.
@@ -26,7 +26,7 @@ class Entry(AttackEntry):
         refines: Whether it raises as soon as one refined point is adversarial where its start was not, or the reverse.
         flat: Power of the gradient's size that it divides by, in float32; 0 for a class that bears a zero gradient.
         start: Class and settings of the attack it starts with by default; None for a class that needs no start.
-        norm_setting: The setting that chooses its norm, which follows the threat model's; empty where there is none.
+        norm_setting: The setting that chooses its norm, which follows the threat model's; empty without one.
     """
 
     unit_space: bool = False

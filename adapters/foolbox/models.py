@@ -76,7 +76,7 @@ class BinarizedPyTorchModel(PyTorchModel):  # type: ignore[misc]
             **settings: Of the test, see :class:`robust_ext.evaluations.binarization.BinarizationSettings`.
 
         Raises:
-            InvalidArgumentError: An argument is outside what is accepted.
+            InvalidArgumentError: An argument is outside its range.
             ModelError: The model cannot be split, or nothing could be planted in it.
         """
         # The public face: adapters lie below the evaluations, and planting is one of them.
@@ -88,7 +88,7 @@ class BinarizedPyTorchModel(PyTorchModel):  # type: ignore[misc]
 
     @property
     def inputs(self) -> Tensor:
-        """Where attacks begin, float32 ``(M, ...)``: those of the given inputs that could be planted."""
+        """The inputs with planted points, float32 ``(M, ...)``."""
         return self.planted_problems.inputs.clone()
 
     @property
@@ -98,13 +98,13 @@ class BinarizedPyTorchModel(PyTorchModel):  # type: ignore[misc]
 
     @property
     def samples(self) -> tuple[int, ...]:
-        """Which of the given inputs they are."""
+        """The indices of these inputs among the given ones."""
         return self.planted_problems.samples
 
     def transform_bounds(
         self, bounds: tuple[float, float], inplace: bool = False, wrapper: bool = False
     ) -> BinarizedPyTorchModel:
-        """The same problems in other bounds, with ``inputs``, what is planted and the threat model moved there.
+        """The same problems in other bounds, with ``inputs``, the planted points and the threat model moved there.
 
         Args:
             bounds: Lowest and highest input value.
@@ -150,7 +150,7 @@ class DefendedPyTorchModel(PyTorchModel):  # type: ignore[misc]
 
     @classmethod
     def from_model(cls, model: Any, detector: object, *, inputs: Any, exposure: str = "reject") -> DefendedPyTorchModel:
-        """Put a detector beside a Foolbox model.
+        """Put a detector next to a Foolbox model.
 
         Args:
             model: A Foolbox ``PyTorchModel``, wrapped or not; its preprocessing and bounds are kept.
@@ -206,7 +206,7 @@ class Undetected(Misclassification):  # type: ignore[misc]
         return f"{type(self).__name__}({self.labels!r})"
 
     def __call__(self, perturbed: Any, outputs: Any) -> Any:
-        """Which inputs fool the model, bool ``(N,)``, of the type of ``outputs`` ``(N, K + 1)``."""
+        """Return a mask of inputs that fool the model, bool ``(N,)``, of the type of ``outputs`` ``(N, K + 1)``."""
         outputs_, restore_type = eagerpy.astensor_(outputs)
         classes = outputs_.argmax(axis=-1)
         fooled = eagerpy.logical_and(classes != self.labels, classes != outputs_.shape[-1] - 1)
@@ -223,7 +223,7 @@ def _returned(model: M, made: M, *, inplace: bool, wrapper: bool) -> M:
 
 
 def _checked_bounds(model: Any) -> tuple[float, float]:
-    """The bounds of a model of Foolbox; raises where it is none."""
+    """The bounds of a model of Foolbox; raises for anything else."""
     if not isinstance(model, foolbox.models.Model):
         raise InvalidArgumentError("model", type(model).__name__, "a Foolbox PyTorchModel")
     return float(model.bounds.lower), float(model.bounds.upper)

@@ -1,4 +1,4 @@
-"""What the Foolbox classes of this project's own attacks have in common."""
+"""Shared parts of the Foolbox classes of this project's attacks."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class NativeFoolboxAttack(ABC):
     call draws the same, ``repeat`` included. Models are left as they were, their parameters' gradients included.
 
     Criteria are :class:`foolbox.criteria.Misclassification`, :class:`foolbox.criteria.TargetedMisclassification` and
-    their subclasses. A subclass that adds a condition of its own, such as that a detector lets a point pass, is
+    their subclasses. A subclass that adds a condition of its own, such as that a detector accepts a point, is
     attacked for its labels alone, and judged by Foolbox with its condition.
 
     Detector-aware attacks take a :class:`robust_ext.adapters.foolbox.models.DefendedPyTorchModel`, or any Foolbox model
@@ -127,7 +127,7 @@ class NativeFoolboxAttack(ABC):
 
 
 class NativeFixedEpsilonAttack(NativeFoolboxAttack, FixedEpsilonAttack):  # type: ignore[misc]
-    """Those that are given an epsilon, see :class:`NativeFoolboxAttack`."""
+    """Fixed-epsilon attacks, see :class:`NativeFoolboxAttack`."""
 
     def run(self, model: Any, inputs: Any, criterion: Any, *, epsilon: float, **kwargs: Any) -> Any:
         """Perturb a batch, see Foolbox's ``FixedEpsilonAttack.run``.
@@ -154,7 +154,7 @@ class NativeFixedEpsilonAttack(NativeFoolboxAttack, FixedEpsilonAttack):  # type
 
 
 class NativeMinimizationAttack(NativeFoolboxAttack, MinimizationAttack):  # type: ignore[misc]
-    """Those that look for the smallest perturbation, see :class:`NativeFoolboxAttack`."""
+    """Minimum-norm attacks, see :class:`NativeFoolboxAttack`."""
 
     def run(self, model: Any, inputs: Any, criterion: Any, *, early_stop: float | None = None, **kwargs: Any) -> Any:
         """Perturb a batch, see Foolbox's ``MinimizationAttack.run``.
@@ -188,7 +188,7 @@ class NativeMinimizationAttack(NativeFoolboxAttack, MinimizationAttack):  # type
 
 
 class NativeNormlessAttack(NativeFoolboxAttack, AttackWithoutDistance):  # type: ignore[misc]
-    """Those whose perturbations no norm measures, as Foolbox's own ``SpatialAttack``; see :class:`NativeFoolboxAttack`.
+    """Attacks whose perturbations no norm measures, like Foolbox's ``SpatialAttack``; see :class:`NativeFoolboxAttack`.
 
     Epsilons are ignored, and both kinds of points that a call returns are the same.
     """

@@ -40,7 +40,7 @@ class Misclassified(_Misclassification):  # type: ignore[misc]
         self.unstarted = self.excused.clone()
 
     def __call__(self, perturbed: Any, outputs: Any) -> Any:
-        """Which of ``perturbed`` ``(N, ...)`` are adversarial, bool ``(N,)``, of the kind that came."""
+        """Return a mask of adversarial ``perturbed`` ``(N, ...)``, bool ``(N,)``, of the argument's kind."""
         adversarial = super().__call__(perturbed, outputs)
         if not bool(self.excused.any()):
             return adversarial
@@ -79,7 +79,7 @@ class _Start(_MinimizationAttack):  # type: ignore[misc]
 
 
 def needs_start(attack: Any, start: tuple[str, Any] | None) -> bool:
-    """Whether an attack starts with another one: by default, or because it was given one."""
+    """Return whether an attack starts with another one, by default or by its settings."""
     return start is not None or getattr(attack, "init_attack", None) is not None
 
 

@@ -111,7 +111,7 @@ def _folder(name: str) -> str | None:
 
 
 def _default_processor(kind: str) -> Any:
-    """The image processor of a type with its defaults; None where there is none."""
+    """The image processor of a type with its defaults; None without one."""
     backends = IMAGE_PROCESSOR_MAPPING_NAMES.get(kind)
     if not backends:
         return None

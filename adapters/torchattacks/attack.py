@@ -36,10 +36,10 @@ _EPSILONS = ("eps", "max_epsilon")
 
 
 class TorchattacksAttack(WrappedAttack):
-    """A torchattacks class with settings, made anew for each target and threat model and run in [0, 1].
+    """A torchattacks class with settings, built for each target and threat model and run in [0, 1].
 
     torchattacks takes inputs in [0, 1] for granted, so targets with other bounds are rescaled, and ``eps``, ``alpha``
-    and the like are in units of [0, 1]. Settings that are left out follow the threat model where the class has them:
+    and similar ones are in units of [0, 1]. Settings left out follow the threat model where the class has them:
     ``eps`` (or ``max_epsilon``) is epsilon and ``norm`` the norm. ``alpha`` is torchattacks' default as long as that is
     below epsilon, and otherwise the larger of a tenth of epsilon and 2.5 epsilon over the steps, at most epsilon
     (FFGSM: 1.25 epsilon, as in its paper). ``seed`` is drawn from the generator; ``n_classes`` is at most the target's

@@ -1,4 +1,4 @@
-"""How a class of torchattacks is found by name, and what its settings make of it."""
+"""The catalogue of torchattacks' classes by name, with their settings."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ CATALOGUE = Catalogue(
 
 
 def entry_of(entry: Entry, settings: Mapping[str, Any], parts: Sequence[tuple[str, Entry]]) -> Entry:
-    """What is known of a class with these settings.
+    """Return the data on a class with these settings.
 
     Args:
         entry: What is known of it with its default settings.

@@ -1,4 +1,4 @@
-"""What is known of torchattacks' classes, as data.
+"""Data on torchattacks' classes.
 
 Batching, ``batch_dependent`` and ``leaves_ball`` were measured by a module that records its queries, as the tests do.
 """
@@ -15,7 +15,7 @@ from robust_ext.attacks.base import AttackTraits
 
 @dataclass(frozen=True, kw_only=True)
 class Entry(AttackEntry):
-    """What is known of a class, beside what :class:`robust_ext.adapters.catalogue.AttackEntry` has.
+    """The data on a class besides :class:`robust_ext.adapters.catalogue.AttackEntry`.
 
     Args:
         first_step: Default of ``alpha`` as a part of epsilon; None where it follows from the steps.

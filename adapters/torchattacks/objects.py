@@ -56,6 +56,6 @@ def settings_of(attack: Any) -> dict[str, Any]:
 
 
 def training_of(attack: Any) -> dict[str, bool]:
-    """What was set by ``set_model_training_mode``; empty where nothing was."""
+    """Return the values of ``set_model_training_mode``; empty where it was not called."""
     modes = {name: bool(getattr(attack, f"_{name}")) for name in _MODES}
     return modes if any(modes.values()) else {}

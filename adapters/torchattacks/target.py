@@ -13,7 +13,7 @@ from robust_ext.core.target import Target
 
 
 class HostModule(nn.Module):
-    """A target as a module of images ``(N, C, H, W)``, whatever the shape of its inputs.
+    """A target as a module of images ``(N, C, H, W)``, regardless of the shape of its inputs.
 
     torchattacks puts the model it attacks into eval mode, and then back into train mode if it was there: a target whose
     parts are in different modes would be attacked as another model than it is judged as, and would not be as before.
@@ -24,7 +24,7 @@ class HostModule(nn.Module):
 
     def __init__(self, target: Target, *, channels: int = 1, positive: bool = False, follows: bool = False) -> None:
         super().__init__()
-        # torchattacks takes its device from the first parameter, and prints a warning where there is none.
+        # torchattacks takes its device from the first parameter, and prints a warning without one.
         self.place = nn.Parameter(torch.empty(0, device=target.device), requires_grad=False)
         self.module = target.module
         self.input_shape = target.input_shape
@@ -36,7 +36,7 @@ class HostModule(nn.Module):
 
     @property
     def needed(self) -> bool:
-        """Whether torchattacks would fail, or change the target, if it were given the target's own module."""
+        """True if torchattacks would fail on, or change, the target's own module."""
         eval_mode = not any(part.training for part in self.module.modules())
         own_device = any(True for _ in self.module.parameters())
         return self.missing > 0 or self.positive or len(self.input_shape) != 3 or not (eval_mode and own_device)

@@ -153,7 +153,7 @@ class AdaptedAttack(Settings, Attack):
 
         Raises:
             AttackRefusedError: The target is no test-time defense, where one is needed.
-            InvalidArgumentError: The layer is none of the target's.
+            InvalidArgumentError: The layer is not in the target.
         """
         seed, width = draw_seed(generator), _deviation(threat_model, inputs[:1].numel())
         size = 1 if self.one_by_one else max(len(inputs), 1)
@@ -233,7 +233,7 @@ def adaptation_words(
     temperature: float = 1.0,
     **flags: bool,
 ) -> str:
-    """Settings of an :class:`AdaptedAttack` in words, for its name.
+    """Settings of an :class:`AdaptedAttack` as text, for its name.
 
     Example:
         >>> adaptation_words(bpda="quantise", eot=8), adaptation_words(gradient_mode="trajectory")
@@ -287,5 +287,5 @@ def _part(target: Target, rows: slice) -> Target:
 
 
 def _deviation(threat_model: ThreatModel, values: int) -> float:
-    """Epsilon as the size of the change of each of so many values."""
+    """Epsilon as the size of the change of each of that many values."""
     return float(threat_model.epsilon / {"linf": 1.0, "l2": values**0.5, "l1": values}[threat_model.norm])

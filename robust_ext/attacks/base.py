@@ -59,7 +59,7 @@ class AttackTraits:
             its random ``"start"`` or all ``"zeros"`` (these two are replaced by the input); or it ``"raises"``.
         seeds: Where its randomness comes from: the ``"generator"`` it is given, the ``"global"`` generators, generators
             of its ``"own"``, a ``"setting"`` that is filled in, or it draws ``"none"``.
-        packages: Names of modules it imports beside its library's own requirements.
+        packages: Names of modules it imports besides its library's own requirements.
     """
 
     batching: str = "any"
@@ -112,7 +112,7 @@ class Attack(ABC):
 
     @property
     def description(self) -> str:
-        """The attack with its settings, in words; a run is gone on with only by the same."""
+        """The attack with its settings, as text; a run resumes only with the same."""
         return self.name
 
     def named(self, name: str) -> Self:

@@ -43,7 +43,7 @@ class CarliniWagnerLinf(NativeAttack):
     next search goes on from that point with the same c. A search that takes all its steps, or lowers its loss no more,
     has failed. Then c is multiplied by ``const_factor``, and the next search goes on from where this one ended. A row
     is finished when c exceeds ``largest_const``, or tau falls below 1/256 of the width. Of all points queried, it
-    returns the misclassified one nearest to the input, and the input where there is none.
+    returns the misclassified one nearest to the input, and the input without one.
 
     The variable of Adam is the inverse tanh of the values, as in the paper. The bounds lie at tanh = .95 and -.95
     here instead of 1 and -1, and Adam stops there: values at a bound, as most are in MNIST, could not leave it

@@ -52,7 +52,7 @@ class FeatureMatching(MatchingAttack):
     """Projected gradient steps that pull the features of each row to those of a reference point.
 
     Maximised is ``weight x min(margin, confidence) / r - distance(features(x), features(reference)) / d``, where r is
-    the range of the logits and d the distance, both at the input, so that the terms are alike in size whatever the
+    the range of the logits and d the distance, both at the input, so that the terms are alike in size regardless of the
     network. Each layer's features are divided by the length of the references' features there. The detector's score
     is not followed, and needs no gradients; which of the points is kept, see :class:`MatchingAttack`.
 

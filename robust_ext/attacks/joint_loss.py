@@ -96,7 +96,7 @@ class _Weights:
         return self._alpha * self._unit.nan_to_num(nan=1.0)
 
     def follow(self, found: Prediction) -> None:
-        """Move the weights by what was predicted for the points that they were used at."""
+        """Move the weights by the predictions for the points that they were used at."""
         less = found.passed & ~found.misclassified
         factor = torch.where(found.passed, torch.where(less, 1 / _FACTOR, 1.0), _FACTOR)
         self._alpha = (self._alpha * factor).clamp(_SMALLEST, _LARGEST)

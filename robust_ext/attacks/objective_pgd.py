@@ -206,7 +206,7 @@ class _Best:
         self._value = torch.where(better, value, self._value)
 
     def or_else(self, points: Tensor) -> Tensor:
-        """The best points, and these where there is none."""
+        """The best points, and these without one."""
         return torch.where(over_rows(self._value > -torch.inf, points), self._points, points)
 
 

@@ -141,7 +141,7 @@ def without_component(gradient: Tensor, other: Tensor) -> Tensor:
     size = gradient.double().abs().amax(1, keepdim=True)
     whole = gradient.double() / size.where(size > 0, 1)
     left = whole
-    # Twice: the first pass leaves the rounding of what it takes away, large beside what is left of near parallels.
+    # Twice: the first pass leaves the rounding of what it takes away, large against what is left of near parallels.
     for _ in range(2):
         left = left - scaled * ((left * scaled).sum(1, keepdim=True) / square.where(square > 0, 1))
     parallel = left.norm(dim=1, keepdim=True) <= _PARALLEL * whole.norm(dim=1, keepdim=True)

@@ -169,7 +169,7 @@ class _RaySearch:
     is, a binary search finds where on that ray the boundary lies. Blocks follow algorithm 3 of Chen and Gu (2020): the
     vector is cut into 1, 2, 4, ... parts, the last cut into single values being repeated. ``open`` are rows that are
     not finished and ``found`` those with a misclassified point, bool ``(N,)``; ``radius``, float64 ``(N,)``, is how far
-    on the best ray it is, the width of the bounds where there is none.
+    on the best ray it is, the width of the bounds without one.
     """
 
     def __init__(self, inputs: Tensor, *, bounds: tuple[float, float], tolerance: float) -> None:

@@ -44,8 +44,8 @@ def check_consistency(
         bounds: Of inputs.
         argument: What error messages call the module.
         repeatable: Whether the same batch has to give the same logits again.
-        row_wise: Whether a row has to give the same logits with others beside it, alone, and in another order.
-        optimised: Whether the logits come from an optimisation. Then only other rows beside a row count, and by much:
+        row_wise: Whether a row has to give the same logits with others next to it, alone, and in another order.
+        optimised: Whether the logits come from an optimisation. Then only other rows next to a row count, and by much:
             in a batch of another size rounding differs, and steps by the sign of a gradient make more of it.
 
     Raises:

@@ -19,7 +19,7 @@ def tolerance_of(module: nn.Module, *outputs: Tensor, single: float) -> float:
     """The relative difference that counts as rounding: ``single`` is that in float32, more where a type is coarser.
 
     Args:
-        module: What computes; the coarsest type of its weights, or that a wrapper of it states, counts.
+        module: What computes; the coarsest type of its weights, or that a wrapper declares, counts.
         outputs: What it returned; their types count too.
         single: For float32 and wider types.
 

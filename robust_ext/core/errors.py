@@ -1,4 +1,4 @@
-"""Exceptions of this project. Whatever a user can cause ends in one of them, with a text that says what to do."""
+"""Exceptions of this project. Whatever a user can cause ends in one of them, with a text on what to do."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _escape(char: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds in words.
+    """Seconds as text.
 
     Example:
         >>> [duration(seconds) for seconds in (0.4, 75, 600, 7300)]
@@ -63,7 +63,7 @@ class RobustExtError(Exception):
 
 
 class InvalidArgumentError(RobustExtError, ValueError):
-    """An argument is outside what is accepted.
+    """An argument is outside its range.
 
     Args:
         argument: Name of the argument, as the caller wrote it.
@@ -126,7 +126,7 @@ class AttackError(RobustExtError):
 
 
 class AttackRefusedError(AttackError):
-    """An attack cannot make sense on a target; the text says why and what to use instead."""
+    """An attack cannot make sense on a target; the text has the reason and an alternative."""
 
 
 class IsolationError(RobustExtError):

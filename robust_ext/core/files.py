@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
 
 
-# An archive may unpack to this many bytes, or to so many times its own size where that is more.
+# An archive may unpack to this many bytes, or to that many times its own size where that is more.
 MOST_BYTES, MOST_RATIO = 256 * 2**20, 100
 
 
@@ -174,7 +174,7 @@ def replace_file(
 ) -> None:
     """Write a file, whose folder exists, in one step, also when the machine stops in the middle; text becomes UTF-8.
 
-    The draft lies beside it, because a rename needs one disk. Where it cannot be written, ``error`` is raised. Without
+    The draft lies next to it, because a rename needs one disk. Where it cannot be written, ``error`` is raised. Without
     ``sync`` a machine that stops may leave it empty.
     """
     # The process id keeps two processes that write the same file apart.
@@ -215,7 +215,7 @@ def open_file(path: Path, flags: int, *, error: type[RobustExtError] = DataError
 
 
 def read_file(path: Path, *, error: type[RobustExtError] = DataError) -> bytes | None:
-    """Return the content of a file, which :func:`open_file` may refuse; None where there is none."""
+    """Return the content of a file, which :func:`open_file` may refuse; None without one."""
     if not os.path.lexists(path):
         return None
     with os.fdopen(open_file(path, os.O_RDONLY, error=error), "rb") as file:

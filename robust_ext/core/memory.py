@@ -26,7 +26,7 @@ def keep_freed_memory() -> bool:
 
     Results are the same to the bit. The process then holds the most that it ever needed, about a tenth more than
     without, until :func:`trimmed` ends. Nothing is changed on other systems and C libraries, or where an environment
-    variable of glibc's (``MALLOC_TRIM_THRESHOLD_`` and the like, ``GLIBC_TUNABLES``) has chosen otherwise.
+    variable of glibc's (``MALLOC_TRIM_THRESHOLD_`` and similar, ``GLIBC_TUNABLES``) has chosen otherwise.
     """
     chosen = any(name in os.environ for name in _CHOSEN) or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "")
     library = _library()

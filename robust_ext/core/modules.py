@@ -56,7 +56,7 @@ class SettingsModule(nn.Module):
         """Validate each setting, and register the declared buffers.
 
         Raises:
-            InvalidArgumentError: A setting is outside what is declared.
+            InvalidArgumentError: A setting is outside its range.
         """
         for name, info in declared(type(self)).items():
             setattr(self, name, check_setting(type(self), name, info, getattr(self, name)))
@@ -66,7 +66,7 @@ class SettingsModule(nn.Module):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Keyword arguments, beside networks, with which the constructor makes such a module; JSON values."""
+        """Keyword arguments, besides networks, with which the constructor makes such a module; JSON values."""
         return {name: plain(getattr(self, name)) for name in declared(type(self))}
 
 

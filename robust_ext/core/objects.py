@@ -94,7 +94,7 @@ def loaded_files() -> dict[str, ModuleType]:
 
 
 def module_scope(name: str) -> str:
-    """The name of a module, in words that are the same everywhere: of a file that was loaded, that of the file."""
+    """The name of a module, as text that is the same everywhere: of a file that was loaded, that of the file."""
     file = getattr(sys.modules.get(name), "__file__", None)
     return Path(file).name if name.startswith(LOADED) and file is not None else name
 

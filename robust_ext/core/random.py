@@ -27,7 +27,7 @@ STREAMS = 2
 # Shifts and factors of lowbias32, as signed numbers of 32 bits.
 _ROUNDS = ((16, 0x7FEB352D), (15, 0x846CA68B - 2**32), (16, None))
 _ONE = 0x3F800000  # 1.0 in float32
-# Normal and Laplace numbers are quantiles in units of so many parts; whole numbers, so that sums are exact.
+# Normal and Laplace numbers are quantiles in units of that many parts; whole numbers, so that sums are exact.
 _PARTS = 40_000
 _QUANTILES = 2**15
 
@@ -157,7 +157,7 @@ def derive_seed(seed: int, *keys: int | str) -> int:
 def stream(seed: int, *keys: int | str) -> torch.Generator:
     """A CPU generator of its own for ``(seed, *keys)``, usually ``(seed, sample, purpose)``.
 
-    It lives on the CPU whatever the device, so the same settings draw the same points everywhere.
+    It lives on the CPU regardless of the device, so the same settings draw the same points everywhere.
     """
     generator = torch.Generator(device="cpu")
     generator.manual_seed(derive_seed(seed, *keys))

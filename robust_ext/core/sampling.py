@@ -228,7 +228,7 @@ def evenly_mixed(
 ) -> Tensor:
     """Points ``start`` to ``start + count`` of two kinds, ``(B, count, ...)``, the first kind being ``share`` of them.
 
-    Of the first n points, from 0 on, ``floor(n * share)`` are of the first kind, whatever the blocks they are drawn in.
+    Of the first n points, from 0 on, ``floor(n * share)`` are of the first kind, for any blocks.
     A kind is drawn by a function of the number of points and the index, among its own, of the first of them.
     """
     if share in (0, 1):

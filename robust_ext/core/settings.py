@@ -97,7 +97,7 @@ class Settings:
         """Validate each setting; a subclass that checks more calls this first.
 
         Raises:
-            InvalidArgumentError: A setting is outside what is declared.
+            InvalidArgumentError: A setting is outside its range.
         """
         for name, info in declared(type(self)).items():
             object.__setattr__(self, name, check_setting(type(self), name, info, getattr(self, name)))
@@ -204,7 +204,7 @@ def make_settings(cls: type[S], options: Mapping[str, Any], *, base: S | None = 
         **fixed: Fields of the class that are no settings.
 
     Raises:
-        InvalidArgumentError: One is unknown, or outside what is declared.
+        InvalidArgumentError: One is unknown, or outside its range.
     """
     known = declared(cls)
     if base is not None and not isinstance(base, cls):
@@ -230,7 +230,7 @@ def check_setting(cls: type, name: str, info: SettingInfo, value: Any) -> Any:
     are checked; values of other types are left as they are.
 
     Raises:
-        InvalidArgumentError: It is outside what is declared.
+        InvalidArgumentError: It is outside its range.
     """
     annotation = setting_types(cls)[name]
     kinds = set(typing.get_args(annotation)) if isinstance(annotation, types.UnionType) else {annotation}
@@ -290,7 +290,7 @@ def _check_numeric(name: str, info: SettingInfo, value: Any, *, integer: bool) -
 
 
 def _shown(value: object) -> str:
-    """A value in words that are the same in every process: a callable by where it is defined, a tensor by its shape."""
+    """A value as text that is the same in every process: a callable by where it is defined, a tensor by its shape."""
     description = getattr(value, "description", None)
     if isinstance(description, str):
         return description

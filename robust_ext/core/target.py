@@ -158,7 +158,7 @@ class Target:
         counter: Rows sent through ``module``, kept by the module itself.
         defended: The classifier together with its detector, where there is one; ``module`` is a view of it.
         starting_points: Adversarial points to begin at, ``(N, S, *input_shape)``, S for each row.
-        references: Points of other classes that the detector lets pass, ``(N, R, *input_shape)``, one group a row.
+        references: Points of other classes that the detector accepts, ``(N, R, *input_shape)``, one group a row.
     """
 
     module: nn.Module

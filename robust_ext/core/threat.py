@@ -69,7 +69,7 @@ class ThreatModel(BallSampling):
         return 1e-5 * self.epsilon + min(2e-7 * scale, max(0.01 * self.epsilon, _ROUNDING * scale))
 
     def check_resolution(self, values: int) -> None:
-        """Raise InvalidArgumentError where rounding samples of ``values`` numbers is not small beside epsilon."""
+        """Raise InvalidArgumentError where rounding samples of ``values`` numbers is not small against epsilon."""
         least = 10 * _ROUNDING * self._scale(values)
         if self.epsilon < least:
             low, high = self.bounds
@@ -87,7 +87,7 @@ class ThreatModel(BallSampling):
         return self.distance(candidates, inputs) <= limit
 
     def _scale(self, values: int) -> float:
-        """The largest norm of a sample of so many numbers in bounds."""
+        """The largest norm of a sample of this many numbers in bounds."""
         growth: float = {"linf": 1.0, "l2": float(values) ** 0.5, "l1": float(values)}[self.norm]
         return max(abs(self.bounds[0]), abs(self.bounds[1])) * growth
 

@@ -1,4 +1,4 @@
-"""Checks at the door: each names the argument, what came, and what was expected."""
+"""Checks on entry: each names the argument, what came, and the expected value."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def as_tensor(argument: str, values: object, *, expected: str) -> Tensor:
         raise InvalidArgumentError(argument, type(values).__name__, f"a torch.Tensor or numpy array {expected}")
     array = np.array(values, order="C")
     try:
-        # Torch knows the machine's own byte order alone.
+        # Torch supports the machine's own byte order alone.
         return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
     except TypeError as error:
         got = f"a numpy array of dtype {array.dtype}"

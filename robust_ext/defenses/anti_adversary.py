@@ -41,7 +41,7 @@ class AntiAdversary(SignPurifier):
     clip: bool = setting(default=False, help="Whether every point is clipped to the bounds.")
 
     def start(self, x: Tensor, rng: RowRNG) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """The input; the state holds what is predicted for it, ``"predicted"``, int64 ``(N,)``."""
+        """The input; the state holds its prediction, ``"predicted"``, int64 ``(N,)``."""
         with torch.no_grad():
             logits: Tensor = self.classifier(x)
         return x, {"predicted": logits.argmax(1)}

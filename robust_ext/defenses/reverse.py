@@ -130,7 +130,7 @@ class ContrastiveTraining(NetworkTraining):
 class ContrastiveReversal(SignPurifier):
     """Sign steps down a contrastive loss whose negatives are the other images of the group (Mao et al. 2021).
 
-    Random, by the start and by the views, which are drawn anew for each step. Each step takes one forward and one
+    Random, by the start and by the views, which are drawn again for each step. Each step takes one forward and one
     backward pass of the encoder with ``views`` images a row, and the logits one forward pass of the classifier: 160
     images forward and back, and 1, by default.
 

@@ -52,7 +52,7 @@ class SOAP(AdaptiveDefense):
     Each row costs ``2 radii (steps + 1) + 1`` forward and ``2 radii steps`` backward passes of the classifier, by
     default 133 and 110. (The case study counts 111 and 110, without those that choose the radius.)
 
-    A classifier is meant to be trained with the same loss beside its own; others may lose accuracy. The state holds the
+    A classifier should be trained with the same loss besides its own; others may lose accuracy. The state holds the
     chosen radius in the units of the inputs, ``"radius"`` ``(N,)``.
 
     Example:

@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 @module_class
 class Detector(SettingsModule, ABC):
-    """A detector beside a classifier. A subclass computes a score from one forward pass of the classifier.
+    """A detector next to a classifier. A subclass computes a score from one forward pass of the classifier.
 
     Settings of a subclass are declared, see :mod:`robust_ext.core.modules`. One that is in
     :data:`robust_ext.detectors.catalogue.DETECTORS` is fitted by its name: with ``presets``,

@@ -1,4 +1,4 @@
-"""DLA: a small network that tells clean activations from adversarial ones.
+"""DLA: a small network that separates clean activations from adversarial ones.
 
 Sperl, Kao, Chen, Lei, Böttinger, "DLA: Dense-Layer-Analysis for Adversarial Example Detection" (2019).
 """
@@ -66,7 +66,7 @@ class DLADetector(Detector):
 
         Args:
             clean: Clean training inputs ``(N, ...)``.
-            adversarial: Adversarial ones ``(M, ...)``, made by whatever attack is to be told apart.
+            adversarial: Adversarial ones ``(M, ...)``, made by the attacks to detect.
             epochs: Passes over the data.
             learning_rate: Of Adam.
             batch_size: Inputs in a step.

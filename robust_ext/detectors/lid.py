@@ -40,7 +40,7 @@ class LIDDetector(ReferenceDetector):
 
     References are one fixed set of training data, of which ``size`` are drawn by the seed. The authors' code takes the
     minibatch at hand, in which every noisy or adversarial input meets its own clean twin: the distance to the twin
-    then tells the kinds apart, which no defender has, and scores depend on the batch.
+    then separates the kinds, which no defender has, and scores depend on the batch.
 
     Example:
         >>> from robust_ext.datasets import load_dataset

@@ -48,7 +48,7 @@ class MagNetDetector(Detector):
     The paper detects an input when any part lies above its own threshold. Each part is therefore divided by its limit,
     the value that a share of clean inputs exceeds, and the score is the maximum: above 1 exactly where some part is
     above its limit. :meth:`fit` takes limits at 5% of the training inputs, so that scores can be compared;
-    :meth:`calibrate` takes them anew, at the rate it is given, and then the threshold of the maximum, so that all parts
+    :meth:`calibrate` takes them again, at the given rate, and then the threshold of the maximum, so that all parts
     together flag at most that share. ``detector.threshold = torch.tensor(1.0)`` is the paper's rule, by which each part
     alone flags that share.
 

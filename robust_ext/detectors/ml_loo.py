@@ -108,7 +108,7 @@ class MLLOODetector(Detector):
 
         Args:
             clean: Clean training inputs ``(N, ...)``, floating point; the authors' code takes a few hundred.
-            adversarial: Adversarial ones ``(M, ...)``, made by whatever attack is to be told apart.
+            adversarial: Adversarial ones ``(M, ...)``, made by the attacks to detect.
             folds: Of the cross-validation, at least 2; N and M are at least that many.
 
         Raises:

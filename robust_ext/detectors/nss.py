@@ -1,4 +1,4 @@
-"""NSS: natural scene statistics, and a support vector machine that tells clean from adversarial ones.
+"""NSS: natural scene statistics, and a support vector machine that separates clean from adversarial ones.
 
 Kherchouche, Fezza, Hamidouche, Déforges, "Detection of Adversarial Examples in Deep Neural Networks with Natural Scene
 Statistics" (2020).
@@ -73,7 +73,7 @@ class NSSDetector(Detector):
 
         Args:
             clean: Clean training images ``(N, C, H, W)`` of one or three channels, floating point, in the bounds.
-            adversarial: Adversarial ones ``(M, C, H, W)``, made by whatever attack is to be told apart. The detector's
+            adversarial: Adversarial ones ``(M, C, H, W)``, made by the attacks to detect. The detector's
                 comparisons take PGD in the linf ball of 1/32 on training images.
             batch_size: Images of which the features are taken at once.
 

@@ -1,4 +1,4 @@
-"""Odds: how the logits move under random noise, beside how they move on clean data.
+"""Odds: how the logits move under random noise, against how they move on clean data.
 
 Roth, Kilcher, Hofmann, "The Odds are Odd: A Statistical Test for Detecting Adversarial Examples" (2019); what the
 paper leaves open (clipping, which data make the statistics) follows the authors' code.

@@ -16,7 +16,7 @@ from robust_ext.core.errors import InvalidArgumentError
 class RunContext:
     """The surroundings of a run."""
 
-    # Where things came from, in words by name ({"model": "net.py:make"}), kept with the settings
+    # Where things came from, as text by name ({"model": "net.py:make"}), kept with the settings
     origin: Mapping[str, str] = field(default_factory=dict)
     target: str = ""  # Words for what is attacked, for tables that hold several targets
     command: Sequence[str] = ()  # Arguments of robust-ext that repeat the run
@@ -83,7 +83,7 @@ def is_over() -> bool:
 
 @contextmanager
 def limited(minutes: float | None) -> Iterator[None]:
-    """Runs that begin inside the block end after so many minutes, or at an earlier deadline of what surrounds them."""
+    """Runs that begin inside the block end after that many minutes, or at an earlier outer deadline."""
     context = current_context()
     ends = [context.deadline, None if minutes is None else time.monotonic() + 60 * minutes]
     with run_context(replace(context, deadline=min((end for end in ends if end is not None), default=None))):
@@ -92,7 +92,7 @@ def limited(minutes: float | None) -> Iterator[None]:
 
 @contextmanager
 def repairing() -> Iterator[None]:
-    """Runs that begin inside the block drop what is damaged in their run folders, and do exactly that again.
+    """Runs that begin inside the block drop damaged records in their run folders, and do exactly that again.
 
     Example:
         >>> with repairing():

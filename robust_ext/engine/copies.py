@@ -30,7 +30,7 @@ PROBES = 4
 # What outputs may differ by, relative to the largest: float32, other numbers of threads; on another kind of device,
 # whose convolutions may round to ten bits.
 TOLERANCE, TOLERANCE_ELSEWHERE = 1e-3, 5e-3
-# Of more outputs than this, so many sums with random signs are kept.
+# Of more outputs than this, that many sums with random signs are kept.
 _KEPT = 16
 
 
@@ -265,7 +265,7 @@ def _counted(task: Task) -> Mapping[str, nn.Module]:
 
 
 def _networks(task: Task) -> list[nn.Module]:
-    """The networks, detectors and defenses of a task, without what is planted around them."""
+    """The networks, detectors and defenses of a task, without the planted points around them."""
     parts = [part for root in _roots(task) for part in root.modules()]
     inner = [part.module for part in parts if isinstance(part, Counted)]
     inner += [part for part in parts if isinstance(part, (AdaptiveDefense, Detector))]

@@ -32,7 +32,7 @@ class Estimate:
     Args:
         title: Of the evaluation.
         samples: How many it has, over all of its runs, and how many of them are ``done``.
-        costs: Rows by phase; what is run beside them and not known before is named there.
+        costs: Rows by phase; what is run next to them and not known before is named there.
         seconds: Of the rows of each phase as bare passes on this machine; phases of which that is not known are left
             out.
         workers: Processes that share the work.

@@ -32,7 +32,7 @@ _STATE = ("draw", "fixed")
 
 
 def describe(attack: Attack) -> str:
-    """An attack in words that are the same in every process: without the addresses of objects."""
+    """An attack as text that is the same in every process: without the addresses of objects."""
     return _ADDRESS.sub("", attack.description)
 
 
@@ -79,7 +79,7 @@ def plain_settings(module: nn.Module, *, besides: nn.Module | None = None) -> di
 
 
 def attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Attributes of a module beside parameters, buffers, modules and hooks; of installed packages', public ones."""
+    """Attributes of a module besides parameters, buffers, modules and hooks; of installed packages', public ones."""
     private = not is_library(type(module))
     passing = _STATE if isinstance(module, AdaptiveDefense) else ()
     for name, value in list(vars(module).items()):

@@ -131,7 +131,7 @@ def check_model(
 ) -> None:
     """Raise ModelError where the logits of a row do not follow from that row alone, see ``check_consistency``.
 
-    A defense that states that it treats rows in groups is let pass, and with ``draws`` one that states that it is
+    A defense that declares that it treats rows in groups is let pass, and with ``draws`` one that declares that it is
     random; with ``random`` any random module.
     """
     inside = [part for part in module.modules() if isinstance(part, AdaptiveDefense)]

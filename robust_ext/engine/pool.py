@@ -100,7 +100,7 @@ class Pool:
         self._start(_Job(key, call, parts))
 
     def wait(self, timeout: float | None = None) -> list[tuple[Any, Reply]]:
-        """Return keys and replies of calls that ended; wait for one, or for so many seconds.
+        """Return keys and replies of calls that ended; wait for one, or for that many seconds.
 
         Raises:
             RobustExtError: The executor broke and cannot be made again, or nothing comes back from any worker.
@@ -214,7 +214,7 @@ def pooling(pool: Pool) -> Iterator[None]:
 
 
 def call_all(calls: Sequence[FunctionCall], *, place: torch.device) -> Iterator[tuple[int, Any]]:
-    """Yield the index and value of each call as they end, from workers of the current pool; here where there is none.
+    """Yield the index and value of each call as they end, from workers of the current pool; here without one.
 
     ``place`` is where their tensors lie. RobustExtError: one of them raised it, or its worker ended.
     """
@@ -231,7 +231,7 @@ def call_all(calls: Sequence[FunctionCall], *, place: torch.device) -> Iterator[
 
 
 def value_of(reply: Reply, title: str) -> Any:
-    """Return the value of a reply, and warn of what its worker warned of; RobustExtError where there is none."""
+    """Return the value of a reply, and warn of what its worker warned of; RobustExtError without one."""
     issue(reply.get("warnings", {}))
     if "error" in reply:
         raise as_error(reply)

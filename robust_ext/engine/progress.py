@@ -121,7 +121,7 @@ class Progress:
         self._screen.show(self)
 
     def count(self, forward: int, backward: int) -> None:
-        """State that so many rows more went forward, and back."""
+        """Count further rows that went forward and back."""
         self._forward, self._backward = self._forward + forward, self._backward + backward
 
     @contextmanager

@@ -1,7 +1,7 @@
-"""The recorder: small statistics of every query of an attack, for each row, whatever library it comes from.
+"""The recorder: small statistics of every query of an attack, for each row, from any library.
 
 It watches the target's module, so it sees inputs, logits, and the gradients that flow back through both. Nothing of a
-query is kept but a few numbers, beside the last point and its gradient.
+query is kept but a few numbers, next to the last point and its gradient.
 """
 
 from __future__ import annotations
@@ -259,13 +259,13 @@ class Recorder:
 
 
 def _readable(value: object) -> TypeGuard[Tensor]:
-    """Return whether it is a tensor with values: inside vmap and the like there are none to look at."""
+    """Return whether it is a tensor with values: inside vmap and similar there are none to look at."""
     return isinstance(value, Tensor) and not torch._C._functorch.is_functorch_wrapped_tensor(value)
 
 
 @contextmanager
 def record_queries(target: Target, inputs: Tensor, labels: Tensor, threat_model: ThreatModel) -> Iterator[Recorder]:
-    """Record what is sent to the target meanwhile, and what comes back, by whatever attack.
+    """Record queries to the target and their results, by any attack.
 
     Where one raises after logits came without a graph, and no gradient came back to it, its AttackError mentions that.
     """

@@ -37,9 +37,9 @@ R_co = TypeVar("R_co", bound="Run", covariant=True)
 class Block:
     """The stored results of a block of samples."""
 
-    records: Sequence[Record]  # One a sample, each with its index; none of those that the timing states as left_out
+    records: Sequence[Record]  # One a sample, each with its index; none of those that the timing marks as left_out
     timing: Record  # What they took; plain values
-    arrays: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # What is kept beside them, by name
+    arrays: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # What is kept next to them, by name
 
     @staticmethod
     def of(
@@ -82,7 +82,7 @@ class Run(ABC):
     long: bool = False
 
     def __getstate__(self) -> dict[str, Any]:
-        # What was computed from these is computed anew where it is needed.
+        # What was computed from these is computed again where it is needed.
         return {entry.name: getattr(self, entry.name) for entry in fields(self)}
 
     @property

@@ -48,7 +48,7 @@ REPAIR = (
 )
 EARLIER = "was written by an earlier version of robust_ext, whose records this one does not read; choose another folder"
 RECORDS, ARRAYS = "records.jsonl", "arrays.bin"
-# Where the machine itself stops, what was finished within so many seconds may be lost; a kill loses nothing.
+# Where the machine itself stops, what was finished within that many seconds may be lost; a kill loses nothing.
 _SYNC_SECONDS = 5.0
 # Bytes that are compressed to see whether that is worthwhile, and what has to be left of them at most.
 _TRIED, _GAIN = 2**14, 0.75
@@ -92,7 +92,7 @@ class SavedRun(Store):
         self.resumed = len(self._timings)
 
     def load(self, name: str) -> dict[str, NDArray[Any]] | None:
-        """Return the arrays under a name; None where there are none. RunFolderError where they are damaged."""
+        """Return the arrays under a name; None without any. RunFolderError where they are damaged."""
         if not self._has(name):
             return None
         file, found = self.path / ARRAYS, {}
@@ -146,7 +146,7 @@ class RunFolder(SavedRun):
 
     ``settings`` (plain JSON values) are all that the records depend on: a folder with others or of another kind is
     refused with RunFolderError, and a second writer with RunFolderBusyError; other versions are warned of. ``samples``
-    is how many there are. ``repair`` drops what is damaged, and samples whose attack's process was lost.
+    is how many there are. ``repair`` drops damaged records, and samples whose attack's process was lost.
     """
 
     def __init__(

@@ -111,7 +111,7 @@ def run_all(
     that in which they were chosen.
 
     The folder takes one evaluation, see :func:`robust_ext.engine.evaluation_file.claim`: ``settings`` are those of the
-    result beside its runs, and without ``whole`` the runs are part of an evaluation that has claimed the folder.
+    result next to its runs, and without ``whole`` the runs are part of an evaluation that has claimed the folder.
     """
     context, folder, pool = current_context(), as_folder(out), current_pool()
     workers = 1 if pool is None else pool.workers

@@ -195,7 +195,7 @@ class Store:
     def holds(self, rows: range) -> bool:
         """Return whether a block is finished: its timing, its records and its arrays are there.
 
-        Samples that its timing states as ``left_out`` have no records.
+        Samples that its timing marks as ``left_out`` have no records.
         """
         timing = self._timings.get(rows[0])
         if timing is None:
@@ -236,7 +236,7 @@ class Store:
         self._arrays |= places
 
     def load(self, name: str) -> dict[str, NDArray[Any]] | None:
-        """Return the arrays under a name; None where there are none."""
+        """Return the arrays under a name; None without any."""
         found: dict[str, NDArray[Any]] | None = self._arrays.get(name)
         return found
 

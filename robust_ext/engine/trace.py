@@ -77,7 +77,7 @@ class Witness:
 
 @contextmanager
 def witness_queries(target: Target, inputs: Tensor, threat_model: ThreatModel) -> Iterator[Witness]:
-    """Note what the target returns for the points that are queried meanwhile, by whatever attack.
+    """Note what the target returns for the points that are queried meanwhile, by any attack.
 
     Where one raises after it has met such points, its AttackError mentions them.
     """
@@ -183,7 +183,7 @@ class Trace:
 
 
 def plain_curve(found: object) -> list[dict[str, float | None]]:
-    """A curve with its known keys and finite numbers only; ValueError where it is none."""
+    """A curve with its known keys and finite numbers only; ValueError for anything else."""
     if not isinstance(found, list) or len(found) > LONGEST_CURVE:
         raise ValueError("a curve that is none")
     points: list[dict[str, float | None]] = []

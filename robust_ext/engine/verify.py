@@ -83,7 +83,7 @@ def verify(
 ) -> Verification:
     """Check candidates: finite, in bounds, in the ball (float64, :meth:`ThreatModel.tolerance`), predicted wrongly.
 
-    Logits that are not all finite are an outcome of their own, whatever the label: a class that is masked by an
+    Logits that are not all finite are an outcome of their own, regardless of the label: a class that is masked by an
     infinite logit counts too, as a classifier's logits at clean inputs have to be finite already.
     ``module`` is the full target in eval mode, run once on all N rows (in parts where these do not fit into memory);
     ``rejects`` gives for the judged candidates which a detector rejects, bool ``(N,)``. AttackError where they are no
@@ -160,7 +160,7 @@ def check_candidates(candidates: object, inputs: Tensor, *, attack: str) -> Tens
 
     AttackError where they are no dense float tensor of the inputs' shape; no memory is taken before that is known.
     """
-    # Not isinstance, which believes what an object states as its class.
+    # Not isinstance, which believes what an object declares as its class.
     if not issubclass(type(candidates), Tensor):
         raise AttackError(f"{attack}: returned {type(candidates).__name__}, expected a tensor of candidates")
     if (odd := without_values(candidates)) is not None:

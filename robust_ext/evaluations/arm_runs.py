@@ -47,7 +47,7 @@ def draw_references(
 ) -> Tensor | None:
     """Draw points that attacks imitate, ``(n, count, ...)``: inputs of other classes among those that ``passed``.
 
-    A row's points depend on the seed and the row, not on the rows beside it. None where a row has too few.
+    A row's points depend on the seed and the row, not on the rows next to it. None where a row has too few.
     """
     predicted, drawn = given.logits.argmax(1), []
     for row in rows:
@@ -65,7 +65,7 @@ class ArmRun(ScoredRun):
 
     attack: Attack
     threat_model: ThreatModel  # What it is given
-    arms: tuple[Arm, ...]  # The arms that are judged by what it returns
+    arms: tuple[Arm, ...]  # The arms that are judged by its candidates
     adaptive_to: NamedDetector | None = None  # The detector that it attacks too
 
     @property
@@ -225,7 +225,7 @@ def _arm_run(arms: Sequence[Arm], model: ThreatModel, detector: NamedDetector | 
     # The same whatever budgets a minimum-norm attack is judged by.
     title = arm.name if arm.epsilon is None or not attack.traits.minimum_norm else f"{arm.short} {arm.norm}"
     title = title if detector is None else f"{title}, knowing {detector.name}"
-    # All that decides what it returns, beside model, inputs and seed.
+    # All that decides what it returns, besides model, inputs and seed.
     own = {
         "attack": describe(attack),
         "norm": model.norm,

@@ -12,7 +12,7 @@ from robust_ext.evaluations.result import EvaluationResult, bounds_of
 from robust_ext.reports.tabular import Row
 from robust_ext.reports.wording import typed
 
-# What settings identify by digests, in words; not all evaluations keep all of them.
+# What settings identify by digests, as text; not all evaluations keep all of them.
 IDENTITY = {
     "model": "network",
     "model_code": "code of the network",

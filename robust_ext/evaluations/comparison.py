@@ -1,4 +1,4 @@
-"""Two or more results of one kind beside each other: what changed."""
+"""Two or more results of one kind next to each other: what changed."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Comparison(Tabular):
 
 
 def compare(*results: EvaluationResult | str | os.PathLike[str]) -> Comparison:
-    """Set two or more results of one kind beside each other: each is compared with the first.
+    """Set two or more results of one kind next to each other: each is compared with the first.
 
     Scores come with their intervals and the difference. Where both runs have the same samples and keep what became of
     each, the p-value is of McNemar's exact test; elsewhere the interval of the difference takes them for independent.
@@ -128,7 +128,7 @@ def _path(given: object) -> str | os.PathLike[str]:
 
 
 def _names(results: Sequence[EvaluationResult | str | os.PathLike[str]]) -> list[str]:
-    """Folders by the last part of their paths where that tells them apart; results by their number."""
+    """Folders by the last part of their paths where these differ; results by their number."""
     paths = [None if isinstance(one, EvaluationResult) else Path(one) for one in results]
     short = [None if path is None else path.parent.name if path.name == "result.json" else path.name for path in paths]
     known = [name for name in short if name]
@@ -159,7 +159,7 @@ def _changes(first: EvaluationResult, other: EvaluationResult, name: str) -> dic
 
 
 def _summary(change: Mapping[str, Any]) -> str:
-    """The verdict's change, and that of the only score or how many changed, in words."""
+    """The verdict's change, and that of the only score or how many changed, as text."""
     verdict, scores = change["verdict"], change["scores"]
     parts = []
     if verdict is not None:

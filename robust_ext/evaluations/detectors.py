@@ -69,7 +69,7 @@ def calibrate_detector(
 
 
 def detector_beside(detector: object, module: nn.Module, inputs: Tensor) -> Detector:
-    """A detector beside a classifier, on the device of some inputs ``(n, ...)``; a copy of one that lies elsewhere.
+    """A detector next to a classifier, on the device of some inputs ``(n, ...)``; a copy of one that lies elsewhere.
 
     One whose score of a row changes with chance, undeclared, or with other rows raises InconsistentModelError.
     """

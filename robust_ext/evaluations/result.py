@@ -42,7 +42,7 @@ class Tabular(ABC):
 
     @abstractmethod
     def rows(self) -> list[Row]:
-        """One a line of the table: plain values, None where there is none."""
+        """One a line of the table: plain values, None without one."""
 
     @property
     @abstractmethod

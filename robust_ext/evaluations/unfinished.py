@@ -43,7 +43,7 @@ def load_result(path: str | os.PathLike[str]) -> EvaluationResult:
 
     Raises:
         DataError: There is none, it is damaged, or of a newer version of this package or of an unknown kind.
-        RunFolderError: The records beside it are damaged.
+        RunFolderError: The records next to it are damaged.
 
     Example:
         >>> load_result("no such folder")

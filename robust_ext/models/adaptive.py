@@ -60,7 +60,7 @@ class AdaptiveDefense(SettingsModule, ABC):
         training_class: Class of the settings of its training, whose ``fit`` makes that part.
         random: Whether the logits of the same batch can differ.
         batch_level: Whether the logits of a row depend on the other rows of its group.
-        needs_gradients: Whether :meth:`solve` needs gradients; they are switched on for it, whatever the caller does.
+        needs_gradients: Whether :meth:`solve` needs gradients; they are switched on for it, regardless of the caller.
         output: What :meth:`readout` returns, ``"logits"`` or ``"probabilities"``.
         stretched: Settings for inputs in [0, 1] that the constructor multiplies by the width of ``bounds``.
         draw: Number of the next batch, for the draws.
@@ -89,7 +89,7 @@ class AdaptiveDefense(SettingsModule, ABC):
         super().__post_init__()
         own = declared(type(self))
         for field in dataclasses.fields(AdaptiveDefense):
-            # What a class of declared settings does not declare anew has no effect there.
+            # What a class of declared settings does not declare again has no effect there.
             if own and not type(self).__dataclass_fields__[field.name].metadata:
                 value = getattr(self, field.name)
                 if value != getattr(type(self), field.name, None):

@@ -168,7 +168,7 @@ def split_defense(defense: AdaptiveDefense, inputs: Tensor, *, layer: str | None
 
 
 def binarized_defense(module: nn.Module) -> AdaptiveDefense | None:
-    """The test-time defense that a module is, or is made of; None where there is none.
+    """The test-time defense that a module is, or is made of; None without one.
 
     Of the classifier that the binarization test hands to attacks where a defense is tested, it is a defense whose
     readout is that classifier's, with logits ``(N, 2)``: so BPDA and all else that takes a defense take it too.

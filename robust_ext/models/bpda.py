@@ -64,7 +64,7 @@ class BPDA(nn.Module):
     only. Where no gradient is wanted, nothing but the defense itself runs.
 
     Args:
-        forward: A function or module from ``(N, ...)`` to ``(N, ...)``, a test-time defense, or a model of any kind
+        forward: A function or module from ``(N, ...)`` to ``(N, ...)``, a test-time defense, or a model of any type
             that :func:`robust_ext.as_module` takes, as a Foolbox model or an ART classifier.
         layer: Name of the module in ``forward`` that ``backward`` is for, as in ``named_modules()``, or the end of it;
             or several with commas between them; all of ``forward`` when left out. ModelError where a forward pass does

@@ -52,7 +52,7 @@ class Exported(Wrapped):
             ) from error
 
     def train(self, mode: bool = True) -> Exported:
-        """Its flags are those of eval mode, whatever the mode: the graph holds no other."""
+        """Its flags are those of eval mode, regardless of the mode: the graph holds no other."""
         del mode
         for part in (self, *self.module.modules()):
             part.training = False

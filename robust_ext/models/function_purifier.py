@@ -140,7 +140,7 @@ class FunctionPurifier(Purifier):
 
     ``random`` states whether it draws, from the global generators of torch, numpy or ``random``, and ``group_size``
     how many rows it takes together. Its trajectory is what its attribute ``trajectory`` returns for the inputs or,
-    where that is a list, the points that the last call left there; where there is none, the inputs that the networks
+    where that is a list, the points that the last call left there; without one, the inputs that the networks
     it holds were seen to get, see :mod:`robust_ext.models.function_purifier`.
     """
 

@@ -134,7 +134,7 @@ def find_layer(network: nn.Module, name: str, *, argument: str = "layer") -> nn.
     """The module of a network that goes by a name, or whose name ends in it: ``net.quantise`` or ``quantise``.
 
     Names get longer at the front where a network is wrapped. Of several that end alike it is the outermost, where all
-    others lie deeper in what holds it, as ``net.head.0`` does beside ``net.0``.
+    others lie deeper in what holds it, as ``net.head.0`` does next to ``net.0``.
 
     Raises:
         InvalidArgumentError: There is none, or there are several.

@@ -22,7 +22,7 @@ from robust_ext.models.wrapping import Wrapped
 
 _NAMES = ("logits", "output", "out")
 _LOGITS_OF = "robust_ext.models.outputs.LogitsOf(model, {!r})"
-# Rows that decide between candidates and readings, in batches of so many.
+# Rows that decide between candidates and readings, in batches of that many.
 _ROWS, _BATCH = 256, 32
 _SURE = 0.05  # The p-value of one candidate's agreeing with the labels better than another one
 # Operations that change no values, which may follow a sigmoid.
@@ -108,7 +108,7 @@ def reduced(
         output: What it returned for the first ``rows`` inputs.
         run: Calls it on a batch, without gradients.
         inputs: ``(N, ...)``.
-        labels: int64 ``(N,)``; None where there are none.
+        labels: int64 ``(N,)``; None without any.
         rows: At least one.
 
     Raises:

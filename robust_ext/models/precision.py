@@ -97,7 +97,7 @@ class InPrecision(Wrapped):
 
 
 def weights_type(module: nn.Module) -> torch.dtype | None:
-    """Type of the first floating point parameter or buffer; None where there is none."""
+    """Type of the first floating point parameter or buffer; None without one."""
     tensors = (tensor for tensor in (*module.parameters(), *module.buffers()) if tensor.is_floating_point())
     return next((tensor.dtype for tensor in tensors), None)
 

@@ -55,7 +55,7 @@ def unwrapped(module: nn.Module) -> nn.Module:
 
 
 def module_of(model: Any) -> Any:
-    """The module of a model of any kind that :func:`robust_ext.as_module` takes; functions and anything else unchanged.
+    """The module of a model of any type that :func:`robust_ext.as_module` takes; functions and anything else unchanged.
 
     A Foolbox model, an ART classifier or a name becomes the module that evaluations run, with the layer names that
     their findings print.

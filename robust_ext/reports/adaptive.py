@@ -137,7 +137,7 @@ def _cost(result: Mapping[str, Any]) -> str:
 
 
 def _held(cost: Mapping[str, Any]) -> str:
-    """The networks that passes go through, in words."""
+    """The networks that passes go through, as text."""
     used = [one for one in cost.get("networks", ()) if one["forward"]]
     if len(used) < 2:
         return "it" if not used or used[0]["name"] == "classifier" else used[0]["name"]

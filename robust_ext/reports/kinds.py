@@ -88,7 +88,7 @@ def report_page(result: Result, examples: Sequence[Example] = ()) -> str:
 
 
 def badge(result: Result) -> str:
-    """A small SVG for a README: the verdict, or the main number where there is none; escaped, and of no other file."""
+    """A small SVG for a README: the verdict, or the main number without one; escaped, and of no other file."""
     return badges.draw_badge(_kind_of(result).badge(result))
 
 

@@ -87,7 +87,7 @@ def _detector(result: Mapping[str, Any], number: int, detector: Row, styles: mea
 
 
 def _panels(groups: Sequence[Group]) -> Iterable[tuple[Row, list[tuple[str | None, Row]]]]:
-    """For every norm the entry with the lowest AUROC, of those with an epsilon if any, and the curves beside it."""
+    """For every norm the entry with the lowest AUROC, of those with an epsilon if any, and the curves next to it."""
     drawn = {group.name: group.blind for group in groups if group.blind is not None and _has_curve(group.blind)}
     singles = {group.name: group.objectives for group in groups}
     for norm in dict.fromkeys(row["norm"] for row in drawn.values()):

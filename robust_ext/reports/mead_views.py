@@ -23,7 +23,7 @@ class Group:
     """One group of arms, such as ``"linf 0.25"``, against one detector.
 
     It holds the entries of the arms that are not adaptive to the detector (``blind``), of those that are
-    (``white_box``) and of both together, each None where there are none; and of each objective alone.
+    (``white_box``) and of both together, each None without any; and of each objective alone.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Group:
 
 
 def percent_interval(bounds: Sequence[float] | None) -> str:
-    """Return an interval of shares in per cent as ``[low, high]``, or nothing where there is none."""
+    """Return an interval of shares in per cent as ``[low, high]``, or nothing without one."""
     return "" if bounds is None else f"[{percent(bounds[0])}, {percent(bounds[1])}]"
 
 

@@ -1,4 +1,4 @@
-"""Pages made from the templates beside this file; those in HTML need nothing from outside them."""
+"""Pages made from the templates next to this file; those in HTML need nothing from outside them."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def _frame() -> Mapping[str, str]:
 
 
 def _setting(value: object) -> str:
-    """A setting in words; numbers in full, so that a run can be repeated from its page."""
+    """A setting as text; numbers in full, so that a run can be repeated from its page."""
     if value is None:
         return "none"
     if isinstance(value, bool):

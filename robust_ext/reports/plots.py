@@ -122,7 +122,7 @@ def curve_plot(
         # Limits first: they end autoscaling, which warns where all points share one position.
         axes.set(ylim=(0, 1.02), xlabel=words, xlim=(low, high) if rising else (high, low))
         axes.axhline(threshold, **_THRESHOLD)
-        # A mark beside the curves would mark nothing.
+        # A mark next to the curves would mark nothing.
         if mark is not None and mark[0] in positions:
             axes.axvline(mark[0], color=MUTED, linewidth=0.8, linestyle=":")
             box = {"facecolor": "#ffffff", "edgecolor": "none", "pad": 1}

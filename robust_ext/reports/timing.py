@@ -88,7 +88,7 @@ def _estimated(key: tuple[str, str | None], cost: Cost, taken: float | None) -> 
 
 
 def _bytes(size: float) -> str:
-    """A size in words."""
+    """A size as text."""
     for unit in ("KiB", "MiB"):
         size /= 1024
         if size < 1000:

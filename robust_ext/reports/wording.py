@@ -76,7 +76,7 @@ def share(value: float | None, threshold: float) -> str:
 
 
 def interval(bounds: Sequence[float] | None, *, decimals: int = 3) -> str:
-    """Return a confidence interval of shares as ``[low, high]``, or nothing where there is none."""
+    """Return a confidence interval of shares as ``[low, high]``, or nothing without one."""
     return "" if bounds is None else f"[{bounds[0]:.{decimals}f}, {bounds[1]:.{decimals}f}]"
 
 
@@ -97,7 +97,7 @@ def accuracy(row: Mapping[str, Any]) -> str:
 
 
 def rests_on(row: Mapping[str, Any], samples: int, title: str) -> str:
-    """Describe the basis of a robust accuracy besides adversarial examples; empty where there is none."""
+    """Describe the basis of a robust accuracy besides adversarial examples; empty without one."""
     non_finite, lost, parts = row.get("non_finite", 0), row.get("not_attacked", 0), []
     if non_finite:
         parts.append(
@@ -113,7 +113,7 @@ def rests_on(row: Mapping[str, Any], samples: int, title: str) -> str:
 
 
 def outcomes(counts: Mapping[str, int]) -> str:
-    """Counts of outcomes in words, those that did not occur left out."""
+    """Counts of outcomes as text, those that did not occur left out."""
     parts = [
         f"{count} {OUTCOMES[key][0].lower() if key in OUTCOMES else key}" for key, count in counts.items() if count
     ]

@@ -154,7 +154,7 @@ class ApgdResult:
     """The candidates that APGD found.
 
     Args:
-        candidates: Of each row, the adversarial point of highest loss among all that were tried; where there is none, a
+        candidates: Of each row, the adversarial point of highest loss among all that were tried; without one, a
             point at which the logits are not finite, and else the point of highest loss.
         best_points: The point of highest loss. With cross-entropy that need not be adversarial where another is.
         found: Whether an adversarial point was seen, or one with logits that are not finite, bool ``(N,)``.

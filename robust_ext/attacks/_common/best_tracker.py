@@ -96,7 +96,7 @@ class Prediction:
     """Outputs of classifier and detector for points, averaged over calls; each ``(N,)``.
 
     ``score_margin`` is the score less its threshold, see :meth:`Defended.both`; ``margin`` is by how much a row is
-    classified as the attack wants it; ``passed`` is whether the detector lets it pass.
+    classified as the attack aims; ``passed`` is whether the detector accepts it.
     """
 
     score_margin: Tensor

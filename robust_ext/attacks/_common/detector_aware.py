@@ -134,7 +134,7 @@ class MatchingAttack(DetectorAwareAttack):
 
     Steps are of signs for linf, and along the gradient's direction for l2 and l1.
 
-    The detector's score is not followed, and needs no gradients; points are evaluated beside the ascent, and of those
+    The detector's score is not followed, and needs no gradients; points are evaluated next to the ascent, and of those
     that were, the misclassified one of lowest score margin is kept, a success if there was one (the one of highest
     margin where none was misclassified).
     """

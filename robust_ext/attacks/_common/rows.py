@@ -58,7 +58,7 @@ def runner_up(target: Target, points: Tensor, labels: Tensor) -> Tensor:
 def gradient_of(value: Tensor, points: Tensor, missing: RobustExtError, *, keep: bool = False) -> Tensor:
     """The gradient of values ``(N,)`` with respect to their points ``(N, ...)``; NaN is taken for zero.
 
-    ``missing`` is raised where there is none; ``keep`` is whether the graph is needed once more.
+    ``missing`` is raised without one; ``keep`` is whether the graph is needed once more.
     """
     gradient = None
     if value.requires_grad:

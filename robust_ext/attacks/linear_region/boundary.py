@@ -220,7 +220,7 @@ class BoundarySearch(NativeAttack):
         """Search, and return the distances and the history too; for the arguments see :meth:`NativeAttack.search`.
 
         Inputs of any floating point dtype are taken as float32. ``watch`` is called before each step and round with
-        the nearest points found so far (the input where there is none) and minus their distances; how many steps there
+        the nearest points found so far (the input without one) and minus their distances; how many steps there
         will be is reckoned from the share of the budget that is spent.
 
         Returns:

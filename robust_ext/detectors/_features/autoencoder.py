@@ -61,7 +61,7 @@ class Autoencoder(nn.Module):
         """Return the training loss for images ``(N, C, H, W)``, and its mean squared error, in units of [0, 1].
 
         The error is that of reconstructions from images with Gaussian noise (of this standard deviation in units of
-        [0, 1], clipped), drawn anew in each step from torch's global generator, where the authors draw it once.
+        [0, 1], clipped), drawn again in each step from torch's global generator, where the authors draw it once.
         ``activity`` weighs the squares of all outputs of convolutions, summed and averaged over images.
         """
         clean = to_unit(inputs, self.bounds)

@@ -1,4 +1,4 @@
-"""Detectors that compare inputs with references: trained on clean, noisy and adversarial inputs beside these."""
+"""Detectors that compare inputs with references: trained on clean, noisy and adversarial inputs next to these."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class ReferenceDetector(Detector):
 
         Args:
             clean: Clean inputs ``(N, ...)``, floating point.
-            adversarial: Adversarial ones ``(M, ...)``, made by whatever attack is to be told apart. Unless both
+            adversarial: Adversarial ones ``(M, ...)``, made by the attacks to detect. Unless both
                 ``references`` and ``noise`` are given, row i is made from clean row i.
             references: Training data ``(R, ...)`` without the clean inputs. Left out, some of the clean rows, drawn by
                 the seed, become references, and neither they nor what was made from them is trained on: an input is

@@ -230,7 +230,7 @@ def _check_images(x: Tensor, margin: int) -> None:
 def to_lab(levels: Tensor) -> Tensor:
     """CIE Lab colours under D65 of linear RGB images ``(N, 3, H, W)`` in [0, 255], blue first.
 
-    They are scaled as OpenCV scales those of 8 bits: lightness is in [0, 255], beside a + 128 and b + 128.
+    They are scaled as OpenCV scales those of 8 bits: lightness is in [0, 255], like a + 128 and b + 128.
     """
     matrix = levels.new_tensor(_XYZ) / levels.new_tensor(_WHITE)[:, None]
     ratio = torch.einsum("ij,njhw->nihw", matrix, levels.flip(1) / 255)

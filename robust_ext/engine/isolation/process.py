@@ -167,7 +167,7 @@ def _path() -> list[str]:
 
 
 def stated(number: Any) -> float:
-    """A number that a process states, or the most that is believed of it; ValueError where it is none."""
+    """A number from a process, or the most that is believed of it; ValueError for anything else."""
     if not isinstance(number, (int, float)) or not number >= 0:
         raise ValueError(f"a number that is none: {str(number)[:50]}")
     return min(number, _MOST)

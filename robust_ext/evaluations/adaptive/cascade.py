@@ -6,7 +6,7 @@ that promises most losses a pass: those of its kind so far, over what it costs. 
 every attack on every sample, less what was spent; all others share what they leave: the same number of samples for
 each, whatever it costs, and at least one where that is enough. These are the samples nearest to being broken: in a
 fixed number of passes, a long search of few samples breaks more than a short one of many. All of it follows from
-records and counted passes, so a run that is gone on with takes the same steps.
+records and counted passes, so a resumed run takes the same steps.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class Cascade:
     not_run: dict[str, str] = field(default_factory=dict)
 
     def __call__(self, left: Sequence[StepRun], outcomes: Mapping[str, Outcome[StepRun]]) -> StepRun | None:
-        """The next run with the samples that it is for; None where there is none."""
+        """The next run with the samples that it is for; None without one."""
         done = list(outcomes.values())
         if not done:
             return left[0]
@@ -163,7 +163,7 @@ class Cascade:
 
 
 def _after(run: StepRun) -> str:
-    """The step that is run before this one; empty where there is none, or all are run."""
+    """The step that is run before this one; empty without one, or all are run."""
     return run.step.after if run.step and not run.settings.full else ""
 
 

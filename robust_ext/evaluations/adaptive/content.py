@@ -174,7 +174,7 @@ def _worst_case(first: Floats, second: Floats, there: Bools) -> tuple[NDArray[np
     """The attack chosen for each sample, ``(N,)``, and fresh predictions on it, ``(N, repeats)``.
 
     One unlucky draw is no success, so the predictions that choose are not those that count. Where the choice by sample
-    does worse than one attack beside the clean inputs, or everywhere, or wherever it was run, it is that one: no worst
+    does worse than one attack next to the clean inputs, or everywhere, or wherever it was run, it is that one: no worst
     case lies above that of a single attack, and none above clean accuracy. ``there`` is which samples each was run on;
     the first are the clean inputs, which a sample that is wrong without an attack is lost to.
     """

@@ -110,7 +110,7 @@ def plan_steps(
     """The recommended attacks on a defense.
 
     Args:
-        defense: What is attacked.
+        defense: The attacked defense.
         settings: How hard.
         threat_model: Label-only RayS and Square are run where they work for its norm.
         surrogates: Networks by name from which points are transferred besides those of the static model.
@@ -186,7 +186,7 @@ def _step(name: str, category: str, attack: Attack, exposure: str = "static", **
 
 
 def _exposures(defense: AdaptiveDefense) -> dict[str, str]:
-    """Exposures of white-box attacks, in words."""
+    """Exposures of white-box attacks, as text."""
     found = {"defense": "plain gradients", "identity": "BPDA identity"}
     if defense.steps > 0:
         # Holding the change of the input has the identity's gradient, where a defense does not define another.

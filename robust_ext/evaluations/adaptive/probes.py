@@ -176,7 +176,7 @@ def with_costs(runs: Sequence[StepRun], *, queried: tuple[float, float]) -> list
 
 
 def _through_identity(run: StepRun, runs: Sequence[StepRun]) -> str:
-    """Name of the step that runs the same attack through BPDA's identity; empty where there is none."""
+    """Name of the step that runs the same attack through BPDA's identity; empty without one."""
     step = run.step
     if step is None or step.category != "white-box" or step.exposure == "identity":
         return ""

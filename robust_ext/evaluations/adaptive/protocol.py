@@ -205,7 +205,7 @@ class StepRun(Run):
         with count_all_calls(networks, counter):
             of_static, judged = self._judged(inputs, labels, attempt, rows)
             static, static_finite, _ = predict(self.defense.classifier, of_static, labels)
-            # The same for all steps: less of what tells them apart is chance.
+            # The same for all steps: fewer of their differences are chance.
             keys = [("test time answers", number) for number in range(self.draws)]
             predictions = [self._predict(judged, labels, rows, *key) for key in keys]
         phases.stop("verify")

@@ -63,7 +63,7 @@ def binarization_test(
     """Test whether an attack finds adversarial examples that are known to exist (Zimmermann et al. 2022, section 3.1).
 
     For each input, a random point of the ball is made adversarial by a two-class readout of the model, and the attack
-    is run. One that misses what was planted cannot support a claim of robustness of this model.
+    is run. One that misses the planted points cannot support a claim of robustness of this model.
 
     Args:
         model: A torch module from inputs in bounds to logits, in eval mode; a pair ``(features, readout)`` of modules
@@ -80,7 +80,7 @@ def binarization_test(
         detector_data: Clean inputs ``(M, ...)`` to calibrate a detector that has no threshold.
         device: Where to run it, on a copy of a model that lies elsewhere; the model's own device when left out.
         sample_ids: Ids of the samples, which with the seed decide every draw; ``0 .. N-1`` when left out.
-        out: Run folder, in which a killed run is gone on with by the same call; gets result and report.
+        out: Run folder, in which the same call resumes a killed run; gets result and report.
         isolate: Run each attack in a process of its own, which has what an attacker has, see docs/threats.md.
         attack_timeout: Seconds an attack may then take for a batch; None for any time.
         executor: What runs the blocks, see docs/clusters.md; this process when left out.

@@ -217,7 +217,7 @@ def example_arrays(problems: Problems, results: Mapping[str, Attacked], bounds: 
 
 
 def load_examples(store: Store) -> list[Example]:
-    """The examples that are kept; none where there are none."""
+    """The examples that are kept; none without any."""
     kept = store.load("examples")
     if kept is None:
         return []

@@ -32,7 +32,7 @@ from robust_ext.evaluations.binarization.reasons import explain_calibration
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 from robust_ext.evaluations.binarization.witnesses import Deepest, find_witnesses, pose_deeper
 
-# Where the boundary is tried, beside where the settings put it, and the parts of the inner points.
+# Where the boundary is tried, next to where the settings put it, and the parts of the inner points.
 _KAPPAS, _PARTS = (0.9999, 0.999, 0.99, 0.9, 0.5, 0.0), (1, 3, 10)
 
 Row = dict[str, Any]

@@ -136,7 +136,7 @@ def _head_warnings(run: BinarizationRun, attacks: Sequence[Mapping[str, Any]]) -
 def _easier(run: BinarizationRun, records: Sequence[Record]) -> str:
     """Why a detector let nothing be planted, and the settings that were found to plant something; empty elsewhere.
 
-    Only what was tried on the same samples is proposed.
+    Only settings tried on the same samples are proposed.
     """
     settings, defense = run.settings, run.defense
     plantings = [record["planting"] for record in records if "planting" in record]
@@ -158,7 +158,7 @@ def _easier(run: BinarizationRun, records: Sequence[Record]) -> str:
 
 
 def _takes_gradients(attack: Attack, name: str, records: Sequence[Record]) -> bool:
-    """Return whether an attack uses gradients, by its traits and what was recorded of it."""
+    """Return whether an attack uses gradients, by its traits and its recordings."""
     traces = [trace for record in records if (trace := record["attacks"].get(name, {}).get("trace"))]
     return attack.traits.gradients and (not traces or any(trace.get("gradients") for trace in traces))
 

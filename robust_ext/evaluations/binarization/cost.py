@@ -29,7 +29,7 @@ def planting_cost(settings: BinarizationSettings, *, detector: bool = False) -> 
 def sample_costs(
     attacks: Mapping[str, Attack], settings: BinarizationSettings, *, samples: int, images: bool, detector: bool
 ) -> Costs:
-    """Planting, the random attack, witnesses, and each attack at each depth, for one of so many samples, at most.
+    """Planting, the random attack, witnesses, and each attack at each depth, for one of that many samples, at most.
 
     What an attack does at further depths, and how long random search goes on, follows from what is found.
     """
@@ -37,7 +37,7 @@ def sample_costs(
     checked = (1 + settings.boundary_points + (settings.reference_points if detector else 0)) * draws
     found: Costs = {("calibration", None): Cost(unknown=("the calibration",))} if settings.calibrate_on else {}
     if detector:
-        # How many points it is queried for depends on how many it lets pass.
+        # How many points it is queried for depends on how many it accepts.
         found["accepted", None] = Cost(unknown=("the detector",))
     found["features", None] = planting_cost(settings, detector=detector)
     found["random", None] = Cost((settings.random_inner + settings.random_corners) * draws)

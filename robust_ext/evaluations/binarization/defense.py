@@ -1,4 +1,4 @@
-"""A detector in the binarization test: which points it lets pass, and points that it lets pass to be planted.
+"""A detector in the binarization test: the points that it accepts, and accepted points for planting.
 
 Zimmermann et al. 2022, section 3.2 and algorithm 2. In the regular test adversarial examples are to go undetected; in
 the inverted test they are to be detected. Planted points and references are redrawn until the detector agrees.
@@ -141,7 +141,7 @@ _Key = tuple[int, int, str, str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class Defense:
-    """A detector with a threshold beside the network that is tested; inverted, it rejects what it lets pass.
+    """A detector with a threshold next to the network that is tested; inverted, it rejects what the detector accepts.
 
     Exposure and draws of a random detector are those of :class:`BinarizationSettings`.
     """
@@ -168,7 +168,7 @@ class Defense:
     def accepts(self, points: Tensor, *, seed: int) -> Tensor:
         """Return a mask of surely accepted points ``(n, ...)``, bool ``(n,)``: by every query of a random detector.
 
-        It is queried twice as often, so that what is planted stays what it is when it is queried again.
+        It is queried twice as often, so that a planted point keeps its kind when it is queried again.
         """
         times = 2 * self.draws if self.detector.random else 1
         accepted = torch.ones(len(points), dtype=torch.bool, device=points.device)
@@ -242,7 +242,7 @@ def _accepted(
     kept, queried, block = x[None][:0], 0, 0
     while len(kept) < count and (points := next(candidates, None)) is not None:
         good = points[defense.accepts(points, seed=derive_seed(*key, "detector", block))]
-        # In the ball for what is planted; never in it for references, which would give the planted point away.
+        # In the ball for the planted points; never in it for references, which would give the planted point away.
         distance = threat_model.distance(good, x[None].expand_as(good)) / threat_model.epsilon
         kept = torch.cat([kept, good[distance > 1.02] if radius > 1 else good[distance <= 1 + 1e-5]])
         queried += len(points)

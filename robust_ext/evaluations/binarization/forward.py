@@ -2,7 +2,7 @@
 
 Most of a binarization test on a CPU is forward passes of a thousand points a sample. A copy of the network with each
 batch normalisation folded into the convolution before it, in channels-last layout, makes the same features from fewer
-operations. It is used to measure points only, after its features were compared with the network's own; what is planted
+operations. It only measures points, after its features were compared with the network's own; the planted points
 is checked again, attacked and verified through the network itself.
 """
 
@@ -63,7 +63,7 @@ def choose_forward(
     ``drawn`` are the features of a random model over several draws; a copy of that would draw other numbers.
 
     (Batches of other sizes differ in their last bits. What is fastest at the moment would make the records of two runs
-    differ too. On a GPU whose memory is small beside a batch, memory decides.)
+    differ too. On a GPU whose memory is small against a batch, memory decides.)
     """
     if rows == "auto":
         # A power of two, 64 for CIFAR's images on a CPU, where caches limit it; more on a GPU and for less input.

@@ -94,7 +94,7 @@ def probe_head(features: nn.Module, readout: nn.Module, inputs: Tensor) -> Head:
 
 
 def _against_recorded(network: nn.Module, parts: nn.Module, inputs: Tensor) -> tuple[str, str]:
-    """Gradients at the inputs by the network's own head beside those by the operations that stand for it."""
+    """Gradients at the inputs by the network's own head next to those by the operations that stand for it."""
     expected = _pulled(parts, inputs)
     if expected is None or not bool(expected.any()):
         # Nothing comes back through the features, as the test itself shows.
@@ -120,7 +120,7 @@ def _against_recorded(network: nn.Module, parts: nn.Module, inputs: Tensor) -> t
 
 
 def _pulled(module: nn.Module, inputs: Tensor) -> Tensor | None:
-    """Gradient of a sum of all logits with signs, float64 ``(n, D)``; None where there is none."""
+    """Gradient of a sum of all logits with signs, float64 ``(n, D)``; None without one."""
     x = inputs.clone().requires_grad_()
     logits = _seeded(module, x.clone())
     if not logits.requires_grad:

@@ -182,7 +182,7 @@ def plant(
         **options: Settings of the test, see :class:`BinarizationSettings`.
 
     Raises:
-        InvalidArgumentError: An argument is outside what is accepted, or inputs are so alike that points near one
+        InvalidArgumentError: An argument is outside its range, or inputs are so alike that points near one
             cannot be told from points near another.
         ModelError: The model is no classifier, cannot be split, or nothing could be planted in it.
 

@@ -19,7 +19,7 @@ _FLOOR = 1e-3
 
 
 def draw_candidates(inputs: Tensor, samples: Sequence[int], settings: BinarizationSettings) -> Tensor:
-    """The points of B samples among which those to be planted are chosen, ``(B, n, ...)``: so many for each of N_b."""
+    """The candidates for planting of B samples, ``(B, n, ...)``: that many for each of N_b."""
     draw = settings.threat_model.sample_corners if settings.corners else settings.threat_model.sample_surface
     count = settings.boundary_points * settings.planted_candidates
     return draw(inputs, count, key=keys_of(samples, settings, "boundary"))
@@ -50,7 +50,7 @@ def farthest(inner: Tensor, candidates: Tensor, count: int) -> Tensor:
 
     Among points drawn alike, a readout can tell one only as far as it lies outside the others, which a random one does
     not where features vary in few directions; random points then solve its problem. The distance is that of
-    Mahalanobis, by the inner points' own covariance: so many standard deviations lie between them and the point, along
+    Mahalanobis, by the inner points' own covariance: the standard deviations between them and the point, along
     the direction where these are most.
 
     Args:

@@ -33,7 +33,7 @@ _BLOCK = 64
 
 @dataclass(frozen=True)
 class Measured:
-    """Features of the drawn points of B samples, beside what :class:`Problems` keep of them."""
+    """Features of the drawn points of B samples, next to what :class:`Problems` keep of them."""
 
     samples: tuple[int, ...]
     inputs: Tensor
@@ -158,7 +158,7 @@ def measure(
     candidates: Sequence[Tensor] | None = None,
     references: Tensor | None = None,
 ) -> Measured:
-    """Draw the points of each sample ``(B, ...)``, send them through the features, and choose what is planted.
+    """Draw the points of each sample ``(B, ...)``, send them through the features, and choose the planted points.
 
     Ids and seed decide every draw. May be given: of each sample the points ``(n, ...)``, at least N_b, among which what
     is planted is chosen, and ``references`` ``(B, N_r, ...)``.
@@ -218,7 +218,7 @@ def _further_draws(forward: Forward, points: Tensor) -> Tensor:
     """Features ``(n, 7 draws, *F)`` of points ``(n, ...)`` of a random model."""
     found = []
     for copies in (1, 2, 4):
-        # Every batch draws anew.
+        # Every batch draws again.
         features = forward(points.repeat(copies, *[1] * (points.dim() - 1)))
         found += list(features.view(copies, len(points), *features.shape[1:]))
     return torch.cat(found, 1)
@@ -227,7 +227,7 @@ def _further_draws(forward: Forward, points: Tensor) -> Tensor:
 def fit(
     measured: Measured, readout: nn.Module, settings: BinarizationSettings, *, inner_points: int | None = None
 ) -> Problems:
-    """Fit the readouts of measured samples, with the first ``inner_points`` alone where so many are given.
+    """Fit the readouts of measured samples, with the first ``inner_points`` alone where that many are given.
 
     The network's own readout gives the range of its logits.
     """
@@ -246,7 +246,7 @@ def fit(
         # A copy in any case: a readout may change its input.
         rows = torch.cat([rows[:, :last], rows[:, total - outer :]], 1)
         parameters, scores = fitted(kind, rows, classes)
-        # From what lies in the ball alone: a boundary that heeds the references too would leave out what is planted.
+        # From what lies in the ball alone: a boundary that heeds the references too would leave out the planted points.
         certain = scores[:, last:first]
         if isinstance(kind, Majority) and measured.again is not None:
             certain = kind.lasting(measured.again[some], parameters)

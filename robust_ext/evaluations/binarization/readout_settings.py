@@ -69,7 +69,7 @@ class DepthSettings(JudgedSettings):
 
 
 def check_readout(value: object) -> object:
-    """A readout as it was given; InvalidArgumentError where it is none."""
+    """A readout as it was given; InvalidArgumentError for anything else."""
     as_readout(value)
     return value
 

@@ -12,7 +12,7 @@ from robust_ext.engine.context import current_context
 from robust_ext.evaluations.binarization.rules import Rules, Solved
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 
-# Above it kappa decides nothing, and from so many inner points on, more are too slow to measure to be advised.
+# Above it kappa decides nothing, and from that many inner points on, more are too slow to measure to be advised.
 _CLOSE, _MANY = 0.99, 10_000
 # More candidates than these change little.
 _CANDIDATES = 32
@@ -43,7 +43,7 @@ def easier_to_plant(settings: BinarizationSettings, *, inseparable: int, unplant
 
 
 def others_to_plant(settings: BinarizationSettings, *, references: bool) -> list[dict[str, Any]]:
-    """Settings to try where a detector lets none of the points pass: points nearer to clean ones, and more of them.
+    """Settings to try where a detector accepts none of the points: points nearer to clean ones, and more of them.
 
     With ``references`` points to imitate are needed, which it has to let pass too.
     """
@@ -59,7 +59,7 @@ def settle_planting(
 ) -> str:
     """Describe the planting under a detector, and the tried settings that plant most, with their counts.
 
-    In ``unfound`` of the samples none of ``tries`` points is judged as the test wants it.
+    In ``unfound`` of the samples none of ``tries`` points is judged as the test needs.
     """
     verb = "let pass" if inverted else "rejected"
     facts = f"The detector {verb} all points to plant, or all to imitate, in {unfound} of {samples} samples"
@@ -145,7 +145,7 @@ def explain(verdict: str, at: Solved, first: Solved, rules: Rules, *, without: i
 
 
 def explain_head(behind: Solved, masking: str) -> str:
-    """Why an attack that finds what is planted in the features does not pass, by what it solves at the logits."""
+    """Why an attack that finds the planted points in the features does not pass, by what it solves at the logits."""
     head = "the head, which the test replaces,"
     why = f"But {head} masks gradients ({masking})" if masking else f"But it hardly gets through {head}"
     random = f"random search found {behind.random_score:.2f}"
@@ -242,7 +242,7 @@ def explain_calibration(
 
 
 def _solves(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The highest score of some rows, in words."""
+    """The highest score of some rows, as text."""
     best = max(rows, key=lambda row: row["score"] or 0.0)
     deep = f", depth {best['depth']:g}" if best["depth"] > 1 else ""
     place = f"kappa {best['kappa']:g}, {best['inner_points']} inner points{deep}"

@@ -3,7 +3,7 @@
 On GPUs that compute faster in half precision, all points are measured in it, under ``torch.autocast``, and readouts are
 fitted to that. What a problem is decided by is measured again as the test measures it otherwise: the clean sample, what
 is planted, and the inner points that come closest to it. They give the boundary its place. Where rounding moves their
-scores by a good part of the gap, other inner points could lie on the wrong side: such samples are measured anew.
+scores by a good part of the gap, other inner points could lie on the wrong side: such samples are measured again.
 """
 
 from __future__ import annotations

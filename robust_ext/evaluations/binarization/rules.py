@@ -63,7 +63,7 @@ class Solved:
 
 @dataclass(frozen=True)
 class Rules:
-    """The rules of one attack, where so many ``attacks`` are tried in the run."""
+    """The rules of one attack, where ``attacks`` attacks are tried in the run."""
 
     settings: BinarizationSettings
     attacks: int = 1
@@ -194,7 +194,7 @@ class Rules:
         return decision == "below" or (decision == "above" and len(chosen.depths) == 1)
 
     def graded(self, samples: int) -> bool:
-        """The sequential rule: whether so many samples are enough to grade attacks by their depth."""
+        """The sequential rule: whether that many samples are enough to grade attacks by their depth."""
         return self.settings.sequential and samples >= _GRADED
 
     def needed(self, at: Solved) -> int | None:

@@ -127,7 +127,7 @@ def summarise_attack(
     gradients: bool = False,
     masking: str = "",
 ) -> dict[str, Any]:
-    """Everything about one of so many attacks, as documented for ``result.json``, of what the same groups left.
+    """Everything about one of ``attacks`` attacks, as documented for ``result.json``, of what the same groups left.
 
     ``easier`` is why nothing could be planted where a detector is why, and what would plant something. An attack that
     uses ``gradients`` has to get them through the head, which masks them as a clause says.

@@ -1,4 +1,4 @@
-"""From a score to a verdict, by stated rules, with the reason in a sentence.
+"""From a score to a verdict, by fixed rules, with the reason in a sentence.
 
 The rules, in order:
 
@@ -64,11 +64,11 @@ def judge(
 ) -> dict[str, Any]:
     """The verdict with what it rests on: shares of planted problems solved, None without any, and exact intervals.
 
-    Of ``samples`` problems the attack, one of so many ``attacks`` of the run, solved ``found`` and the random attack
+    Of ``samples`` problems the attack, one of ``attacks`` in the run, solved ``found`` and the random attack
     (R-ASR) ``random_found``, of the first ``random_samples`` where it was not tried on all; ``depths`` has the same of
     greater depths, in order, of problems that others proved. Of ``planted`` canaries, posed with the wrong label, the
     attack ``repaired`` some. In ``non_finite`` other problems it came to points at which the network's logits are not
-    finite; ``lost`` is how many it was not run on and why, in words. In ``inseparable`` further samples no readout was
+    finite; ``lost`` is how many it was not run on and why, as text. In ``inseparable`` further samples no readout was
     found, in ``unplanted`` none of the planted points stayed adversarial, in ``unfound`` there was none to plant that
     the detector judges as the test wants; ``easier`` is then why nothing was planted, and what to change.
     An attack that uses gradients solved ``behind`` where something was planted at the logits; ``masking`` is how the
@@ -167,7 +167,7 @@ def pair_verdict(tests: Mapping[str, Mapping[str, Any]]) -> tuple[str, str]:
 
 
 def misses_most(test: Mapping[str, Any]) -> bool:
-    """Return whether an attack is shown to find less than half of what is planted, by its interval where there is one.
+    """Return whether an attack surely finds less than half of the planted points, by its interval if any.
 
     Otherwise what it misses is no sign that it ignores a detector.
     """

@@ -16,7 +16,7 @@ class Operation:
 
     Attributes:
         name: Of the operation; of a module as in ``named_modules()``, empty for the model itself.
-        function: What was called.
+        function: The called function.
         args: Positional arguments, tensors detached and copied.
         kwargs: Likewise.
     """

@@ -19,9 +19,9 @@ from robust_ext.evaluations.causes.evidence import Entry
 from robust_ext.evaluations.causes.finding import Finding, Remedy, ranked
 from robust_ext.evaluations.causes.rewriting import call_of
 
-# Sound attacks lose a sample to one another here and there: so many have to be lost, at least, and such a share of all.
+# Sound attacks lose a sample to one another here and there: at least this many, and this share of all, must be lost.
 FEWEST, OF_ALL = 3, 0.1
-# What a stronger attack has to find more, of all samples, beside a test of those that only one of the two solves.
+# What a stronger attack has to find more, of all samples, next to a test of those that only one of the two solves.
 LEAST_GAIN = 0.02
 # Where the ball is the whole range, steps that follow epsilon leap over much: sound attacks miss a few samples.
 UNBOUNDED = 1 / 3

@@ -32,7 +32,7 @@ class Probed(Protocol):
         """True if its outputs are."""
 
 
-# A fault has to show in so many samples: at least two, a tenth of those that the attack did not solve, and a twentieth
+# A fault must show in this many samples: at least two, a tenth of those that the attack did not solve, and a twentieth
 # of all, which is the score below which a binarization test fails.
 FEWEST, OF_UNSOLVED, OF_ALL = 2, 0.1, 0.05
 
@@ -109,7 +109,7 @@ class Case:
 
     @cached_property
     def succeeds(self) -> bool:
-        """True if it found what was planted, but for a twentieth; half of all samples where nothing was."""
+        """True if it found the planted points, but for a twentieth; half of all samples where nothing was planted."""
         planted = [one for one in self.samples if one.entry.get("planted")]
         known = planted or [one for one in self.samples if one.entry.get("correct") is not False]
         missed = sum(one.outcome not in BROKEN for one in known)
@@ -132,7 +132,7 @@ class Case:
         return [one for one in self.unsolved if one.traced and shows(one)]
 
     def enough(self, rows: Sequence[object]) -> bool:
-        """Return whether so many samples are evidence."""
+        """Return whether that many samples are evidence."""
         least = max(FEWEST, OF_UNSOLVED * len(self.unsolved), OF_ALL * len(self.samples))
         return len(rows) >= least
 
@@ -155,7 +155,7 @@ class Case:
         remedies: Iterable[Remedy] = (),
         layer: str | None = None,
     ) -> Finding:
-        """A finding that so many of the samples show which the attack did not solve."""
+        """A finding that this many of the unsolved samples show."""
         return Finding(
             code=code,
             cause=cause,
@@ -181,5 +181,5 @@ def share(part: float, whole: float) -> float:
 
 
 def number(value: float) -> str:
-    """A number in words: three digits."""
+    """A number as text: three digits."""
     return f"{value:.3g}"

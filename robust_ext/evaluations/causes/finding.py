@@ -120,12 +120,12 @@ class Finding:
     Args:
         code: One of :data:`CODES`.
         cause: What is wrong, in a sentence.
-        evidence: What was measured, in sentences, with their numbers.
+        evidence: The measurements, in sentences, with their numbers.
         attack: Name of the attack; None where it is about the model.
         samples: Number of samples that show it; None where it is not about single samples.
         of: Out of how many.
         unit: What these are.
-        layer: Name of the module at fault, as in ``model.named_modules()``; None where there is none.
+        layer: Name of the module at fault, as in ``model.named_modules()``; None without one.
         remedies: What to do, the best first.
     """
 

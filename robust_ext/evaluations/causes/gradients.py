@@ -9,7 +9,7 @@ from robust_ext.evaluations.causes.finding import Finding, ranked
 
 # Half: an attack whose gradients are zero at fewer points gets away from them.
 MOSTLY = 0.5
-# Faults of a model by which no gradient comes back; all by which gradients mislead, whatever the attack makes of them.
+# Faults of a model by which no gradient comes back; all by which gradients mislead, for any attack.
 NO_GRADIENT = ("cut_gradient", "zero_gradient")
 MISLEADING = (
     *NO_GRADIENT,

@@ -16,7 +16,7 @@ from robust_ext.evaluations.causes.calls import Call, Place, copied
 from robust_ext.evaluations.causes.cut_operations import Killed, PassTrace
 from robust_ext.evaluations.causes.secants import Function, Secants, secants
 
-# A saturated layer counts where the error of the whole network's gradient is above this, over so many directions.
+# A saturated layer counts where the error of the whole network's gradient is above this, over that many directions.
 _SUFFERS, _DIRECTIONS = 0.05, 6
 _REPEATS = 4
 _AGAIN, _ALONE = 1e-6, 1e-4
@@ -61,7 +61,7 @@ class Fault:
     Attributes:
         code: Of :data:`robust_ext.evaluations.causes.finding.CODES`.
         call: Of the module.
-        found: What was measured of it.
+        found: The measurements.
         operation: Which of its operations it is; empty where it is the whole.
     """
 
@@ -106,7 +106,7 @@ def measure_gradients(
 
 
 def _inline(trace: PassTrace, measure: Callable[..., Secants | None], whole: Secants) -> list[Fault]:
-    """The innermost module at fault by what it computes beside calling others."""
+    """The innermost module at fault by what it computes besides calling others."""
     for call in first_calls(trace):
         if call.leaf or not call.operations:
             continue
@@ -116,7 +116,7 @@ def _inline(trace: PassTrace, measure: Callable[..., Secants | None], whole: Sec
             return [Fault(one.fault, call, one)]
         for operation in call.inline:
             one = measure(operation.again, operation.points)
-            # A detach may be harmless beside what is not detached; whether it is shows in the module as a whole.
+            # A detach may be harmless next to what is not detached; whether it is shows in the module as a whole.
             if one is not None and one.fault and not one.silent:
                 return [Fault(one.fault, call, one, operation.name)]
     return []

@@ -45,7 +45,7 @@ class Outputs:
 
     Attributes:
         findings: What is wrong with them.
-        logits: ``(n, K)`` of the first n rows, detached: all, or a few of a slow module; None where there are none.
+        logits: ``(n, K)`` of the first n rows, detached: all, or a few of a slow module; None without any.
         random: Whether the same rows give other ones, in the mode that the module was in.
         softmax: Where the softmax was taken that the model returns; None where it does not.
         only_minus_infinite: Whether those that are not finite are all minus infinity.
@@ -59,7 +59,7 @@ class Outputs:
 
 
 def named(call: Call | None) -> str:
-    """A module in words: its name and class."""
+    """A module as text: its name and class."""
     if call is None:
         return "the model"
     kind = type(call.module).__name__

@@ -27,14 +27,14 @@ from robust_ext.models.eot import EoT
 
 # The option that takes an attack, by command; the other commands take none.
 _OPTIONS = {"binarization": "--attack", "diagnose": "--attack", "robust-accuracy": "--attack", "mead": "--arm"}
-# Settings of an adapted attack that change gradients, beside those that average them.
+# Settings of an adapted attack that change gradients, besides those that average them.
 _GRADIENTS = {"bpda", "gradient_mode", "steps", "temperature"}
 # Those of a BPDA around a model.
 _AROUND = ({"bpda"}, {"bpda", "gradient_mode"}, {"gradient_mode"})
 _IMPORT = "import robust_ext"
 # Options that all commands share: data, threat model, device.
 _SHARED = ("--data", "--eps=", "--norm=", "--bounds=", "--input-size=", "--device=")
-# How a module becomes a model of a library with what else the caller's model states.
+# How a module becomes a model of a library with what else the caller's model declares.
 _REBUILT = {
     "foolbox": ("import foolbox", "foolbox.PyTorchModel({}, bounds=model.bounds)"),
     "art": (
@@ -184,7 +184,7 @@ def _options(remedy: Remedy, attack: Attack | None, arm: ThreatModel | None) -> 
         return shell_words([option, f"{arm.norm}:{arm.epsilon!r}={text}"])
     if remedy.beside or attack is None:
         return shell_words([option, text])
-    # The text of an attack says how it is adapted; a run folder holds one set of attacks.
+    # The text of an attack has its adaptation; a run folder holds one set of attacks.
     old = ("--bpda=", "--eot=", "--out=", f"{option}={attack.code_text or attack.name}")
     adapted = isinstance(attack, AdaptedAttack) and any(one.startswith(old[:2]) for one in given)
     kept = [one for one in given if not one.startswith(old) and not (adapted and one.startswith(option))]

@@ -1,4 +1,4 @@
-"""Attacks as texts whose settings can be changed, whatever library they come from."""
+"""Attacks as texts whose settings can be changed, from any library."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STEPS = ("steps", "max_iter", "n_iter", "num_steps", "nb_iter", "iterations", "m
 RELATIVE = ("rel_stepsize", "relative_step_size", "rel_step_size")
 ABSOLUTE = ("abs_stepsize", "eps_step", "alpha", "absolute_step_size", "step_size", "step", "stepsize")
 EPSILONS = ("eps", "epsilon", "ε")
-# Inputs, and thus steps, of these libraries lie in [0, 1], whatever the bounds.
+# Inputs, and thus steps, of these libraries lie in [0, 1], regardless of the bounds.
 UNIT_SPACE = ("torchattacks",)
 # Losses that stay of use where cross-entropy is 0: setting and value, by library.
 MARGIN_LOSSES: Mapping[str, tuple[tuple[str, str], ...]] = {

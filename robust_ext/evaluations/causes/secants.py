@@ -25,13 +25,13 @@ _WRONG, _SATURATED, _AGREES = 0.4, 0.5, 0.2
 _ALIKE = 0.53
 _SMOOTH = (0.8, 1.25)
 _TRANSPOSED = 0.01
-# Cosine of the steps of a module and of its values from which it is like the identity, over so many steps.
+# Cosine of the steps of a module and of its values from which it is like the identity, over that many steps.
 _NEAR, _TRIES = 0.8, 4
 
 
 @dataclass(frozen=True, kw_only=True)
 class Secants:
-    """The gradient of a function beside its differences.
+    """The gradient of a function next to its differences.
 
     The error of a step is ``|p - v| / (|p| + |v|)`` for the differences ``v`` along directions and what the gradient
     predicts, ``p``: 0 for a right gradient, .33 for one twice too large, 1 for none or one of the wrong sign.
@@ -245,6 +245,6 @@ def _direction(point: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _jittered(point: Tensor, generator: torch.Generator) -> Tensor:
-    """A point beside it, as inputs often lie on kinks (zeros in front of a ReLU), where there is no one gradient."""
+    """A point next to it, as inputs often lie on kinks (zeros in front of a ReLU), where there is no one gradient."""
     share = torch.rand(point.shape, generator=generator).to(point)
     return point.detach() + _JITTER * share * _direction(point, generator)

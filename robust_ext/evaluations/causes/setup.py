@@ -1,7 +1,7 @@
 """Checks that labels, inputs, outputs and threat model fit together, before an attack is blamed.
 
 Accuracy on clean samples is looked at by predictions that are known already. Where it is low, corrections are tried:
-other labels by the same predictions, other inputs by forward passes of a few rows. Only what was tried is suggested.
+other labels by the same predictions, other inputs by forward passes of a few rows. Only these are suggested.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def judge_setup(
     Args:
         module: From inputs to logits; run on 64 rows at most, and only where accuracy is low. It is left as it was.
         inputs: Clean samples ``(N, ...)``.
-        labels: Their classes ``(N,)``; None where there are none.
+        labels: Their classes ``(N,)``; None without any.
         logits: What the module returned for them, ``(N, K)``.
         bounds: Of inputs.
         budgets: What attacks are given.

@@ -69,7 +69,7 @@ def diagnose(
 ) -> DiagnosisResult:
     """Find out whether an attack works on a model, and if not, why, and what to do about it.
 
-    The model is probed, the attack is run on the samples beside others to compare it with, and on a few planted
+    The model is probed, the attack is run on the samples next to others to compare it with, and on a few planted
     problems (:func:`robust_ext.binarization_test`). What its queries showed becomes findings, each with its evidence
     and remedies. A model that cannot be evaluated as it is, or an attack that raises, is a finding too.
 
@@ -81,7 +81,7 @@ def diagnose(
         threat_model: The norm, epsilon and bounds.
         device: Where to run it, on a copy of a model that lies elsewhere; the model's own device when left out.
         sample_ids: Ids of the samples, which with the seed decide every draw; ``0 .. N-1`` when left out.
-        out: Run folder, in which a killed run is gone on with by the same call; gets result and report.
+        out: Run folder, in which the same call resumes a killed run; gets result and report.
         isolate: Run each attack in a process of its own, which has what an attacker has, see docs/threats.md.
         attack_timeout: Seconds an attack may then take for a batch; None for any time.
         executor: What runs the blocks, see docs/clusters.md; this process when left out.
@@ -89,7 +89,7 @@ def diagnose(
         progress: Show a progress bar on stderr.
         callbacks: Told of the result, and of records as they come, see :class:`robust_ext.Callback`.
         try_remedies: Run remedies on the same samples and seeds, at most four for an attack, until with one it finds
-            what is planted, and see what they change.
+            the planted points, and see what they change.
         settings: All settings at once; the defaults when left out.
         **options: Single settings, see :class:`DiagnosisSettings`.
 

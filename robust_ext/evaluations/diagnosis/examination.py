@@ -99,7 +99,7 @@ def _command(
 ) -> list[str]:
     """The arguments of this command as those of another, with another attack and further options."""
     again = name == "diagnose"
-    # The text of an attack says how it is adapted.
+    # The text of an attack has its adaptation.
     without = {*dropped, *(() if again else _VALUED), *(() if attack is None else ("--attack", "--bpda", "--eot"))}
     kept, skipped = [name], False
     for argument in given[1:]:

@@ -41,7 +41,7 @@ ONE_STEP, ASCENT, SQUARE, RANDOM = "one gradient step", "APGD on the margin", "S
 SMOOTHED = "APGD on the smoothed model"
 # Settings of an adapted attack by which it sees other gradients or logits than those of the model.
 _VIEW = ("bpda", "gradient_mode", "steps", "eot", "noise", "temperature")
-# The budgets beside epsilon: twice it, and the whole range of inputs.
+# The budgets besides epsilon: twice it, and the whole range of inputs.
 ROLES = ("larger", "unbounded")
 _OVER = "the time that was given was over"
 

@@ -38,12 +38,12 @@ class Trials:
 
     attacks: Mapping[str, Attack]
     before: Mapping[str, Examined]  # By attack; none where the model could not be evaluated
-    references: Mapping[str, Ran] = field(default_factory=dict)  # What was run beside them
+    references: Mapping[str, Ran] = field(default_factory=dict)  # What was run next to them
     examiner: Examiner | None  # None likewise
     in_eval_mode: Callable[[], Examiner | None]  # One of the model in eval mode, where that can be evaluated
 
     def run(self, findings: Sequence[Finding]) -> Iterator[dict[str, Any]]:
-        """Try the remedies that can be run, in order, until one makes an attack find what is planted; plain values.
+        """Try the remedies that can be run, in order, until one makes an attack find the planted points; plain values.
 
         Raises:
             OutOfTimeError: The time was over before all of them were tried.
@@ -174,7 +174,7 @@ def _same(attack: Attack, other: Attack) -> bool:
 
 
 def numbers(examined: Examined, examiner: Examiner | None) -> dict[str, Any]:
-    """Robust accuracy and test score of an attack, None where there is none, and what they are shares of."""
+    """Robust accuracy and test score of an attack, None without one, and what they are shares of."""
     planted, ran = examined.planted, examined.ran
     robust = None
     if examiner is not None and ran.error is None:

@@ -68,8 +68,8 @@ def mead(
         detector_data: Further clean inputs ``(M, ...)``, to calibrate and to combine detectors.
         device: Where to run it, on a copy of a model that lies elsewhere; the model's own device when left out.
         sample_ids: Ids of the samples, which with the seed decide every draw; ``0 .. N-1`` when left out.
-        allow_code: Whether suites in files may name code (``file.py:callable``) beside attacks of libraries.
-        out: Run folder, in which a run survives a kill and is gone on with by the same call; gets result and report.
+        allow_code: Whether suites in files may name code (``file.py:callable``) besides attacks of libraries.
+        out: Run folder, in which the same call resumes a killed run; gets result and report.
         isolate: Run each attack in a process of its own, which has what an attacker has, see docs/threats.md.
         attack_timeout: Seconds an attack may then take for a batch; None for any time.
         executor: What runs the blocks, see docs/clusters.md; this process when left out.

@@ -266,7 +266,7 @@ def _combine(
 
 
 def _clean_scores(run: ScoredRun, detector_data: Tensor) -> list[Floats]:
-    """Scores of the clean inputs beside the samples, of each detector."""
+    """Scores of the clean inputs next to the samples, of each detector."""
     clean, batches = [], torch.split(detector_data.to(run.given.inputs.device), run.batch_size)
     for one in run.detectors:
         seed = derive_seed(run.seed, "mead calibration scores", one.name)

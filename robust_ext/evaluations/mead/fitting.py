@@ -123,7 +123,7 @@ def fit_detector(
         rows: How many rows supervised detectors are trained on at most, drawn by the seed. The papers take the whole
             training set. The features are few, so that more rows change little; time grows with them.
         bounds: Of the inputs.
-        seed: Of the rows, the adversarial inputs and whatever the fit draws.
+        seed: Seed of the rows, the adversarial inputs and the draws of the fit.
         **settings: Keyword arguments of the detector's class or of its ``fit``, in place of the above. Left out,
             LID's ``layers`` are all that describe an input, and KD-BU's ``layer`` is the one before the logits.
 
@@ -152,7 +152,7 @@ def fit_detector(
 
 
 def load_detector(name: str, path: str | os.PathLike[str], classifier: nn.Module) -> Detector:
-    """Read one of the five detectors from a file that :meth:`Detector.save` wrote; DataError where it is none."""
+    """Read one of the five detectors from a file that :meth:`Detector.save` wrote; DataError for anything else."""
     return DETECTORS[check_choice("name", name, DETECTORS)].load(path, classifier)
 
 

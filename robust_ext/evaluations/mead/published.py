@@ -42,7 +42,7 @@ class PublishedCurve:
 def published_curve(natural: Floats, scores: Floats, success: Bools, *, thresholds: int = 200) -> PublishedCurve | None:
     """Compute the curve and its numbers as the public code does; higher scores mean more adversarial.
 
-    Natural scores are float64 ``(N,)``, or ``(L, N)`` where they were taken anew for each arm; scores (of successful
+    Natural scores are float64 ``(N,)``, or ``(L, N)`` where they were taken again for each arm; scores (of successful
     and failed results) and success are ``(L, N)``; each arm has as many thresholds, at least 2. None without
     positives, and where a score is not finite. InvalidArgumentError where shapes do not fit.
     """

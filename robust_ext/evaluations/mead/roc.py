@@ -42,14 +42,14 @@ class Detection:
 
 
 def detect(natural: Floats, positives: Floats, *, resamples: int, seed: int, unscored: int = 0) -> Detection:
-    """Numbers of the curve of scores, float64 ``(N,)``, NaN where there is none; higher means more adversarial.
+    """Numbers of the curve of scores, float64 ``(N,)``, NaN without one; higher means more adversarial.
 
     A threshold g flags scores of at least g. FPR at 95% TPR takes the highest g that flags ``ceil(.95 M)`` of the M
     positives; TPR at 5% FPR the lowest g that flags at most ``floor(.05 N)`` of the N natural samples.
 
     Intervals (none with 0 resamples) are quantiles over resamples of whole samples, each with both of its scores, the
     same ones for the same seed and N; resamples in which one class is missing are left out. Where all resamples agree
-    on 0 or on 1, as with a perfect detector, the interval is the exact one of so many trials as the smaller class has.
+    on 0 or on 1, as with a perfect detector, the interval is the exact one for the size of the smaller class.
     """
     samples = len(natural)
     curve = _Curve(natural, positives)

@@ -1,6 +1,6 @@
-"""Suites of arms: those that come with the project, and one's own in TOML files.
+"""Suites of arms: those that come with the project, and your own in TOML files.
 
-A file is data: its attacks are those of libraries, and code of one's own only where that is allowed.
+A file is data: its attacks are those of libraries, and your own code only where that is allowed.
 
 A file holds a ``description`` and tables ``[[arms]]``. Each has
 

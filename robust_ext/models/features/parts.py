@@ -35,7 +35,7 @@ class Split:
 
     ``kind`` is how the logits follow from the features: ``"pair"`` (the user's two modules), ``"linear"`` (an
     ``nn.Linear`` of the model), ``"replayed"`` (the operations behind the features, run again), ``"beside"`` (the
-    logits are features too, beside averages of a large map), ``"logits"`` (the logits are the features).
+    logits are features too, next to averages of a large map), ``"logits"`` (the logits are the features).
     """
 
     features: nn.Module

@@ -18,7 +18,7 @@ from robust_ext.models.features.recording import Call, Place, Recording, tensors
 
 @dataclass(frozen=True)
 class _Slot:
-    """Stands for a tensor that is computed anew."""
+    """Stands for a tensor that is computed again."""
 
     number: int
 

@@ -19,7 +19,7 @@ class Drawn(nn.Module):
     """Outputs of a module that draws from the global generators of torch, numpy or ``random``, draw after draw.
 
     What is drawn follows from the seed, the number of the draw and the values of the batch: the same batch draws the
-    same again, whatever was drawn before, and another batch draws anew. The generators are left as they were.
+    same again, whatever was drawn before, and another batch draws again. The generators are left as they were.
 
     Args:
         module: From inputs ``(N, ...)`` to outputs ``(N, *F)``; shared, not copied.
@@ -57,7 +57,7 @@ class Majority(Readout):
     It is fitted to all draws of all points as if each draw were a point. The score is the median of the draws' scores,
     of an even number of them the lower one. Attacks are shown single draws.
 
-    The draws that a readout was fitted to flatter it, so what is planted counts by further ones, see :meth:`lasting`.
+    The draws that a readout was fitted to flatter it, so planted points count by further ones, see :meth:`lasting`.
     """
 
     readout: Readout = setting(help="Of a single draw.")
