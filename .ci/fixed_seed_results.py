@@ -516,7 +516,7 @@ MODES = {
     "surface": {"boundary": "surface", "inner": "uniform"},
     "draws": {"model": RandomNetwork, "draws": 3, "kappa": 0.5},
     "depths": {"depths": (1, 3), "least_depth": 3},
-    "layer": {"layer": "5", "fold": False, "planting_precision": "bfloat16"},
+    "layer": {"layer": "5", "fold": False},
     "judged otherwise": {"judge_seed": 5, "threshold": 0.5, "proven_rate": 0.5, "confidence": 0.8},
     "detector draws": {**DETECTED, "detector": Noisy, "reference_points": 3},
     "device and ids": {"device": "cpu", "sample_ids": [7, 3, 11, 2]},
@@ -809,4 +809,7 @@ if __name__ == "__main__":
     options = parser.parse_args()
     chosen = [name for name in CASES if options.only in name]
     assert chosen, f"no case has {options.only!r} in its name; there are: {', '.join(CASES)}"
-    sys.exit(record(chosen) if options.record else min(check(chosen), 1))
+    status = record(chosen) if options.record else min(check(chosen), 1)
+    if workers.cache_info().currsize:
+        workers().shutdown()
+    sys.exit(status)

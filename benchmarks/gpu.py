@@ -25,7 +25,7 @@ from torch.autograd import DeviceType
 
 from robust_ext.core.target import Counted, PassCounter
 from robust_ext.evaluations.binarization.forward import Forward, choose_forward
-from robust_ext.evaluations.binarization.rough import fit_problems
+from robust_ext.evaluations.binarization.posing import fit_problems
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 from robust_ext.models.features import split
 
@@ -95,7 +95,7 @@ def show(name: str, device: torch.device, samples: int, settings: BinarizationSe
     memory = torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else None
     took["by hand"] = seconds(lambda: by_hand(forward, inputs, points), device)
     print(
-        f"{name}, {settings.planting_precision}, {samples} samples of {points} points, {forward.rows} rows a batch: "
+        f"{name}, {samples} samples of {points} points, {forward.rows} rows a batch: "
         + ", ".join(f"{part} {samples / one:.3g} samples/s" for part, one in took.items())
         + f"; planting takes {took['planting'] / took['by hand']:.2f} of the loop by hand",
         flush=True,
@@ -110,7 +110,6 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options.add_argument("--network", action="append", choices=list(SIZES))
-    options.add_argument("--precision", action="append", choices=["float32", "bfloat16", "float16"])
     options.add_argument("--samples", type=int)
     options.add_argument("--inner-points", type=int)
     arguments = options.parse_args()
@@ -119,15 +118,9 @@ def main() -> None:
     if tiny:
         print("no GPU: tiny sizes, to see that the code runs", flush=True)
     inner = arguments.inner_points or (15 if tiny else 399)
-    for precision in arguments.precision or ["float32", "bfloat16"]:
-        settings = BinarizationSettings(
-            threat_model=THREAT,
-            inner_points=inner,
-            planted_candidates=4 if tiny else 32,
-            planting_precision=precision,
-        )
-        for name in arguments.network or list(SIZES):
-            show(name, device, arguments.samples or (4 if tiny else 64), settings)
+    settings = BinarizationSettings(threat_model=THREAT, inner_points=inner, planted_candidates=4 if tiny else 32)
+    for name in arguments.network or list(SIZES):
+        show(name, device, arguments.samples or (4 if tiny else 64), settings)
 
 
 if __name__ == "__main__":

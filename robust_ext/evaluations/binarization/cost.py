@@ -6,23 +6,17 @@ from collections.abc import Mapping
 
 from robust_ext.attacks.base import Attack
 from robust_ext.core.cost import Cost, Costs
-from robust_ext.evaluations.binarization.rough import RECHECKED
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 from robust_ext.evaluations.binarization.witnesses import searchers
 
 
 def planting_cost(settings: BinarizationSettings, *, detector: bool = False) -> Cost:
-    """The points of a sample that are measured: exact, unless a detector gives fewer to choose among.
-
-    In lower precision, samples for which rounding matters are measured twice, which is not among them.
-    """
+    """The points of a sample that are measured: exact, unless a detector gives fewer to choose among."""
     planted = settings.boundary_points
     points = settings.inner_points + 1 + planted * settings.planted_candidates
     points += settings.reference_points if detector else 0
     # What is planted in a random model is drawn further times, see Majority.
     further = 0 if settings.draws == 1 else 7 * planted
-    if settings.planting_precision != "float32" and settings.draws == 1:
-        further = 1 + min(RECHECKED, settings.inner_points) + planted
     return Cost((points + further) * settings.draws)
 
 

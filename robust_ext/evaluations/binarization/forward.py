@@ -3,7 +3,7 @@
 Most of a binarization test on a CPU is forward passes of a thousand points a sample. A copy of the network with each
 batch normalisation folded into the convolution before it, in channels-last layout, makes the same features from fewer
 operations. It only measures points, after its features were compared with the network's own; the planted points
-is checked again, attacked and verified through the network itself.
+are checked again, attacked and verified through the network itself.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ class Forward:
     module: nn.Module  # From inputs (M, ...) to features (M, F).
     rows: int  # Most of a batch; fewer from then on where these did not fit into memory.
     channels_last: bool = False  # How images are laid out.
-    precision: torch.dtype | None = None  # Of torch.autocast; None leaves the module its own.
 
     def __call__(self, points: Tensor) -> Tensor:
         """The features of ``(M, ...)``, without gradients, in batches of nearly equal size."""
@@ -47,12 +46,8 @@ class Forward:
         """The features of one batch."""
         if self.channels_last:
             points = points.contiguous(memory_format=torch.channels_last)
-        if self.precision is None:
-            features: Tensor = self.module(points)
-            return features
-        with torch.autocast(points.device.type, dtype=self.precision):
-            rough: Tensor = self.module(points)
-        return rough.float()
+        features: Tensor = self.module(points)
+        return features
 
 
 def choose_forward(

@@ -48,5 +48,4 @@ class BinarizationOptions(TypedDict, total=False):
     confidence: float
     batch_size: int | Literal["auto"]
     forward_batch: int | Literal["auto"]
-    planting_precision: Literal["float32", "bfloat16", "float16"]
     fold: bool

@@ -22,9 +22,8 @@ from robust_ext.evaluations.binarization.attacking import count_planted
 from robust_ext.evaluations.binarization.defense import Defense, counted_parts, draw_accepted
 from robust_ext.evaluations.binarization.forward import Forward, choose_forward
 from robust_ext.evaluations.binarization.options import BinarizationOptions
-from robust_ext.evaluations.binarization.posing import pose
+from robust_ext.evaluations.binarization.posing import fit_problems, pose
 from robust_ext.evaluations.binarization.problems import Problems
-from robust_ext.evaluations.binarization.rough import fit_problems
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 from robust_ext.models.binarized import BinarizedClassifier, identifiable
 from robust_ext.models.normalized import Rescaled

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from robust_ext.engine.progress import Phases, phase
 from robust_ext.evaluations.binarization.defense import Defense, Drawn
 from robust_ext.evaluations.binarization.forward import Forward
-from robust_ext.evaluations.binarization.problems import Problems
+from robust_ext.evaluations.binarization.problems import Problems, fit, measure
 from robust_ext.evaluations.binarization.random_attack import random_reach
-from robust_ext.evaluations.binarization.rough import fit_problems
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 
 
@@ -24,6 +23,29 @@ class Posed:
     problems: Problems | None  # Those that are separable; None where nothing could be drawn to be planted.
     reach: dict[int, float]  # The best reach of the random points; nothing where none were drawn.
     draws: dict[int, int]  # How many were drawn.
+
+
+def fit_problems(
+    forward: Forward,
+    readout: nn.Module,
+    inputs: Tensor,
+    samples: Sequence[int],
+    settings: BinarizationSettings,
+    *,
+    candidates: Sequence[Tensor] | None = None,
+    references: Tensor | None = None,
+    phases: Phases | None = None,
+) -> Problems:
+    """Measure and fit the problems of inputs ``(B, ...)``, see :mod:`robust_ext.evaluations.binarization.problems`."""
+    phase("planting")
+    points = measure(forward, inputs, samples, settings, candidates=candidates, references=references)
+    if phases is not None:
+        phases.stop("features")
+    phase("readouts")
+    problems = fit(points, readout, settings)
+    if phases is not None:
+        phases.stop("readout")
+    return problems
 
 
 def pose(

@@ -202,14 +202,6 @@ class BinarizationSettings(ReadoutSettings):
         choices=("auto",),
         panel="cost",
     )
-    planting_precision: str = setting(
-        default="float32",
-        help='``"bfloat16"`` or ``"float16"``: points are measured under ``torch.autocast``, for GPUs that are faster '
-        "in it. What decides a problem is measured again in float32, and where rounding matters all of it. No effect "
-        "on random models.",
-        choices=("float32", "bfloat16", "float16"),
-        panel="cost",
-    )
     fold: bool = setting(
         default=True,
         help="Measure points through a copy of the network with batch normalisation folded into convolutions, where "
