@@ -27,7 +27,11 @@ class Phases:
     def __init__(self, counter: PassCounter) -> None:
         self.spent: dict[str, Spent] = {}
         self._counter = counter
-        self._begun, self._seen = time.perf_counter(), counter.snapshot()
+        self.skip()
+
+    def skip(self) -> None:
+        """Count nothing since the last call: the work in between is counted elsewhere."""
+        self._begun, self._seen = time.perf_counter(), self._counter.snapshot()
 
     def stop(self, phase: str) -> None:
         """Count everything spent since the last call for this phase."""

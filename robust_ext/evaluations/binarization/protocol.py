@@ -25,6 +25,7 @@ from robust_ext.engine.run import RECORD, Block, Probe, Run
 from robust_ext.engine.store import Record, Store
 from robust_ext.engine.task import Work
 from robust_ext.engine.trace import mean_curve
+from robust_ext.engine.verify import LOST
 from robust_ext.evaluations.binarization.attacking import Attacked, ProblemAttack, example_arrays
 from robust_ext.evaluations.binarization.batches import compare_batches
 from robust_ext.evaluations.binarization.calibration import Calibration
@@ -228,10 +229,21 @@ class BinarizationRun(Run):
             phases.stop("accepted")
         parts = self.forward, self.readout, inputs, samples, drawn, settings, phases
         posed = pose(*parts, defense=defense, random=plan.random)
-        problems, witnesses = posed.problems, self._witnesses(posed.problems, phases) if plan.deeper else []
+        problems, results = posed.problems, dict[str, Attacked]()
         timing: dict[str, Any] = {"block": rows[0], "phases": phases.spent, "attacks": {}}
         # Where nothing can be planted in any sample of the group, there is nothing to attack.
-        results = {} if problems is None else (yield from self._attack(problems, plan, witnesses, batches=not rows[0]))
+        if problems is not None:
+            results = yield from self._attack(problems, plan, batches=not rows[0])
+        phases.skip()
+        # Depth changes nothing about an attack that fails already.
+        deeper = {name: self._posed(name) for name, one in results.items() if plan.deeper and self._may_pass(one)}
+        witnesses = self._witnesses(problems, phases) if deeper else []
+        if problems is not None and deeper:
+            known = Deepest()
+            for one in witnesses:
+                known.take(one.reach, one.points)
+            yield from pose_deeper(problems, deeper, results, known, self.given.depths[1:])
+            phases.skip()
         for name, done in results.items():
             timing["attacks"][name] = {"phases": done.spent, "curve": mean_curve(done.curves)}
         arrays = {}
@@ -249,7 +261,7 @@ class BinarizationRun(Run):
                 "random_draws": posed.draws.get(sample, 0),
                 "attacks": {name: of.records[sample] for name, of in results.items() if sample in of.records},
             }
-            if plan.deeper:
+            if deeper:
                 record["witnesses"] = {one.name: one.reach.get(sample) for one in witnesses}
             if planting is not None:
                 found = planting.candidates is not None
@@ -302,22 +314,21 @@ class BinarizationRun(Run):
         phases.stop("witnesses")
         return found
 
-    def _attack(
-        self, problems: Problems, plan: Plan, witnesses: Sequence[Witness], *, batches: bool
-    ) -> Work[dict[str, Attacked]]:
-        """Run these attacks on the problems of a group, and then in other ``batches``, and on deeper ones."""
-        attacks = {name: self._posed(name) for name in plan.attacks}
+    def _attack(self, problems: Problems, plan: Plan, *, batches: bool) -> Work[dict[str, Attacked]]:
+        """Run the undecided attacks on the problems of a group, and then in other ``batches``."""
         results = {}
-        for name, attack in attacks.items():
+        for name in plan.attacks:
+            attack = self._posed(name)
             results[name] = yield from attack.run(problems)
             if batches and (compared := (yield from compare_batches(attack, problems, results[name]))) is not None:
                 results[name].records[problems.samples[0]]["batches"] = compared
-        if plan.deeper:
-            known = Deepest()
-            for one in witnesses:
-                known.take(one.reach, one.points)
-            yield from pose_deeper(problems, attacks, results, known, self.given.depths[1:])
         return results
+
+    def _may_pass(self, result: Attacked) -> bool:
+        """Return whether an attack may still pass by the score, after its misses in one group."""
+        outcomes = [record["outcome"] for record in result.records.values()]
+        missed = sum(outcome not in ("found", "not_planted", "non_finite_logits", *LOST) for outcome in outcomes)
+        return not self.rules.fails(len(self.ids) - missed, len(self.ids))
 
     def _posed(self, name: str) -> ProblemAttack:
         return ProblemAttack(

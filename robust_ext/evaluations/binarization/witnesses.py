@@ -63,17 +63,18 @@ def pose_deeper(
 ) -> Work[None]:
     """Run attacks at these depths, increasing, and add what they did to their records.
 
-    ``results`` are those of the test itself, ``known`` what the project's own attacks found. A problem that an attack's
-    earlier candidate solves is solved, and not posed to it again; one that solves nothing at a depth is not run at
-    further ones. Attacks that imitate references are not run: these need not be class 1 beyond a deeper boundary.
+    ``results`` are those of the test itself, of these attacks and others; ``known`` are the deepest points of the
+    project's own attacks. Problems that an attack's earlier candidates solve are not posed to it again, and an attack
+    that solves nothing at a depth is not run at further ones. Attacks that imitate references are not run: these need
+    not be class 1 beyond a deeper boundary.
     """
     own = {name: _verified(result) for name, result in results.items()}
     for name, result in results.items():
         known.take(own[name].reach, own[name].points)
-        for sample, record in result.records.items():
-            record["deepest"] = own[name].reach.get(sample)
-            record["depths"] = []
-    solving = {name: bool(own[name].reach) for name in results}
+        if name in attacks:
+            for sample, record in result.records.items():
+                record |= {"deepest": own[name].reach.get(sample), "depths": []}
+    solving = {name: bool(own[name].reach) for name in attacks}
     for depth in depths:
         rows = [row for row, sample in enumerate(problems.samples) if known.beyond(sample, depth)]
         if not rows:

@@ -50,7 +50,9 @@ def test_it_goes_deeper_where_the_attack_succeeds(network, digits, linf, pgd):
     for row in deeper:
         solved = [round((row[key] or 0) * row["samples"]) for key in ("score", "random_score")]
         found[row["attack"], row["depth"]] = (*solved, row["samples"])
-    assert found == expected
+    # An attack that fails the test itself is not posed deeper problems in it.
+    assert {key: solved for key, solved in found.items() if key[0] == "strong"} == expected
+    assert {solved[0] for key, solved in found.items() if key[0] == "nothing"} == {0}
     assert {row["kappa"] for row in deeper} == {0.9999}
     assert calibration["chosen"] == {"kappa": 0.9999, "inner_points": 120, "depth": deepest}
     assert deepest > 1

@@ -72,10 +72,11 @@ def test_posed_where_brute_force_finds_a_deeper_corner(linear):
         assert record["witnesses"][APGD] == pytest.approx(deepest, rel=1e-4)
         assert (record["witnesses"]["Square"] or 0.0) <= deepest * (1 + 1e-6)
         assert record["attacks"]["sign"]["deepest"] == pytest.approx(deepest, rel=1e-4)
-        for name, entry in record["attacks"].items():
+        for name in ("sign", "early"):
+            entry = record["attacks"][name]
             assert [row["depth"] for row in entry["depths"]] == [d for d in TINY["depths"][1:] if deepest > d]
-            expected = {"nothing": "not_run"}.get(name, "found")
-            assert {row["outcome"] for row in entry["depths"]} <= {expected}
+            assert {row["outcome"] for row in entry["depths"]} <= {"found"}
+        assert "depths" not in record["attacks"]["nothing"], "an attack that fails is not posed deeper problems"
     early = [record["attacks"]["early"] for record in result.records if brute[record["sample"]] > 3]
     assert early
     for entry in early:
@@ -292,3 +293,12 @@ def test_the_witnesses_curve_counts_all():
 def test_depths_that_are_none(depths):
     with pytest.raises(InvalidArgumentError, match="depths"):
         BinarizationSettings(threat_model=LINF, depths=depths)
+
+
+def test_an_attack_that_fails_costs_no_witnesses(linear):
+    model, inputs = linear
+    failed, passed = (binarization_test(model, one, inputs, LINF, **TINY) for one in (lambda model, x, y: x, sign_step))
+    assert failed.verdict == "failed"
+    phases = [{part["phase"] for part in result.content["time"]["phases"]} for result in (failed, passed)]
+    assert phases[1] - phases[0] == {"witnesses"}
+    assert not any("witnesses" in record for record in failed.records)
