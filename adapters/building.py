@@ -36,7 +36,7 @@ class HostParameter:
     setting: str | None = None
 
     def parameter(self, kind: Any) -> inspect.Parameter:
-        """It in a signature."""
+        """Return the parameter of a signature."""
         return inspect.Parameter(self.name, kind, default=self.default, annotation=self.annotation)
 
 
@@ -49,7 +49,7 @@ SEED = HostParameter(
 
 
 def host_parameters(attack_class: type[NativeAttack], host: str) -> list[HostParameter]:
-    """The settings of an attack under their names in a host, ``"foolbox"`` or ``"art"``, where they have one."""
+    """Return an attack's settings under their names in a host, ``"foolbox"`` or ``"art"``, where they have one."""
     kinds, found = setting_types(attack_class), []
     for setting, info in declared(attack_class).items():
         name, default = info.names.get(host, setting), default_of(attack_class, setting)
@@ -68,7 +68,7 @@ def draws(attack_class: type[NativeAttack]) -> bool:
 
 
 def cannot_aim(attack: NativeAttack) -> str | None:
-    """Why an attack with its settings cannot be targeted, or None where it can."""
+    """Return why an attack with its settings cannot be targeted; None where it can."""
     objective = getattr(attack, "objective", "ace")
     if objective != "ace":
         return f"{objective!r} looks at no labels to aim at; only 'ace' does"
@@ -76,7 +76,7 @@ def cannot_aim(attack: NativeAttack) -> str | None:
 
 
 def make_constructor(parameters: Iterable[inspect.Parameter]) -> Callable[..., None]:
-    """An ``__init__`` with these parameters after ``self``, which passes their values by name to ``self._start``."""
+    """Make an ``__init__`` with these parameters after ``self`` that passes their values by name to ``self._start``."""
     own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     signature = inspect.Signature([own, *parameters], return_annotation=None)
 
@@ -93,7 +93,7 @@ def make_constructor(parameters: Iterable[inspect.Parameter]) -> Callable[..., N
 
 
 def make_docstring(attack_class: type[NativeAttack], parameters: Iterable[HostParameter], *, first: str = "") -> str:
-    """The docstring of an attack's class with a host's parameters, ``first`` before it."""
+    """Make the docstring of an attack's class with a host's parameters; ``first`` opens it."""
     text = inspect.cleandoc(attack_class.__doc__ or "")
     for section in ("\n\nArgs:", "\n\nExample:", "\n\nRaises:"):
         text = text.partition(section)[0]
@@ -115,7 +115,7 @@ def _entry(parameter: HostParameter) -> str:
 
 
 def build_attack(attack_class: type[NativeAttack], values: Mapping[str, Any], names: Mapping[str, str]) -> NativeAttack:
-    """The attack with these settings by name; errors name them as the host does (``names``)."""
+    """Make the attack with these settings; errors use the host's ``names`` of them."""
     try:
         return attack_class(**values)
     except InvalidArgumentError as error:

@@ -141,7 +141,7 @@ class Catalogue(Generic[E]):
     base: type = FunctionType
 
     def find(self, name: str, *, argument: str = "attack") -> Any:
-        """The class or function called ``name``, aliases included.
+        """Return the class or function called ``name``, aliases included.
 
         InvalidArgumentError suggests names or explains the refusal; MissingDependencyError names the package.
         """
@@ -172,12 +172,12 @@ class Catalogue(Generic[E]):
         return str(member.__module__).startswith(f"{self.library}.")
 
     def refusal(self, label: str, argument: str) -> InvalidArgumentError:
-        """The error for an attack that cannot be used here."""
+        """Return the error for an attack that cannot be used here."""
         reason = self.unusable.get(label, f"it is not known here; use one of the attacks in {self.place} that are")
         return InvalidArgumentError(argument, f"{self.library}:{label}", f"an attack that fits here: {reason}")
 
     def listings(self) -> list[AttackListing]:
-        """One line for each attack under its own name, those that cannot be used included."""
+        """List each attack once under its own name, unusable ones included."""
         return [
             self._listing(name)
             for name, member in self.members.items()

@@ -38,7 +38,7 @@ class LibraryAdapter(Adapter):
         return importlib.import_module(f"robust_ext.adapters.{self.name}.{module}")
 
     def _require(self, module: str) -> ModuleType:
-        """The module that imports the library; MissingDependencyError where that fails."""
+        """Import the module that imports the library; MissingDependencyError where that fails."""
         if importlib.util.find_spec(self.package) is None:
             raise MissingDependencyError(f"{self.title} is not installed; pip install {self.install}")
         try:
@@ -52,7 +52,7 @@ class ModelAdapter(LibraryAdapter):
     """Adapter of a library of models, whose module ``zoo`` has ``names()`` and ``build(name, settings)``."""
 
     def list_models(self) -> list[str]:
-        """Names of the library's models."""
+        """Return names of the library's models."""
         names: list[str] = self._require("zoo").names()
         return sorted(names)
 
@@ -72,13 +72,13 @@ class HostAdapter(LibraryAdapter):
     """
 
     def list_attacks(self) -> list[AttackListing]:
-        """Every attack of the library, those that cannot be used included."""
+        """List every attack of the library, unusable ones included."""
         self._require("library")
         listed: list[AttackListing] = self._part("catalogue").CATALOGUE.listings()
         return listed
 
     def attack_names(self) -> list[str]:
-        """Names of its attacks that are listed here; most libraries are not imported for it."""
+        """Return the names of its listed attacks; most libraries are not imported for it."""
         return list(self._part("entries").ENTRIES)
 
     def build_attack(self, attack: str, settings: Mapping[str, Any], *, name: str) -> Attack:

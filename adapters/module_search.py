@@ -103,7 +103,7 @@ def search_defended(
 
 
 def find_defended(module: nn.Module, *, expected: str) -> Defended:
-    """The classifier with its detector that a module is or holds; an error suggests the ``expected`` class."""
+    """Return the classifier with its detector that a module is or holds; an error suggests the ``expected`` class."""
     for part in module.modules():
         if isinstance(part, Defended):
             return part

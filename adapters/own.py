@@ -27,7 +27,7 @@ class OwnAdapter(Adapter):
     name = "robust_ext"
 
     def list_attacks(self) -> list[AttackListing]:
-        """Every attack of this project."""
+        """List every attack of this project."""
         return [
             AttackListing(name=known.__name__, traits=known().traits, trial=trial_settings(known)) for known in ATTACKS
         ]
@@ -60,7 +60,7 @@ class OwnAdapter(Adapter):
 
 
 def _network(text: object) -> nn.Module:
-    """The network that ``file.py:object`` names, a model or what makes one, or a library's by its name."""
+    """Return the network that ``file.py:object`` names, or its function makes, or a library's by name."""
     if not isinstance(text, str):
         return as_module(text, argument="surrogates").module
     if parse_call(text, argument="surrogates", any_name=True).scope in adapters():

@@ -113,7 +113,7 @@ class WrappedAttack(Attack):
     def _step_size(
         self, default: Any, settings: Mapping[str, Any], *, steps: str, first: float | None, limit: float = math.inf
     ) -> Any:
-        """The library's default step as long as it is below epsilon, otherwise one that fits epsilon.
+        """Return the library's default step where it is below epsilon, otherwise one that fits epsilon.
 
         That is ``first`` times epsilon or, where ``first`` is None, the larger of a tenth of epsilon and 2.5 epsilon
         over the number of steps, at most ``limit`` times epsilon.
@@ -141,13 +141,13 @@ def cost_of_steps(read: Callable[[str], Any], known: Container[str], *, gradient
 
 
 def written(made_of: Callable[..., Any], settings: Mapping[str, Any]) -> str:
-    """A class or function with settings as text, the same in every process."""
+    """Write a class or function with settings as text, the same in every process."""
     shown = ", ".join(f"{key}={_shown(value)}" for key, value in sorted(settings.items()))
     return f"{made_of.__name__}({shown})"
 
 
 def check_settings(settings: object) -> Mapping[str, Any]:
-    """The settings of a tuple (attack, settings); InvalidArgumentError where they are no mapping."""
+    """Return the settings of a tuple (attack, settings); InvalidArgumentError unless they are a mapping."""
     if not isinstance(settings, Mapping):
         raise InvalidArgumentError(
             "attack", f"settings of type {type(settings).__name__}", "a dict of keyword arguments"
@@ -156,7 +156,7 @@ def check_settings(settings: object) -> Mapping[str, Any]:
 
 
 def settings_of(attack: Any, read: Callable[[str, inspect.Parameter], Any]) -> dict[str, Any]:
-    """Settings of an attack object other than its class's defaults; where ``read`` returns MISSING, there is none."""
+    """Return an attack object's settings that differ from its class's defaults; ``read`` returns MISSING for none."""
     settings = {}
     for key, parameter in inspect.signature(type(attack)).parameters.items():
         value = read(key, parameter)
@@ -166,7 +166,7 @@ def settings_of(attack: Any, read: Callable[[str, inspect.Parameter], Any]) -> d
 
 
 def describe_error(title: str, error: Exception) -> str:
-    """An error raised inside a library."""
+    """Describe an error raised inside a library."""
     return f"{title} raised {type(error).__name__}: {error}"
 
 
@@ -224,7 +224,7 @@ def _same(value: Any, default: Any) -> bool:
 
 
 def restore_failed(candidates: Tensor, inputs: Tensor, labels: Tensor, *, target: Target) -> Tensor:
-    """Candidates ``(N, ...)``, with the input in place of each that is not adversarial; one forward pass.
+    """Replace candidates ``(N, ...)`` that are not adversarial by their inputs; one forward pass.
 
     For libraries that return a random start or a black image where they fail, which would pass for a try.
     """

@@ -40,7 +40,7 @@ def fetched(setting: str) -> str:
 def normalized(
     network: nn.Module, *, mean: Sequence[float], std: Sequence[float], input_shape: tuple[int, ...]
 ) -> AdaptedModel:
-    """A network with the normalisation that its library declares, in eval mode, from inputs in [0, 1].
+    """Put the normalisation that a library declares in front of its network, in eval mode, for inputs in [0, 1].
 
     With another number of channels than the library's, each is normalised by the mean of its numbers.
     """

@@ -96,7 +96,7 @@ class HostModule(nn.Module):
         self.training = module.training
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits ``(N, K)``."""
+        """Return logits ``(N, K)``."""
         if x.requires_grad:
             x = x.view_as(x)
             x.register_hook(_unshared)  # type: ignore[no-untyped-call]
@@ -138,7 +138,7 @@ def _read(entry: Entry, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _accepted(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of the settings that may be given to an attack, all of which may be left out."""
+    """Return a function whose parameters are the accepted settings of an attack, all optional."""
 
     def stub() -> None: ...
 

@@ -65,7 +65,7 @@ CATALOGUE = _AdvLibCatalogue(
 
 
 def traits_of(entry: Entry, settings: Mapping[str, Any]) -> AttackTraits:
-    """The traits of a function under these settings; InvalidArgumentError for a norm that cannot be used."""
+    """Return the traits of a function under these settings; InvalidArgumentError for an unusable norm."""
     traits = entry.traits
     norms = _norms(entry, settings[entry.norm]) if entry.norm in settings else traits.norms
     leaves_ball = traits.leaves_ball or bool(settings.get("use_large_reps"))

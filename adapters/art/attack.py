@@ -151,7 +151,7 @@ class ArtAttack(WrappedAttack):
             yield
 
     def _make(self, target: Target, context: AttackContext) -> Any:
-        """The attack object, bound to an estimator around the target."""
+        """Make the attack object, bound to an estimator around the target."""
         module = HostModule(target, probabilities=self.entry.probabilities, channels_last=self.entry.channels_last)
         estimator, settings = make_estimator(module, target), self._completed(context)
         with constructed("ART", self.made_of, settings):
@@ -216,7 +216,7 @@ def from_object(attack: Any, *, name: str | None = None) -> ArtAttack:
 
 
 def _settings_of(attack: Any) -> dict[str, Any]:
-    """The settings of an attack object that differ from the defaults of its class, without the estimator."""
+    """Return an attack object's settings that differ from its class's defaults, without the estimator."""
 
     def read(key: str, parameter: inspect.Parameter) -> Any:
         places = (attack, getattr(attack, "_attack", None))
@@ -237,7 +237,7 @@ def _belongs_to_art(value: object) -> bool:
 
 
 def _filled_in(attack_class: type, entry: Entry) -> list[str]:
-    """Settings without a default in ART, which the entry fills in."""
+    """Return the settings without a default in ART, which the entry fills in."""
     if entry.fill is nothing:
         return []
     parameters = inspect.signature(attack_class).parameters.values()
@@ -249,7 +249,7 @@ def _array(values: Tensor) -> Any:
 
 
 def _rebound(value: Any, estimator: Any, context: AttackContext) -> Any:
-    """Attacks among the settings are bound to the new estimator too, and completed in the same way."""
+    """Bind attacks among the settings to the new estimator too, and complete them in the same way."""
     inner = None
     if isinstance(value, art.attacks.EvasionAttack):
         inner = from_object(value)

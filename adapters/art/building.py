@@ -36,7 +36,7 @@ _ESTIMATOR = inspect.Parameter("estimator", inspect.Parameter.POSITIONAL_OR_KEYW
 
 
 def art_class(attack_class: type[NativeAttack]) -> Any:
-    """The ART class of an attack, of the same name.
+    """Make the ART class of an attack, with the same name.
 
     Args:
         attack_class: A declared attack, whose defaults state what it can do.
@@ -67,7 +67,7 @@ def art_class(attack_class: type[NativeAttack]) -> Any:
 
 
 def _parameters(attack_class: type[NativeAttack]) -> tuple[HostParameter, ...]:
-    """The constructor's after the estimator, in ART's order."""
+    """Return the constructor's parameters after the estimator, in ART's order."""
     traits = attack_class().traits
     own = {entry.name: entry for entry in host_parameters(attack_class, "art")}
     own |= {"targeted": _entry("targeted", False, "Whether to aim at the labels.")}

@@ -57,7 +57,7 @@ CATALOGUE = Catalogue(
 
 
 def traits_of(entry: Entry, settings: Mapping[str, Any]) -> AttackTraits:
-    """The traits of a class under these settings: the DLR loss compares three logits; a wrong norm is refused."""
+    """Return the traits of a class under these settings; InvalidArgumentError for a wrong norm."""
     norms = entry.traits.norms
     if NORM_NAMES.get(settings.get("norm")) not in (None, *norms):
         raise InvalidArgumentError("attack", f"norm={settings['norm']!r}", f"a norm among {', '.join(norms)}")

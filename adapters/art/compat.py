@@ -44,7 +44,7 @@ def without_bars() -> Iterator[None]:
 
 
 def constructible(attack_class: type) -> type:
-    """The class, or one that can be constructed in its place.
+    """Return the class, or a subclass that can be constructed in its place.
 
     ``AdversarialPatchNumpy`` raises an AttributeError whenever clip values are given: it starts with their middle,
     which is a numpy float32, and its ``reset_patch`` takes anything but a Python float for the patch itself.
@@ -105,7 +105,7 @@ class _Stand:
 
 
 def _renamed(function: Any, **names: Any) -> Callable[..., Any]:
-    """The same code, with other objects under these global names."""
+    """Copy a function with other objects under these global names."""
     around = {**function.__globals__, **names}
     made = types.FunctionType(function.__code__, around, function.__name__, function.__defaults__, function.__closure__)
     made.__kwdefaults__ = function.__kwdefaults__

@@ -60,7 +60,7 @@ class ArtDetector(ScoreDetector):
 
 
 def adapt_detector(detector: Any, classifier: nn.Module) -> ArtDetector | None:
-    """A detector object of ART as a detector; None for anything else; refused where it watches another network."""
+    """Wrap an ART detector; None for anything else; InvalidArgumentError where it watches another network."""
     evasion = importlib.import_module("art.defences.detector.evasion")
     if not isinstance(detector, evasion.EvasionDetector):
         return None
@@ -77,7 +77,7 @@ def adapt_detector(detector: Any, classifier: nn.Module) -> ArtDetector | None:
 
 
 def _scores(detector: Any, report: Any, decisions: Any) -> Any:
-    """Scores above 0 where ART decides for adversarial."""
+    """Return scores above 0 where ART decides for adversarial."""
     if isinstance(report, dict) and "predictions" in report:
         outputs = np.asarray(report["predictions"])
         if outputs.ndim == 2 and outputs.shape[1] >= 2:

@@ -120,7 +120,7 @@ class BinarizedPyTorchClassifier(PyTorchClassifier):  # type: ignore[misc]
     def predict(
         self, x: np.ndarray[Any, Any], batch_size: int = 128, training_mode: bool = False, **kwargs: Any
     ) -> np.ndarray[Any, Any]:
-        """Logits, or probabilities, ``(n, classes)``; a batch of all rows is not divided, so that it stays one."""
+        """Return logits, or probabilities, ``(n, classes)``; never divide a batch of all rows."""
         size = max(batch_size, len(x)) if len(x) == len(self.planted_problems) else batch_size
         predict: Any = super().predict
         try:
@@ -146,7 +146,7 @@ class BinarizedPyTorchClassifier(PyTorchClassifier):  # type: ignore[misc]
         super().set_params(**kwargs)
 
     def single(self, row: int) -> BinarizedPyTorchClassifier:
-        """Problem ``row`` alone: a classifier that may be queried at any points."""
+        """Return problem ``row`` alone: a classifier that may be queried at any points."""
         planted = self.planted_problems.single(row)
         return type(self)(planted, classes=self.nb_classes, probabilities=self.probabilities)
 
@@ -156,7 +156,7 @@ class BinarizedPyTorchClassifier(PyTorchClassifier):  # type: ignore[misc]
         return self.planted_problems.verify(candidates.to(self.planted_problems.inputs.device))
 
     def score(self, x_adv: np.ndarray[Any, Any]) -> float:
-        """The test score: share of the problems that verified candidates ``(M, ...)`` solve."""
+        """Return the test score: the share of problems that verified candidates ``(M, ...)`` solve."""
         return self.verify(x_adv).outcomes.count("found") / len(self.planted_problems)
 
 
@@ -248,7 +248,7 @@ class DefendedPyTorchClassifier(PyTorchClassifier):  # type: ignore[misc]
 
 
 def _checked_bounds(classifier: Any) -> tuple[float, float]:
-    """The one pair of clip values of a classifier of ART.
+    """Return the one pair of clip values of an ART classifier.
 
     Raises:
         InvalidArgumentError: It is none, or has no clip values or several.

@@ -13,7 +13,7 @@ from typing import Any
 
 
 def _load_art() -> Any:
-    """ART with the subpackages used here.
+    """Import ART with the subpackages used here.
 
     The first import of ART creates a folder ``.art`` in the home folder. Where there is none and nobody imported ART
     before, its configuration is read with a temporary home folder instead, which is gone when this returns; ART's data

@@ -31,7 +31,7 @@ class ArtModule(nn.Module):
         self.training = self.network.training
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits ``(N, K)`` of inputs ``(N, ...)`` within the classifier's clip values."""
+        """Return logits ``(N, K)`` of inputs ``(N, ...)`` within the classifier's clip values."""
         for step in self._steps:
             if step.apply_predict:
                 x, _ = step.forward(x, None)
@@ -104,13 +104,13 @@ class Predictions(nn.Module):
         self.training = False
 
     def forward(self, x: Tensor) -> Tensor:
-        """Predictions ``(N, K)``, float32: logits, probabilities or one-hot labels."""
+        """Return predictions ``(N, K)``, float32: logits, probabilities or one-hot labels."""
         predicted = self._classifier[0].predict(x.detach().cpu().numpy(), batch_size=self.batch_size)
         return torch.from_numpy(np.asarray(predicted, dtype=np.float32)).to(x.device)
 
 
 def module_of(estimator: Any, *, gradients: bool, batch_size: int) -> tuple[nn.Module, tuple[float, float]]:
-    """A ``PyTorchClassifier`` in eval mode, or any classifier where no gradients are needed, as a module and bounds.
+    """Return a ``PyTorchClassifier``, or without gradients any classifier, as a module in eval mode and its bounds.
 
     InvalidArgumentError where it has no clip values; ModelError where gradients are needed and it has preprocessing
     outside PyTorch or postprocessing, or where its bounds differ from value to value.
@@ -134,7 +134,7 @@ def device_of(estimator: Any) -> torch.device:
 
 
 def clipped_inputs(x: Any, bounds: tuple[float, float]) -> Tensor:
-    """Inputs ``(N, ...)`` as float32 on the CPU; rounding outside the bounds is clipped, more is refused."""
+    """Return inputs ``(N, ...)`` as float32 on the CPU; clip what rounding put outside the bounds, refuse more."""
     inputs = torch.from_numpy(np.array(x, dtype=np.float32))
     near = inputs.clamp(*bounds)
     rounding = (inputs - near).abs() <= _ROUNDING * max(1.0, *map(abs, bounds))
@@ -142,7 +142,7 @@ def clipped_inputs(x: Any, bounds: tuple[float, float]) -> Tensor:
 
 
 def class_labels(estimator: Any, inputs: Tensor, y: Any, *, classes: int, batch_size: int) -> Tensor:
-    """Labels as int64 ``(N,)``, of predictions where ``y`` is None, which is otherwise ``(N,)``, ``(N, 1)`` or one-hot.
+    """Return int64 labels ``(N,)`` of ``y``: ``(N,)``, ``(N, 1)`` or one-hot; None stands for the predictions.
 
     One-hot labels have ``classes`` columns or all those of the estimator; InvalidArgumentError where they do not fit.
     """

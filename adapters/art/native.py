@@ -88,7 +88,7 @@ class NativeEvasionAttack(EvasionAttack):  # type: ignore[misc]
         self._check_params()
 
     def native(self) -> NativeAttack:
-        """The attack with the settings of this object.
+        """Return the attack with the settings of this object.
 
         Raises:
             InvalidArgumentError: A setting is not accepted.
@@ -182,7 +182,7 @@ class NativeEvasionAttack(EvasionAttack):  # type: ignore[misc]
         mask: Tensor | None,
         bounds: tuple[float, float],
     ) -> Tensor:
-        """Candidates ``(N, ...)``, batch for batch."""
+        """Return candidates ``(N, ...)``, batch by batch."""
         groups, reach = groups_of_rows(self.eps, self.eps_step, inputs), None
         if groups is None:
             reach = self._reach(inputs)
@@ -217,7 +217,7 @@ class NativeEvasionAttack(EvasionAttack):  # type: ignore[misc]
         return out
 
     def _reach(self, inputs: Tensor) -> Tensor:
-        """The budget of each value, ``(N, ...)``."""
+        """Return the budget of each value, ``(N, ...)``."""
         traits, norm = self.native().traits, NORM_NAMES[self.norm]
         if norm != "linf" or traits.minimum_norm or traits.detector:
             expected = (
@@ -235,7 +235,7 @@ class NativeEvasionAttack(EvasionAttack):  # type: ignore[misc]
         return classes - (find_defended(self.estimator.model, expected=DEFENDED).exposure == "reject")
 
     def _labels(self, inputs: Tensor, y: Any) -> Tensor:
-        """Labels as int64 ``(N,)``."""
+        """Return labels as int64 ``(N,)``."""
         if y is None and self.targeted:
             raise InvalidArgumentError("y", None, "labels to aim at, because the attack is targeted")
         return class_labels(self.estimator, inputs, y, classes=self._classes(), batch_size=self.batch_size)
@@ -289,10 +289,10 @@ class NativeEvasionAttack(EvasionAttack):  # type: ignore[misc]
 
 
 def _plain(value: Any) -> Any:
-    """Arrays as tensors, which attacks take; everything else as it is."""
+    """Turn arrays into tensors, which attacks take; leave everything else unchanged."""
     return torch.from_numpy(np.array(value, dtype=np.float32)) if isinstance(value, np.ndarray) else value
 
 
 def _array(tensor: Tensor) -> Any:
-    """A copy in numpy, which the attack's next step does not change."""
+    """Copy to numpy, so that the attack's next step changes nothing."""
     return tensor.detach().cpu().numpy().copy()

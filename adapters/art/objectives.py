@@ -56,7 +56,7 @@ class ObjectiveLoss(nn.Module):
         self.register_buffer("natural", _check_natural(natural, objective) if self._divergence.compares else None)
 
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """The objective, or of each row where there is no reduction.
+        """Return the objective, of each row where there is no reduction.
 
         Args:
             logits: Floating point ``(N, K)``.
@@ -82,7 +82,7 @@ class ObjectiveLoss(nn.Module):
 
 
 def objective_estimator(estimator: Any, objective: str, x: Any = None) -> Any:
-    """An estimator with the network of another and an objective of MEAD as its loss, for ART's own attacks.
+    """Make an estimator with another's network and an objective of MEAD as its loss, for ART's own attacks.
 
     For ``"kl"`` and ``"fisher-rao"`` it is bound to the batch ``x``: attack that batch, all of it at once, from a
     random start, see :class:`ObjectiveLoss`. The network is queried once for it, in eval mode, and left as it was.

@@ -70,7 +70,7 @@ def search_rows(
 def _restrict(
     module: nn.Module, inputs: Tensor, mask: Tensor | None, reach: Tensor | None, threat_model: ThreatModel
 ) -> tuple[Restricted, Tensor, ThreatModel]:
-    """The module that is attacked in place of another, where the attack begins and how far it may go."""
+    """Return the module that is attacked in place of another, where the attack begins and how far it may go."""
     if reach is None:
         assert mask is not None
         return Masked(module, inputs, mask), inputs, threat_model
@@ -95,11 +95,11 @@ class Restricted(nn.Module):
         self.training = module.training
 
     def points(self, x: Tensor) -> Tensor:
-        """Inputs of the module, ``(N, ...)``, from points of the attack."""
+        """Return inputs of the module, ``(N, ...)``, from points of the attack."""
         raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits ``(N, K)``."""
+        """Return logits ``(N, K)``."""
         logits: Tensor = self.module(self.points(x))
         return logits
 
@@ -135,7 +135,7 @@ class Scaled(Restricted):
 
 
 def check_mask(mask: Any, inputs: Tensor) -> Tensor | None:
-    """A mask of the shape of the inputs, bool, True where values may change; None without one.
+    """Return a bool mask of the inputs' shape, True where values may change; None without one.
 
     Accepted are bool or floating point values of at least 0 that numpy broadcasts to the inputs.
     """
@@ -161,7 +161,7 @@ def check_budget(argument: str, value: Any, *, above: bool = False) -> Any:
 
 
 def broadcast(argument: str, values: Any, inputs: Tensor) -> Any:
-    """An array in the shape of the inputs, repeated as numpy does; InvalidArgumentError where it does not fit."""
+    """Broadcast an array to the shape of the inputs; InvalidArgumentError where it does not fit."""
     try:
         return np.broadcast_to(values, tuple(inputs.shape)).copy()
     except ValueError:
@@ -173,7 +173,7 @@ def broadcast(argument: str, values: Any, inputs: Tensor) -> Any:
 
 
 def groups_of_rows(eps: Any, eps_step: Any, inputs: Tensor) -> list[tuple[float, Any, Tensor]] | None:
-    """Rows with the same budget and step as (budget, step, indices of rows), the first rows' first.
+    """Group rows with the same budget and step as (budget, step, indices of rows), in the order of first rows.
 
     Both are numbers or arrays that broadcast to the inputs ``(N, ...)``; the step may be None. Returns None where
     values of one row have different budgets.
@@ -193,7 +193,7 @@ def groups_of_rows(eps: Any, eps_step: Any, inputs: Tensor) -> list[tuple[float,
 
 
 def common_ratio(eps: Any, eps_step: Any, inputs: Tensor) -> float | None:
-    """``eps_step`` relative to ``eps``, which must be the same in every value; None where it is None."""
+    """Return ``eps_step`` relative to ``eps``, which must be the same in every value; None where it is None."""
     if eps_step is None:
         return None
     table, steps = _rows_of("eps", eps, inputs), _rows_of("eps_step", eps_step, inputs)

@@ -32,12 +32,12 @@ class AttackContext:
 
 
 def nothing(context: AttackContext) -> Mapping[str, Any]:
-    """ART's own defaults."""
+    """Keep ART's own defaults."""
     return {}
 
 
 def composite(context: AttackContext) -> Mapping[str, Any]:
-    """Its descent has epsilon as its limit in linf; hue and saturation are left out of images without colours."""
+    """Limit its descent in linf to epsilon; leave hue and saturation out for images without colours."""
     filled: dict[str, Any] = {}
     if context.threat_model.norm == "linf":
         reach = min(context.threat_model.epsilon, 1.0)
@@ -48,19 +48,19 @@ def composite(context: AttackContext) -> Mapping[str, Any]:
 
 
 def features(context: AttackContext) -> Mapping[str, Any]:
-    """Both forms imitate the logits within epsilon, in steps of a tenth of it."""
+    """Imitate the logits within epsilon, in steps of a tenth of it (both forms)."""
     epsilon = context.threat_model.epsilon
     return {"delta": float(epsilon), "layer": -1, "step_size": epsilon / 10}
 
 
 def image_size(context: AttackContext) -> Mapping[str, Any]:
-    """Width and height of the images."""
+    """Return width and height of the images."""
     size = (context.shape[2], context.shape[1])
     return {"net_size": size, "noise_size": size}
 
 
 def laser(context: AttackContext) -> Mapping[str, Any]:
-    """Beams of any colour and slope, as wide and as far from the corner as the image is wide at most."""
+    """Allow beams of any colour and slope, at most as wide and as far from the corner as the image is wide."""
     module = art.attacks.evasion.laser_attack.laser_attack
     beam, width = module.LaserBeam, float(context.shape[2])
     darkest, brightest = beam.from_array([380.0, 0.0, 1.0, 1.0]), beam.from_array([780.0, math.pi, width, width])
@@ -68,7 +68,7 @@ def laser(context: AttackContext) -> Mapping[str, Any]:
 
 
 def patch(context: AttackContext) -> Mapping[str, Any]:
-    """Patches of up to two fifths of the image's sides, found at the size of the image."""
+    """Search at the image's size for patches of up to two fifths of its sides."""
     channels, height, width = context.shape
     side = min(height, width)
     return {"patch_shape": (channels, side, side), "scale_min": 0.2, "scale_max": 0.4}
@@ -80,7 +80,7 @@ def pixels(context: AttackContext) -> Mapping[str, Any]:
 
 
 def spatial(context: AttackContext) -> Mapping[str, Any]:
-    """Shifts of up to a tenth of the image and turns of up to 30 degrees: those of Engstrom et al. (2019), section 4.
+    """Shift by up to a tenth of the image and turn by up to 30 degrees, as Engstrom et al. (2019), section 4.
 
     ART's own defaults shift and turn by nothing.
     """
@@ -88,13 +88,13 @@ def spatial(context: AttackContext) -> Mapping[str, Any]:
 
 
 def targeted_universal(context: AttackContext) -> Mapping[str, Any]:
-    """The attack inside is set to aim: by default it takes the target for the true label and moves away from it."""
+    """Make the inner attack targeted: by default it takes the target for the true label and moves away from it."""
     norm = {"linf": math.inf, "l2": 2, "l1": 1}[context.threat_model.norm]
     return {"attacker_params": {"targeted": True, "eps": context.threat_model.epsilon, "norm": norm}}
 
 
 def threshold(context: AttackContext) -> Mapping[str, Any]:
-    """Steps of 1/255 that stay within epsilon, at least one.
+    """Count the steps of 1/255 that stay within epsilon, at least one.
 
     ART rounds every changed value down to a whole step, so that an input between two steps moves by up to the
     difference more than the threshold; that difference is taken off.
@@ -105,5 +105,5 @@ def threshold(context: AttackContext) -> Mapping[str, Any]:
 
 
 def wasserstein(context: AttackContext) -> Mapping[str, Any]:
-    """Its ball and its steps are Wasserstein distances, regardless of the norm: those of ART."""
+    """Measure ball and steps in Wasserstein distance, as ART does, regardless of the norm."""
     return {"norm": "wasserstein", "ball": "wasserstein", "eps": 0.3, "eps_step": 0.1}

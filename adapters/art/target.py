@@ -38,7 +38,7 @@ class HostModule(nn.Module):
         self.training = target.module.training
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits or probabilities ``(N, K)`` of inputs of any floating-point type."""
+        """Return logits or probabilities ``(N, K)`` of inputs of any floating-point type."""
         if not self.constructed:
             return x.new_zeros(len(x), self.classes)
         x = x.to(torch.float32)
@@ -47,7 +47,7 @@ class HostModule(nn.Module):
 
 
 def make_estimator(module: HostModule, target: Target) -> Any:
-    """A ``PyTorchClassifier`` around the module; AttackError where ART does not run on the target's device."""
+    """Make a ``PyTorchClassifier`` of the module; AttackError where ART does not run on the target's device."""
     if target.device.type not in ("cpu", "cuda"):
         raise AttackError(
             f"ART runs on the CPU and on CUDA devices, and the target is on {target.device}; move the model"

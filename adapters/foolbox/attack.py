@@ -164,7 +164,7 @@ def _innermost(attack: Any) -> Any:
 
 
 def _with_norm(attack: Any, norm: str) -> Any:
-    """A copy of the attack whose distance is ``norm``; the user's own object stays as it is."""
+    """Copy the attack with the distance ``norm``; the user's object stays unchanged."""
     changed = copy.copy(attack)
     if isinstance(attack, _Repeated):
         changed.attack = _with_norm(attack.attack, norm)

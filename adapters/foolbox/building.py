@@ -29,7 +29,7 @@ _MODULE = "robust_ext.adapters.foolbox.attacks"
 
 
 def foolbox_classes(attack_class: type[NativeAttack]) -> dict[str, Any]:
-    """The Foolbox classes of an attack by name: a base, one for each norm, and shorter names of some.
+    """Make the Foolbox classes of an attack by name: a base, one for each norm, and shorter names of some.
 
     Args:
         attack_class: A declared attack, whose defaults state what it can do.
@@ -69,7 +69,7 @@ def _make(name: str, host: Any, attack_class: type[NativeAttack], parameters: tu
 
 
 def _parameters(attack_class: type[NativeAttack]) -> tuple[HostParameter, ...]:
-    """The constructor's, with a random start as a flag."""
+    """Return the constructor's parameters, with a random start as a flag."""
     found = []
     for entry in host_parameters(attack_class, "foolbox"):
         if entry.name != "random_start":

@@ -25,7 +25,7 @@ _NORM_OF_P = {math.inf: "linf", 2: "l2", 1: "l1", 0: "l1"}
 @dataclass(frozen=True, kw_only=True)
 class _FoolboxCatalogue(Catalogue[Entry]):
     def entry(self, attack_class: type, *, argument: str = "attack") -> Entry:
-        """An unlisted class has the entry of the Foolbox class it extends, and is attacked one sample at a time."""
+        """Return the data on a class; an unlisted one has its base's and takes one sample at a time."""
         label = attack_class.__name__
         listed = self.owns(attack_class) and (label in self.entries or label in self.unusable)
         if listed or not issubclass(attack_class, self.base):
@@ -52,6 +52,6 @@ CATALOGUE = _FoolboxCatalogue(
 
 
 def norms_of(distance: object) -> tuple[str, ...]:
-    """The norm that candidates of a Foolbox distance are judged in, l1 for l0; none for a distance of another kind."""
+    """Return the norm that judges candidates of a Foolbox distance, l1 for l0; none for another kind of distance."""
     norm = _NORM_OF_P.get(getattr(distance, "p", math.nan))
     return () if norm is None else (norm,)

@@ -19,7 +19,7 @@ _RANDOM = (
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without the warnings that Foolbox's attacks give where nothing is wrong with what the user did.
+    """Suppress the warnings that Foolbox's attacks give without a mistake of the user.
 
     Foolbox also writes to the root logger by functions that configure logging where nobody has: a handler keeps them
     from it.
@@ -43,7 +43,7 @@ def quiet() -> Iterator[None]:
 
 
 def describe(title: str, error: Exception) -> str:
-    """An error raised inside Foolbox, with what it means and what to do, where that is known."""
+    """Describe an error raised inside Foolbox, with its meaning and remedy where they are known."""
     kind = f"{title} raised {type(error).__name__}"
     if str(error):
         meaning = ""

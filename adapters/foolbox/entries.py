@@ -53,7 +53,7 @@ _UNIT_STEPS = "its steps are made for bounds that lie 1 apart, and are too short
 
 
 def _descent() -> dict[str, Entry]:
-    """Fast gradient, basic iterative, momentum and projected gradient descent, with and without Adam."""
+    """Return the entries of attacks by gradient descent, from one step to momentum and Adam."""
     entries = {}
     for prefix in ("Linf", "L2", "L1"):
         norm = _NORM_OF[prefix]

@@ -39,7 +39,7 @@ class FoolboxModule(nn.Module):
         self.training = any(network.training for network in networks)
 
     def forward(self, x: Tensor) -> Any:
-        """Logits ``(N, K)``, or what else the network returns, of inputs ``(N, ...)`` in the Foolbox model's bounds."""
+        """Return logits ``(N, K)``, or the network's other output, for inputs ``(N, ...)`` in the model's bounds."""
         model = self._foolbox[0]
         if type(model) is not foolbox.PyTorchModel:
             return model(x)
@@ -72,7 +72,7 @@ def adapt_model(model: Any) -> AdaptedModel:
 
 
 def _parts(model: Any) -> Iterator[Any]:
-    """The model and the models it wraps."""
+    """Yield the model and the models it wraps."""
     yield model
     for value in vars(model).values():
         if isinstance(value, foolbox.models.Model):
@@ -80,7 +80,7 @@ def _parts(model: Any) -> Iterator[Any]:
 
 
 def _opened(model: Any) -> tuple[Any, list[nn.Module]]:
-    """A copy of a model and of what it wraps, that shares their networks and holds them openly; and these networks.
+    """Copy a model and the models it wraps; return the copy, which exposes their shared networks, and these networks.
 
     PyTorchModel keeps its network inside a function, where neither a copy nor a move of the module would find it.
     """

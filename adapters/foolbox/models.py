@@ -104,7 +104,7 @@ class BinarizedPyTorchModel(PyTorchModel):  # type: ignore[misc]
     def transform_bounds(
         self, bounds: tuple[float, float], inplace: bool = False, wrapper: bool = False
     ) -> BinarizedPyTorchModel:
-        """The same problems in other bounds, with ``inputs``, the planted points and the threat model moved there.
+        """Return the same problems in other bounds, with ``inputs``, planted points and threat model moved there.
 
         Args:
             bounds: Lowest and highest input value.
@@ -119,7 +119,7 @@ class BinarizedPyTorchModel(PyTorchModel):  # type: ignore[misc]
         return _returned(self, made, inplace=inplace, wrapper=wrapper)
 
     def single(self, row: int) -> BinarizedPyTorchModel:
-        """Problem ``row`` alone: a model that may be queried at any points."""
+        """Return problem ``row`` alone: a model that may be queried at any points."""
         return type(self)(self.planted_problems.single(row), classes=self.classes)
 
     def verify(self, candidates: Tensor) -> Verification:
@@ -127,7 +127,7 @@ class BinarizedPyTorchModel(PyTorchModel):  # type: ignore[misc]
         return self.planted_problems.verify(candidates)
 
     def score(self, candidates: Tensor) -> float:
-        """The test score: share of the problems that verified candidates ``(M, ...)`` solve."""
+        """Return the test score: the share of problems that verified candidates ``(M, ...)`` solve."""
         return self.planted_problems.score(candidates)
 
 
@@ -170,7 +170,7 @@ class DefendedPyTorchModel(PyTorchModel):  # type: ignore[misc]
     def transform_bounds(
         self, bounds: tuple[float, float], inplace: bool = False, wrapper: bool = False
     ) -> DefendedPyTorchModel:
-        """The same classifier and detector for inputs in other bounds; the arguments are those of Foolbox.
+        """Return the same classifier and detector for inputs in other bounds; the arguments are those of Foolbox.
 
         A wrapper would hide the detector, so the result is the same with and without.
         """
@@ -214,7 +214,7 @@ class Undetected(Misclassification):  # type: ignore[misc]
 
 
 def _returned(model: M, made: M, *, inplace: bool, wrapper: bool) -> M:
-    """A model with transformed bounds: another one, or the given one with all that the other is made of."""
+    """Return a model with transformed bounds, or the given one changed in place."""
     if inplace and wrapper:
         raise InvalidArgumentError("wrapper", True, "False together with inplace=True, as in all of Foolbox")
     if inplace:
@@ -223,7 +223,7 @@ def _returned(model: M, made: M, *, inplace: bool, wrapper: bool) -> M:
 
 
 def _checked_bounds(model: Any) -> tuple[float, float]:
-    """The bounds of a model of Foolbox; raises for anything else."""
+    """Return the bounds of a Foolbox model; raise for anything else."""
     if not isinstance(model, foolbox.models.Model):
         raise InvalidArgumentError("model", type(model).__name__, "a Foolbox PyTorchModel")
     return float(model.bounds.lower), float(model.bounds.upper)

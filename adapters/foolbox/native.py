@@ -77,12 +77,12 @@ class NativeFoolboxAttack(ABC):
         return "linf" if self.distance is None else _NORM_OF_DISTANCE[self.distance.p]
 
     def __repr__(self) -> str:
-        """All settings; of tensors, how many images they hold."""
+        """Return all settings as text; tensors show how many images they hold."""
         shown = {name: f"{len(v)} images" if isinstance(v, Tensor) else v for name, v in vars(self).items()}
         return f"{type(self).__name__}({', '.join(f'{name}={value}' for name, value in shown.items())})"
 
     def native(self) -> NativeAttack:
-        """The attack with the settings of this object.
+        """Return the attack with the settings of this object.
 
         Raises:
             InvalidArgumentError: A setting is not accepted.
@@ -94,7 +94,7 @@ class NativeFoolboxAttack(ABC):
     def _perturb(
         self, attack: NativeAttack, model: Any, inputs: Any, criterion: Any, *, epsilon: float, **given: Any
     ) -> Any:
-        """Candidates for a batch; ``given`` may hold references and starting points."""
+        """Return candidates for a batch; ``given`` may hold references and starting points."""
         x, restore_type = ep.astensor_(inputs)
         criterion_ = _base.get_criterion(criterion)
         reason = cannot_aim(attack) if hasattr(criterion_, "target_classes") else None
@@ -194,7 +194,7 @@ class NativeNormlessAttack(NativeFoolboxAttack, AttackWithoutDistance):  # type:
     """
 
     def __call__(self, model: Any, inputs: Any, criterion: Any, **kwargs: Any) -> Any:
-        """Points twice, and which of them are adversarial, bool ``(N,)``."""
+        """Return the points twice, and which of them are adversarial, bool ``(N,)``."""
         epsilons = kwargs.pop("epsilons", None)
         x, restore_type = ep.astensor_(inputs)
         points = self.run(model, x, criterion, **kwargs)
@@ -211,7 +211,7 @@ class NativeNormlessAttack(NativeFoolboxAttack, AttackWithoutDistance):  # type:
         return self._perturb(self.native(), model, inputs, criterion, epsilon=width)
 
     def repeat(self, times: int) -> Any:
-        """Not supported, as in Foolbox's ``SpatialAttack`` with a grid.
+        """Refuse repetitions, as Foolbox's ``SpatialAttack`` with a grid does.
 
         Raises:
             InvalidArgumentError: Always.
@@ -220,7 +220,7 @@ class NativeNormlessAttack(NativeFoolboxAttack, AttackWithoutDistance):  # type:
 
 
 def _core_value(entry: HostParameter, value: Any) -> Any:
-    """The value of a setting in this project's words: a random start is a flag in Foolbox."""
+    """Translate a setting's value from Foolbox, where a random start is a flag."""
     if entry.name != "random_start":
         return value
     if not isinstance(value, bool) and not (value is None and entry.default is None):
@@ -229,7 +229,7 @@ def _core_value(entry: HostParameter, value: Any) -> Any:
 
 
 def _aim(criterion: Any) -> tuple[Tensor, bool]:
-    """Labels, and whether to aim at them."""
+    """Return labels, and whether to aim at them."""
     if isinstance(criterion, foolbox.criteria.Misclassification):
         return torch_tensor("labels", criterion.labels), False
     if isinstance(criterion, foolbox.criteria.TargetedMisclassification):
@@ -238,7 +238,7 @@ def _aim(criterion: Any) -> tuple[Tensor, bool]:
 
 
 def torch_tensor(argument: str, tensor: Any) -> Tensor:
-    """The PyTorch tensor inside one of EagerPy.
+    """Return the PyTorch tensor inside one of EagerPy.
 
     Raises:
         InvalidArgumentError: It holds one of another framework.

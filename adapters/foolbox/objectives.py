@@ -91,7 +91,7 @@ class WithObjective:
             return host.run(model, inputs, criterion, epsilon=epsilon, **kwargs)
 
     def get_loss_fn(self, model: Any, labels: Any) -> Callable[[Any], Any]:
-        """The sum of the objective over the batch, which Foolbox's attacks call for in a run.
+        """Return the sum of the objective over the batch, which Foolbox's attacks request in a run.
 
         Args:
             model: A Foolbox model of PyTorch tensors.
@@ -120,7 +120,7 @@ class WithObjective:
 
 
 def with_objective(attack_class: Any, objective: str) -> Any:
-    """A gradient attack of Foolbox with an objective of MEAD as its loss.
+    """Copy a gradient attack of Foolbox with an objective of MEAD as its loss.
 
     Args:
         attack_class: A class of Foolbox whose loss comes from ``get_loss_fn``, such as ``foolbox.attacks.LinfPGD``,

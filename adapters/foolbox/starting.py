@@ -53,7 +53,7 @@ class Anything(_Misclassification):  # type: ignore[misc]
     """Foolbox's criterion, met by every point: what is adversarial is checked afterwards."""
 
     def __call__(self, perturbed: Any, outputs: Any) -> Any:
-        """True for each sample, bool ``(N,)``, of the kind that came."""
+        """Return True for each sample, bool ``(N,)``, of the argument's kind."""
         wrong = super().__call__(perturbed, outputs)
         return wrong == wrong
 
@@ -84,7 +84,7 @@ def needs_start(attack: Any, start: tuple[str, Any] | None) -> bool:
 
 
 def with_start(attack: Any, start: tuple[str, Any] | None) -> Any:
-    """A copy of an attack, possibly repeated, that bears samples without a start; it needs :class:`Misclassified`.
+    """Copy an attack, possibly repeated, so that it tolerates samples without a start; needs :class:`Misclassified`.
 
     ``start`` is class and settings of the attack it starts with by default.
     """

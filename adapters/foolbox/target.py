@@ -23,7 +23,7 @@ class LowLogits(nn.Module):
         self.training = module.training
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits ``(N, K)``."""
+        """Return logits ``(N, K)``."""
         logits: Tensor = self.module(x)
         return logits - (logits.amax(1, keepdim=True) - _HIGHEST).clamp_min(0)
 
@@ -42,7 +42,7 @@ class NeverFlat(nn.Module):
         self.training = module.training
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits ``(N, K)``."""
+        """Return logits ``(N, K)``."""
         if x.requires_grad:
             # A hook on the caller's own tensor would stay on it.
             x = x.view_as(x)

@@ -30,18 +30,18 @@ class ReversedChannels(Wrapped):
     """A module of inputs ``(N, C, H, W)`` whose channels are in reverse order."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """The module's output at the reversed channels."""
+        """Return the module's output at the reversed channels."""
         out: Tensor = self.module(x.flip(1))
         return out
 
 
 def names() -> list[str]:
-    """The types that are made with random weights."""
+    """Return the types that are made with random weights."""
     return list(MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES)
 
 
 def build(name: str, settings: dict[str, Any]) -> AdaptedModel:
-    """A type with random weights and a configuration of these settings, or a model of a folder or the hub."""
+    """Make a type with random weights and these settings, or load a model from a folder or the hub."""
     if "trust_remote_code" in settings:
         expected = "no code of the hub to run; load such a model yourself and give it as file.py:object"
         raise InvalidArgumentError("model", f"hf:{name}(trust_remote_code=...)", expected)
@@ -111,7 +111,7 @@ def _folder(name: str) -> str | None:
 
 
 def _default_processor(kind: str) -> Any:
-    """The image processor of a type with its defaults; None without one."""
+    """Return the image processor of a type with its defaults; None without one."""
     backends = IMAGE_PROCESSOR_MAPPING_NAMES.get(kind)
     if not backends:
         return None
@@ -121,7 +121,7 @@ def _default_processor(kind: str) -> Any:
 
 
 def _normalisation(processor: Any) -> tuple[list[float], list[float], bool]:
-    """Mean and standard deviation that a processor normalises by, from what it does to images of one colour.
+    """Return a processor's mean and standard deviation, measured on images of one colour.
 
     Rescaling, and normalising twice as EfficientNet's does, are in them. The third is whether channels are reversed.
     """
@@ -140,7 +140,7 @@ def _normalisation(processor: Any) -> tuple[list[float], list[float], bool]:
 
 
 def _input_shape(config: Any, processor: Any) -> tuple[int, ...]:
-    """Shape of an input: of the configuration, or else what the processor makes of images."""
+    """Return the shape of an input, from the configuration or else from the processor."""
     vision = getattr(config, "vision_config", config)
     size = getattr(vision, "image_size", None)
     if size is None and processor is not None:

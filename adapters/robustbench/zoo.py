@@ -21,7 +21,7 @@ def names() -> list[str]:
 
 
 def build(name: str, settings: dict[str, Any]) -> AdaptedModel:
-    """The model of a ``dataset`` and ``threat_model``, read from ``model_dir``, which RobustBench downloads it to."""
+    """Load the model of a ``dataset`` and ``threat_model`` from ``model_dir``, where RobustBench downloads it to."""
     text = f"robustbench:{name}"
     check_keywords(load_model, {"model_name": name, **settings}, argument="model", label=text)
     zoo = _zoo()
@@ -35,7 +35,7 @@ def build(name: str, settings: dict[str, Any]) -> AdaptedModel:
 
 
 def _zoo() -> dict[str, dict[str, dict[str, Any]]]:
-    """The models by data set and threat model, whose words are members of enumerations there."""
+    """Return the models by data set and threat model, which are enumerations in RobustBench."""
     return {
         str(dataset.value): {str(threat.value): dict(named) for threat, named in models.items()}
         for dataset, models in model_dicts.items()

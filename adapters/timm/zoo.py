@@ -13,13 +13,13 @@ from robust_ext.registry.base import AdaptedModel
 
 
 def names() -> list[str]:
-    """Architectures; the tag of pretrained weights may follow one, after a dot."""
+    """Return the architectures; a dot and the tag of pretrained weights may follow one."""
     found: list[str] = timm.list_models()
     return found
 
 
 def build(name: str, settings: dict[str, Any]) -> AdaptedModel:
-    """The network, of pretrained weights with ``pretrained=True``, else random."""
+    """Make the network, with pretrained weights for ``pretrained=True``, else random ones."""
     if not timm.is_model(name):
         check_listed("timm", name, names())
     if "checkpoint_path" in settings:

@@ -105,7 +105,7 @@ class TorchattacksAttack(WrappedAttack):
             part._check_shape(shape, norm)
 
     def _make(self, module: nn.Module, space: UnitSpace) -> Any:
-        """The attack object, bound to the module."""
+        """Make the attack object, bound to the module."""
         settings = self._completed(space)
         with constructed("torchattacks", self.made_of, settings):
             bound: Any = [part._make(module, space) for part in self.parts] if self.parts else module

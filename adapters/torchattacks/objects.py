@@ -23,7 +23,7 @@ _PLACES: Mapping[tuple[str, str], str] = {
 
 
 def settings_of(attack: Any) -> dict[str, Any]:
-    """The settings of an object that differ from the defaults of its class, without what belongs to its model.
+    """Return an object's settings that differ from its class's defaults, without those of its model.
 
     The number of classes and the normalization belong to the model the object was bound to and are left out; targets
     take inputs as they are. The device is left out too.

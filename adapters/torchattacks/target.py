@@ -46,23 +46,23 @@ class HostModule(nn.Module):
         return super().train(mode) if self.follows else self
 
     def enter(self, x: Tensor) -> Tensor:
-        """A copy of inputs ``(N, *input_shape)``, as images."""
+        """Return a copy of inputs ``(N, *input_shape)``, as images."""
         images = x.reshape(len(x), *self.shape)
         return torch.cat([images, images.new_zeros(len(x), self.missing, *self.shape[1:])], 1)
 
     def leave(self, images: Tensor) -> Tensor:
-        """Images as inputs; those of another height and width keep it."""
+        """Return images as inputs; those of another height and width keep it."""
         seen = images[:, : self.shape[0]]
         return seen if len(self.input_shape) == 3 else seen.reshape(len(images), *self.input_shape)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits ``(N, classes)``."""
+        """Return logits ``(N, classes)``."""
         logits: Tensor = self.module(self.leave(images))
         return logits - logits.detach().amin(1, keepdim=True).clamp(max=0) if self.positive else logits
 
 
 def image_shape(shape: tuple[int, ...]) -> tuple[int, int, int]:
-    """Channels, height and width of an input of any shape.
+    """Return channels, height and width of an input of any shape.
 
     Example:
         >>> image_shape((3, 32, 32)), image_shape((28, 28)), image_shape((10,)), image_shape((3, 8, 32, 32))
@@ -75,7 +75,7 @@ def image_shape(shape: tuple[int, ...]) -> tuple[int, int, int]:
 def check_shape(
     name: str, shape: tuple[int, ...], *, norm: str, three_channels: bool, square: Mapping[str, int]
 ) -> None:
-    """AttackError where inputs have too many channels for a class, are not square, or are too small."""
+    """Raise AttackError where inputs have too many channels for a class, are not square, or are too small."""
     channels, height, width = image_shape(shape)
     if three_channels and channels > 3:
         raise AttackError(

@@ -22,7 +22,7 @@ def names() -> list[str]:
 
 
 def build(name: str, settings: dict[str, Any]) -> AdaptedModel:
-    """The network; of ``weights`` (or ``pretrained=True``, the default ones), or random."""
+    """Make the network, with ``weights`` (``pretrained=True``: the default ones), else random ones."""
     check_listed("torchvision", name, names())
     if settings.pop("pretrained", False):
         settings.setdefault("weights", "DEFAULT")

@@ -41,14 +41,14 @@ class SignPurifier(Purifier):
         """Return the direction of points ``(N, ...)``, to be multiplied by the step size; see :meth:`Purifier.step`."""
 
     def step(self, point: Tensor, *, x: Tensor, number: int, state: Mapping[str, Tensor], rng: RowRNG) -> Tensor:
-        """One step, back into ball and bounds."""
+        """Take one step, and project it into ball and bounds."""
         size: Any = self.step_size
         moved = point + size * self.direction(point, number=number, state=state, rng=rng)
         return keep_in(moved, x=x, radius=self.radius, bounds=self.bounds if self.clip else None)
 
 
 def layer_names(names: Any) -> tuple[str, ...]:
-    """Names of layers, from a list of them or a text with commas between them; InvalidArgumentError for others."""
+    """Return names of layers from a list or a text with commas; InvalidArgumentError for anything else."""
     found = [name.strip() for name in names.split(",")] if isinstance(names, str) else names
     if not isinstance(found, (list, tuple)) or not found or not all(isinstance(name, str) for name in found):
         raise InvalidArgumentError("layers", names, "names of layers, in a list or with commas between them")
@@ -56,7 +56,7 @@ def layer_names(names: Any) -> tuple[str, ...]:
 
 
 def keep_in(point: Tensor, *, x: Tensor, radius: float | None, bounds: Sequence[float] | None) -> Tensor:
-    """The nearest point ``(N, ...)`` in an linf ball around ``x`` ``(N, ...)`` and in the bounds; None for neither.
+    """Project points ``(N, ...)`` into an linf ball around ``x`` ``(N, ...)`` and into the bounds; None skips either.
 
     A point that lies in both comes back to the last bit. Gradients flow to ``point`` where it was free to move, and to
     ``x`` where the ball held it.
@@ -67,13 +67,13 @@ def keep_in(point: Tensor, *, x: Tensor, radius: float | None, bounds: Sequence[
 
 
 def random_start(defense: Any, x: Tensor, rng: RowRNG, *, clip: bool = True) -> Tensor:
-    """Points ``(N, ...)`` drawn uniformly from the ball around ``x``, and clipped to the bounds if wanted."""
+    """Draw points ``(N, ...)`` uniformly from the ball around ``x``; ``clip`` them to the bounds."""
     point = x + rng.uniform(x, "start", low=-defense.radius, high=defense.radius)
     return keep_in(point, x=x, radius=defense.radius, bounds=defense.bounds if clip else None)
 
 
 def over_rows(values: Tensor, like: Tensor) -> Tensor:
-    """Values ``(N,)`` in a shape that broadcasts over ``like`` ``(N, ...)``."""
+    """Reshape values ``(N,)`` to broadcast over ``like`` ``(N, ...)``."""
     return values.view(-1, *[1] * (like.dim() - 1))
 
 
@@ -93,7 +93,7 @@ def check_images(x: Tensor) -> None:
 
 
 def with_zero_gradient(value: Tensor, source: Tensor) -> Tensor:
-    """The value as a function of its source that is flat, where otherwise there would be no gradient."""
+    """Give a value without gradient a gradient of zero by its source."""
     if not (torch.is_grad_enabled() and source.requires_grad):
         return value
     flat: Tensor = _Flat.apply(value, source)  # type: ignore[no-untyped-call]

@@ -46,7 +46,7 @@ class ScoreNetwork(TrainedPart):
         self.eval()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Scores ``(N, C, H, W)`` of images in [0, 1]."""
+        """Return scores ``(N, C, H, W)`` of images in [0, 1]."""
         out: Tensor = self.layers(x - 0.5)
         return -out / self.noise**2
 
@@ -139,12 +139,12 @@ class AdaptiveDenoising(Purifier):
 
     @classmethod
     def part_arguments(cls, part: Any, classifier: nn.Module, inputs: Tensor) -> dict[str, Any]:
-        """The score network."""
+        """Return the score network."""
         part(inputs)
         return {"score": part}
 
     def solve(self, x: Tensor, rng: RowRNG, *, record: bool) -> Solution:
-        """All runs, one after another; each row's noise of a run comes from the row's seed and the run's number."""
+        """Do all runs in order; a row's noise in a run comes from the row's seed and the run's number."""
         first = super().solve(x, self._rng_of(rng, 0), record=record)
         offsets = []
         for run in range(1, self.runs):
@@ -153,12 +153,12 @@ class AdaptiveDenoising(Purifier):
         return Solution(first.final, first.iterates if record else (), state)
 
     def start(self, x: Tensor, rng: RowRNG) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """The input with noise."""
+        """Return the input with noise."""
         width = self.bounds[1] - self.bounds[0]
         return self._clipped(x + width * self.noise * rng.normal(x, "noise")), {}
 
     def step(self, point: Tensor, *, x: Tensor, number: int, state: Mapping[str, Tensor], rng: RowRNG) -> Tensor:
-        """One step along the score."""
+        """Take one step along the score."""
         unit = to_unit(point, self.bounds)
         score: Tensor = self.score(unit)
         with nullcontext() if self.differentiable_lengths else torch.no_grad():
@@ -178,7 +178,7 @@ class AdaptiveDenoising(Purifier):
         return torch.where(lengths > self.stop, lengths, 0.0)
 
     def readout(self, point: Tensor, state: Mapping[str, Tensor]) -> Tensor:
-        """Probabilities ``(N, K)``, the mean over runs."""
+        """Return probabilities ``(N, K)``, the mean over runs."""
         total: Tensor = self.classifier(point).softmax(1)
         offsets = state.get("offsets")
         if offsets is None:

@@ -70,7 +70,7 @@ class AIDPurifier(SignPurifier):
 
     @classmethod
     def part_arguments(cls, part: Any, classifier: nn.Module, inputs: Tensor) -> dict[str, Any]:
-        """The discriminator of some layers of the classifier."""
+        """Return the discriminator of some layers of the classifier."""
         if not part.layers:
             raise InvalidArgumentError("weights", "a discriminator of logits", "one of layers, trained for aid")
         seen = observe(classifier, inputs, part.layers).layers
@@ -78,7 +78,7 @@ class AIDPurifier(SignPurifier):
         return {"discriminator": part}
 
     def direction(self, point: Tensor, *, number: int, state: Mapping[str, Tensor], rng: RowRNG) -> Tensor:
-        """Up."""
+        """Return the ascent direction."""
         return row_gradient(self.cleanness, point).sign()
 
     def cleanness(self, point: Tensor) -> Tensor:

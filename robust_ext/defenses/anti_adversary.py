@@ -41,13 +41,13 @@ class AntiAdversary(SignPurifier):
     clip: bool = setting(default=False, help="Whether every point is clipped to the bounds.")
 
     def start(self, x: Tensor, rng: RowRNG) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """The input; the state holds its prediction, ``"predicted"``, int64 ``(N,)``."""
+        """Return the input; the state holds its prediction, ``"predicted"``, int64 ``(N,)``."""
         with torch.no_grad():
             logits: Tensor = self.classifier(x)
         return x, {"predicted": logits.argmax(1)}
 
     def direction(self, point: Tensor, *, number: int, state: Mapping[str, Tensor], rng: RowRNG) -> Tensor:
-        """Down."""
+        """Return the descent direction."""
 
         def loss(point: Tensor) -> Tensor:
             return nn.functional.cross_entropy(self.classifier(point), state["predicted"], reduction="none")

@@ -98,7 +98,7 @@ class ClosedLoopControl(AdaptiveDefense):
 
     @classmethod
     def part_arguments(cls, part: Any, classifier: nn.Module, inputs: Tensor) -> dict[str, Any]:
-        """The projections of the classifier's activations."""
+        """Return the projections of the classifier's activations."""
 
         def tried(number: int, value: Tensor) -> Tensor:
             part.off_plane(number, value, own_mean=False)
@@ -109,7 +109,7 @@ class ClosedLoopControl(AdaptiveDefense):
         return {"projections": part}
 
     def solve(self, x: Tensor, rng: RowRNG, *, record: bool) -> Solution:
-        """Adam on the offsets of one group."""
+        """Run Adam on the offsets of one group."""
         keep = wants_gradient(x)
         controls: list[Tensor] = []
         moments: list[tuple[Tensor, Tensor]] = []
@@ -130,14 +130,14 @@ class ClosedLoopControl(AdaptiveDefense):
         return Solution(self._point(x, best), tuple(points) if record else (), state)
 
     def readout(self, point: Tensor, state: Mapping[str, Tensor]) -> Tensor:
-        """Logits ``(N, K)`` of a point, with the offsets in the state added to the inputs of their layers."""
+        """Return logits ``(N, K)`` of a point, with the state's offsets added to the inputs of their layers."""
         names = list(state)
         with edited_inputs(self.classifier, names, lambda number, value: value + state[names[number]]):
             out: Tensor = self.classifier(point)
         return out
 
     def loss(self, x: Tensor, controls: Sequence[Tensor] = ()) -> tuple[Tensor, list[Tensor]]:
-        """The loss ``()`` of one group ``(N, ...)``, and the offsets, one a layer; those that are not given are 0.
+        """Return the loss ``()`` of one group ``(N, ...)``, and the offsets, one a layer; missing ones are 0.
 
         They have the shapes of the layers' inputs; that of the input is in units of [0, 1].
         """
@@ -168,14 +168,14 @@ class ClosedLoopControl(AdaptiveDefense):
         return self.bounds[1] - self.bounds[0] if self.projections.layers[number] == INPUT else 1.0
 
     def _point(self, x: Tensor, controls: Sequence[Tensor]) -> Tensor:
-        """The input with its own offset."""
+        """Add the input's own offset to it."""
         pairs = zip(self.projections.layers, controls, strict=False)
         return x + sum((self._scale(0) * control for name, control in pairs if name == INPUT), torch.zeros_like(x))
 
     def _adam(
         self, controls: Sequence[Tensor], gradients: Sequence[Tensor], moments: list[tuple[Tensor, Tensor]], count: int
     ) -> tuple[list[Tensor], list[tuple[Tensor, Tensor]]]:
-        """One step of Adam that can be differentiated; ``count`` is 1 at the first."""
+        """Take one differentiable step of Adam; ``count`` is 1 at the first."""
         first, second = _BETAS
         zeros = [(torch.zeros_like(gradient),) * 2 for gradient in gradients]
         moments = [

@@ -54,14 +54,14 @@ class HedgeDefense(SignPurifier):
         self.random = self.random_start
 
     def start(self, x: Tensor, rng: RowRNG) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """The input, or a point drawn uniformly from the ball around it."""
+        """Return the input, or a point drawn uniformly from the ball around it."""
         return random_start(self, x, rng, clip=self.clip_start) if self.random else x, {}
 
     def direction(self, point: Tensor, *, number: int, state: Mapping[str, Tensor], rng: RowRNG) -> Tensor:
-        """Up."""
+        """Return the ascent direction."""
         return row_gradient(self.loss, point).sign()
 
     def loss(self, point: Tensor) -> Tensor:
-        """The cross-entropy summed over all classes, ``(N,)``."""
+        """Return the cross-entropy summed over all classes, ``(N,)``."""
         logits: Tensor = self.classifier(point)
         return -logits.log_softmax(1).sum(1)

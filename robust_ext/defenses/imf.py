@@ -77,14 +77,14 @@ class IMF(SignPurifier):
 
     @classmethod
     def part_arguments(cls, part: Any, classifier: nn.Module, inputs: Tensor) -> dict[str, Any]:
-        """The discriminator of the classifier's logits."""
+        """Return the discriminator of the classifier's logits."""
         if part.layers:
             raise InvalidArgumentError("weights", "a discriminator of layers", "one of logits, trained for imf")
         part(classifier(inputs))
         return {"discriminator": part}
 
     def direction(self, point: Tensor, *, number: int, state: Mapping[str, Tensor], rng: RowRNG) -> Tensor:
-        """Down, shorter in doubt."""
+        """Return the descent direction, shortened in doubt."""
         seen: list[Tensor] = []
 
         def loss(point: Tensor) -> Tensor:

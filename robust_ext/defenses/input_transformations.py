@@ -33,7 +33,7 @@ class _Transformation(Purifier):
     steps: int = 1
 
     def step(self, point: Tensor, *, x: Tensor, number: int, state: Mapping[str, Tensor], rng: RowRNG) -> Tensor:
-        """The transformed points."""
+        """Return the transformed points."""
         return self.transform(point)
 
 
@@ -105,7 +105,7 @@ class JPEGCompression(_Transformation):
         _pillow()
 
     def step(self, point: Tensor, *, x: Tensor, number: int, state: Mapping[str, Tensor], rng: RowRNG) -> Tensor:
-        """The images as they are read again."""
+        """Return the images after saving and reading."""
         check_images(point)
         with torch.no_grad():
             values = to_unit(point, self.bounds).float() * 255
@@ -116,7 +116,7 @@ class JPEGCompression(_Transformation):
 
 
 def _as_jpeg(image: np.ndarray[Any, np.dtype[np.uint8]], quality: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """An image ``(C, H, W)`` saved and read again."""
+    """Save an image ``(C, H, W)`` and read it again."""
     library = _pillow()
     together = len(image) == 3
     parts = []

@@ -49,11 +49,11 @@ class RandomizedSmoothing(AdaptiveDefense):
     seed: int | None = given("Of the noise.", default=None)
 
     def solve(self, x: Tensor, rng: RowRNG, *, record: bool) -> Solution:
-        """The input as it is, and the seeds of the noise."""
+        """Return the unchanged input, and the seeds of the noise."""
         return Solution(x, (x,), {"seeds": torch.tensor(rng.seeds, dtype=torch.int64)})
 
     def readout(self, point: Tensor, state: Mapping[str, Tensor]) -> Tensor:
-        """Probabilities ``(N, K)``, or shares of votes."""
+        """Return probabilities ``(N, K)``, or shares of votes."""
         rng = RowRNG(state["seeds"])
         parts = []
         for first in range(0, self.samples, self.chunk):

@@ -67,7 +67,7 @@ class RandomResizePad(AdaptiveDefense):
         return Solution(x, (x,), {name: places[:, column].to(x.device) for column, name in enumerate(_PLACE)})
 
     def readout(self, point: Tensor, state: Mapping[str, Tensor]) -> Tensor:
-        """Logits ``(N, K)`` of the images in their places."""
+        """Return logits ``(N, K)`` of the images in their places."""
         out: Tensor = self.classifier(self.place(point, state))
         return out
 
@@ -84,7 +84,7 @@ class RandomResizePad(AdaptiveDefense):
         return torch.cat(placed)
 
     def _limits(self, x: Tensor) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Least and greatest height and width."""
+        """Return least and greatest height and width."""
         height, width = x.shape[-2:]
         least = max(1, round(self.smallest * height)), max(1, round(self.smallest * width))
         return least, (max(1, round(self.largest * height)), max(1, round(self.largest * width)))

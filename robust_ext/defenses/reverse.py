@@ -50,7 +50,7 @@ class ContrastiveHead(TrainedPart):
         return cls(**sizes, views=RandomViews(**views))
 
     def forward(self, features: Tensor) -> Tensor:
-        """Embeddings ``(N, D)`` of features ``(N, F)``."""
+        """Return embeddings ``(N, D)`` of features ``(N, F)``."""
         out: Tensor = self.layers(features)
         return out
 
@@ -64,7 +64,7 @@ class ContrastiveEncoder(nn.Module):
         self.eval()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Embeddings ``(N, D)`` of inputs ``(N, ...)``."""
+        """Return embeddings ``(N, D)`` of inputs ``(N, ...)``."""
         out: Tensor = self.head(self.features(x).flatten(1))
         return out
 
@@ -177,21 +177,21 @@ class ContrastiveReversal(SignPurifier):
 
     @classmethod
     def part_arguments(cls, part: Any, classifier: nn.Module, inputs: Tensor) -> dict[str, Any]:
-        """The contrastive encoder on the classifier's features, and the views that it was trained on."""
+        """Return the contrastive encoder on the classifier's features, and the views of its training."""
         encoder = ContrastiveEncoder(split(classifier, inputs).features, part)
         encoder(inputs)
         return {"encoder": encoder, "augment": part.views}
 
     def start(self, x: Tensor, rng: RowRNG) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """The input, or a point drawn uniformly from the ball around it, in bounds."""
+        """Return the input, or a point drawn uniformly from the ball around it, in bounds."""
         return random_start(self, x, rng) if self.random_start else x, {}
 
     def direction(self, point: Tensor, *, number: int, state: Mapping[str, Tensor], rng: RowRNG) -> Tensor:
-        """Down."""
+        """Return the descent direction."""
         return -row_gradient(lambda leaf: self.loss(leaf, rng, number), point).sign()
 
     def loss(self, point: Tensor, rng: RowRNG, number: int) -> Tensor:
-        """The contrastive loss ``(N,)`` of each row of a group ``(N, C, H, W)``; ``number`` is the step's."""
+        """Return the contrastive loss ``(N,)`` of each row of a group ``(N, C, H, W)`` at step ``number``."""
         unit = to_unit(point, self.bounds)
         seen = torch.cat([self.augment(unit, rng, "view", number, view) for view in range(self.views)])
         embeddings: Tensor = self.encoder(from_unit(seen, self.bounds))

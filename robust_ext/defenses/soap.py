@@ -24,7 +24,7 @@ from robust_ext.models.vjp import row_gradient
 
 
 def flipped_crop(x: Tensor, *, crop: int = 2, flip: bool = True) -> Tensor:
-    """The case study's view of images ``(N, C, H, W)``: turned left to right, cropped, stretched by nearest neighbours.
+    """Return the case study's view of images ``(N, C, H, W)``: mirrored, cropped, stretched by nearest neighbours.
 
     ``crop`` pixels are cut off at each side: 2 of 32 in the case study, 4 in the authors' last code. ``flip=False`` is
     for images whose mirror images are no such images, as digits. Too small ones raise InvalidArgumentError.
@@ -100,7 +100,7 @@ class SOAP(AdaptiveDefense):
             self.view = partial(flipped_crop, crop=self.crop, flip=self.flip)
 
     def loss(self, point: Tensor) -> Tensor:
-        """The mean over classes of the squared difference of logits, ``(N,)``."""
+        """Return the mean over classes of the squared difference of logits, ``(N,)``."""
         difference: Tensor = self.classifier(point) - self.classifier(self.view(point))
         return difference.square().mean(1)
 
@@ -118,7 +118,7 @@ class SOAP(AdaptiveDefense):
         return Solution(path[-1], tuple(path), {"radius": chosen})
 
     def _tried(self, x: Tensor, radius: float, record: bool) -> tuple[list[Tensor], Tensor]:
-        """The points that steps in one ball go through, the last one alone if not recorded, and the loss there."""
+        """Return the path of the steps in one ball, its last point alone unless recorded, and the loss there."""
         path = [x]
         for _ in range(self.steps):
             gradient = row_gradient(self.loss, path[-1])

@@ -87,7 +87,7 @@ class SODEF(AdaptiveDefense):
 
     @classmethod
     def part_arguments(cls, part: Any, classifier: nn.Module, inputs: Tensor) -> dict[str, Any]:
-        """The features of the classifier, and the head on them."""
+        """Return the features of the classifier, and the head on them."""
         features = split(classifier, inputs).features
         classes, found = classifier(inputs).shape[1], part.readout(part.reduce(features(inputs))).shape[1]
         if found != classes:
@@ -100,14 +100,14 @@ class SODEF(AdaptiveDefense):
         return False
 
     def solve(self, x: Tensor, rng: RowRNG, *, record: bool) -> Solution:
-        """The input as it is; with ``record`` also where the equation starts and ends."""
+        """Return the unchanged input; with ``record`` also where the equation starts and ends."""
         if not record:
             return Solution(x, (x,))
         start = self.head.reduce(self.features(x))
         return Solution(x, (x,), {"start": start, "end": self.end(start)})
 
     def end(self, start: Tensor) -> Tensor:
-        """The states ``(N, D)`` that the equation leads to from ``start`` ``(N, D)``."""
+        """Return the states ``(N, D)`` that the equation leads to from ``start`` ``(N, D)``."""
         if self.solver == "rk4" and self.steps == 0:
             return start
         return integrate(
@@ -121,6 +121,6 @@ class SODEF(AdaptiveDefense):
         )
 
     def readout(self, point: Tensor, state: Mapping[str, Tensor]) -> Tensor:
-        """Logits ``(N, K)`` of inputs."""
+        """Return logits ``(N, K)`` of inputs."""
         out: Tensor = self.head.readout(self.end(self.head.reduce(self.features(point))))
         return out

@@ -73,7 +73,7 @@ class Discriminator(TrainedPart):
         self.eval()
 
     def forward(self, *activations: Tensor) -> Tensor:
-        """The logit ``(N,)`` of how likely inputs are clean, from their activations ``(N, channels, ...)`` in order."""
+        """Return the logit ``(N,)`` of being clean, from the inputs' activations ``(N, channels, ...)`` in order."""
         shapes = [tuple(values.shape) for values in activations]
         if [shape[1:2] for shape in shapes] != [(count,) for count in self.channels]:
             raise ModelError(f"discriminator: got activations {shapes}, expected (N, channels, ...) of {self.channels}")

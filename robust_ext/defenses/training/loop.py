@@ -34,7 +34,7 @@ class TrainedPart(nn.Module):
 
     @classmethod
     def untrained(cls: type[Self], **settings: Any) -> Self:
-        """A part whose weights are still to be loaded."""
+        """Make a part whose weights are still to be loaded."""
         return cls(**settings)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -85,7 +85,7 @@ class Training(Settings, ABC):
         """
 
     def checked(self, classifier: nn.Module, inputs: Tensor) -> Tensor:
-        """The inputs on the classifier's device."""
+        """Return the inputs on the classifier's device."""
         return check_inputs("inputs", inputs, bounds=self.bounds).to(module_device(classifier))
 
 

@@ -46,7 +46,7 @@ class Projections(TrainedPart):
         return cls(layers, [torch.zeros(shape) for shape in shapes], [torch.zeros(shape[0]) for shape in shapes])
 
     def basis(self, number: int) -> Tensor:
-        """``(D, rank)`` of one layer."""
+        """Return the basis ``(D, rank)`` of one layer."""
         found: Tensor = getattr(self, f"basis_{number}")
         return found
 

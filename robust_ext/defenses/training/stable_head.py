@@ -34,13 +34,13 @@ class StableField(nn.Module):
         self.layers = nn.ModuleList(nn.Linear(*pair) for pair in pairwise(sizes))
 
     def forward(self, time: Tensor, state: Tensor) -> Tensor:
-        """Velocities ``(N, dimension)`` at states ``(N, dimension)``."""
+        """Return velocities ``(N, dimension)`` at states ``(N, dimension)``."""
         for layer in self.layers:
             state = torch.sin(-layer(state))
         return state
 
     def jacobian(self, state: Tensor) -> Tensor:
-        """Derivatives ``(N, dimension, dimension)`` of the velocities (rows) by the states ``(N, dimension)``."""
+        """Return derivatives ``(N, dimension, dimension)`` of velocities (rows) by states ``(N, dimension)``."""
         product = torch.eye(state.shape[1], dtype=state.dtype, device=state.device).expand(len(state), -1, -1)
         for layer in self.layers:
             angle = -layer(state)
@@ -60,7 +60,7 @@ def integrate(
     tolerance: float = 1e-3,
     adjoint: bool = True,
 ) -> Tensor:
-    """The state ``(N, D)`` at ``time`` of ``dz/dt = field(t, z)`` with ``z(0) = start``.
+    """Return the state ``(N, D)`` at ``time`` of ``dz/dt = field(t, z)`` with ``z(0) = start``.
 
     ``"dopri5"`` is Runge-Kutta of order 5 of torchdiffeq, with steps chosen for all rows together, so that a row's
     result varies with the batch by about the tolerance (relative and absolute); its gradients come from the adjoint

@@ -36,7 +36,7 @@ class View:
     grey: bool = False
 
     def apply(self, x: Tensor) -> Tensor:
-        """The view ``(N, C, H, W)`` of images in [0, 1]; those without three channels keep their hue and saturation."""
+        """Apply the view to images ``(N, C, H, W)`` in [0, 1]; without three channels, hue and saturation stay."""
         top, left, height, width = self.crop
         out = x[..., top : top + height, left : left + width]
         out = nn.functional.interpolate(out, x.shape[-2:], mode="bilinear", align_corners=False)
@@ -67,7 +67,7 @@ class RandomViews(SettingsModule):
     )
 
     def forward(self, x: Tensor, rng: RowRNG, *keys: int | str) -> Tensor:
-        """One view of each image ``(N, C, H, W)`` in [0, 1], from the rows' numbers under the keys."""
+        """Return one view of each image ``(N, C, H, W)`` in [0, 1], from the rows' numbers under the keys."""
         if x.dim() != 4:
             raise InvalidArgumentError("x", f"shape {tuple(x.shape)}", "images (N, C, H, W)")
         size = (x.shape[-2], x.shape[-1])
@@ -77,7 +77,7 @@ class RandomViews(SettingsModule):
         return torch.cat([view.apply(x[row : row + 1]) for row, view in enumerate(views)])
 
     def draw(self, size: tuple[int, int], generator: torch.Generator) -> View:
-        """One view for images of height and width ``size``."""
+        """Draw one view for images of height and width ``size``."""
 
         def uniform(low: float, high: float) -> float:
             return float(torch.rand((), generator=generator)) * (high - low) + low
@@ -124,12 +124,12 @@ def _mixed(x: Tensor, plain: Tensor, amount: float) -> Tensor:
 
 
 def _grey(x: Tensor) -> Tensor:
-    """Brightness, ``(N, 1, H, W)`` for colours."""
+    """Return the brightness, ``(N, 1, H, W)`` for colours."""
     return (x * x.new_tensor(_LUMA).view(3, 1, 1)).sum(1, keepdim=True) if x.shape[1] == 3 else x
 
 
 def _turned(x: Tensor, turn: float) -> Tensor:
-    """Colours of another hue, by way of hue, value and chroma."""
+    """Turn the hue of colours, by way of hue, value and chroma."""
     red, green, blue = x.unbind(1)
     value = x.amax(1)
     chroma = value - x.amin(1)
