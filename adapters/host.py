@@ -1,4 +1,4 @@
-"""Adapters whose parts lie in modules of their own, imported when the library is used and not before."""
+"""Adapters whose parts are modules of their own, imported only when the library is used."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class LibraryAdapter(Adapter):
     """Adapter of a library by modules of ``robust_ext.adapters.<name>``.
 
-    ``package`` is what is imported of it, ``install`` what pip is given.
+    ``package`` is the package to import, ``install`` the argument of ``pip install``.
     """
 
     def __init__(self, *, name: str, title: str, package: str, install: str) -> None:
@@ -73,8 +73,7 @@ class HostAdapter(LibraryAdapter):
 
     def list_attacks(self) -> list[AttackListing]:
         """List every attack of the library, unusable ones included."""
-        self._require("library")
-        listed: list[AttackListing] = self._part("catalogue").CATALOGUE.listings()
+        listed: list[AttackListing] = self._require("catalogue").CATALOGUE.listings()
         return listed
 
     def attack_names(self) -> list[str]:
@@ -83,8 +82,7 @@ class HostAdapter(LibraryAdapter):
 
     def build_attack(self, attack: str, settings: Mapping[str, Any], *, name: str) -> Attack:
         """Make the attack of that name or alias, with these settings."""
-        self._require("library")
-        found = self._part("catalogue").CATALOGUE.find(attack)
+        found = self._require("catalogue").CATALOGUE.find(attack)
         built: Attack = self._part("attack").from_class(found, settings, name=name)
         return built
 
@@ -99,7 +97,7 @@ class HostAdapter(LibraryAdapter):
             attack, settings = attack
         if not comes_from(attack, self.package):
             return None
-        # This project's own attacks in the library's clothes are taken out of them.
+        # Unwrap this project's own attacks from the library's classes.
         native = None if isinstance(attack, type) else getattr(attack, "native", None)
         core = native() if callable(native) else None
         if isinstance(core, NativeAttack):

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from robust_ext.adapters.adv_lib.catalogue import CATALOGUE, NORM_VALUES, traits_of
-from robust_ext.adapters.adv_lib.compat import repaired
 from robust_ext.adapters.adv_lib.entries import Entry
-from robust_ext.adapters.adv_lib.library import adv_lib
+from robust_ext.adapters.adv_lib.library import adv_lib, repaired
 from robust_ext.adapters.catalogue import check_ranges
 from robust_ext.adapters.wrapped import WrappedAttack, check_candidates, check_settings, raised_inside, restore_failed
 from robust_ext.attacks.base import draw_seed

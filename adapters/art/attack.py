@@ -14,9 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from robust_ext.adapters.art.catalogue import CATALOGUE, NORM_NAMES, NORM_VALUES, traits_of
-from robust_ext.adapters.art.compat import constructible, repair, seeded_states, without_bars
 from robust_ext.adapters.art.entries import Entry
-from robust_ext.adapters.art.library import art
+from robust_ext.adapters.art.library import art, constructible, repair, seeded_states, without_bars
 from robust_ext.adapters.art.settings import AttackContext, nothing
 from robust_ext.adapters.art.target import HostModule, make_estimator, without_new_hooks
 from robust_ext.adapters.catalogue import check_ranges

@@ -12,11 +12,16 @@ from torch import Tensor, nn
 
 from robust_ext.adapters.catalogue import check_ranges
 from robust_ext.adapters.foolbox.catalogue import CATALOGUE, norms_of
-from robust_ext.adapters.foolbox.compat import describe, quiet
 from robust_ext.adapters.foolbox.entries import Entry
-from robust_ext.adapters.foolbox.library import foolbox
-from robust_ext.adapters.foolbox.starting import Anything, Misclassified, needs_start, with_start
-from robust_ext.adapters.foolbox.target import LowLogits, NeverFlat
+from robust_ext.adapters.foolbox.library import describe, foolbox, quiet
+from robust_ext.adapters.foolbox.target import (
+    Anything,
+    LowLogits,
+    Misclassified,
+    NeverFlat,
+    needs_start,
+    with_start,
+)
 from robust_ext.adapters.wrapped import (
     check_candidates,
     check_settings,

@@ -1,9 +1,25 @@
-"""A target as Foolbox meets it: modules around its own, where an attack fails on its logits or gradients."""
+"""Targets, criteria and starting points in a form that Foolbox's attacks do not fail on.
+
+An attack that starts at adversarial points raises for the whole batch as soon as one sample has no start, and some
+divide by the distance between a start and its input, which is zero for a misclassified sample. Every query is the full
+batch, so such a sample cannot be left out. It is excused instead: the attack gets a solvable problem in its place, to
+leave a ball, and its result is not used.
+"""
 
 from __future__ import annotations
 
+import copy
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+
+from robust_ext.adapters.foolbox.library import foolbox
+
+_MinimizationAttack: Any = foolbox.attacks.base.MinimizationAttack
+_Misclassification: Any = foolbox.criteria.Misclassification
+# EagerPy comes with Foolbox; its tensors are what attacks hand to criteria.
+_as_eager = foolbox.models.base.ep.astensor
 
 # exp(80) times thousands of classes is still a float32.
 _HIGHEST = 80.0
@@ -54,3 +70,80 @@ class NeverFlat(nn.Module):
         size = gradient.flatten(1).square().sum(1) ** (self.power // 2)
         vanished = (size == 0).view(-1, *[1] * (gradient.dim() - 1))
         return torch.where(vanished, _STEEP, gradient)
+
+
+class Misclassified(_Misclassification):  # type: ignore[misc]
+    """Foolbox's criterion, but for the samples in ``excused``, which only have to leave a ball around their input.
+
+    ``excused``, bool ``(N,)``, are the samples whose result is not to be used; ``unstarted`` those of them for which no
+    start was found.
+    """
+
+    def __init__(self, labels: Tensor, *, inputs: Tensor, bounds: tuple[float, float]) -> None:
+        super().__init__(labels)
+        self.inputs = inputs
+        low, high = bounds
+        # The corner of the box farthest from the input, at least half the width away in every value.
+        self.corner = torch.where(inputs < (low + high) / 2, high, low).to(inputs.dtype)
+        self.radius = (high - low) / 4 * float(inputs[:1].numel()) ** 0.5
+        self.excused = torch.zeros(len(inputs), dtype=torch.bool, device=inputs.device)
+        self.unstarted = self.excused.clone()
+
+    def __call__(self, perturbed: Any, outputs: Any) -> Any:
+        """Return a mask of adversarial ``perturbed`` ``(N, ...)``, bool ``(N,)``, of the argument's kind."""
+        adversarial = super().__call__(perturbed, outputs)
+        if not bool(self.excused.any()):
+            return adversarial
+        distance = (_as_eager(perturbed).raw - self.inputs).flatten(1).norm(dim=1)
+        judged = torch.where(self.excused, distance > self.radius, _as_eager(adversarial).raw)
+        return judged if isinstance(adversarial, Tensor) else _as_eager(judged)
+
+
+class Anything(_Misclassification):  # type: ignore[misc]
+    """Foolbox's criterion, met by every point: what is adversarial is checked afterwards."""
+
+    def __call__(self, perturbed: Any, outputs: Any) -> Any:
+        """Return True for each sample, bool ``(N,)``, of the argument's kind."""
+        wrong = super().__call__(perturbed, outputs)
+        return wrong == wrong
+
+
+class _Start(_MinimizationAttack):  # type: ignore[misc]
+    """Another attack's starting points, with a start of their own for samples that have none or are wrong already."""
+
+    distance = foolbox.distances.l2
+
+    def __init__(self, attack: Any) -> None:
+        self.attack = attack
+
+    def run(self, model: Any, inputs: Any, criterion: Misclassified, **settings: Any) -> Any:
+        points = _as_eager(self.attack.run(model, inputs, criterion, **settings))
+        x = _as_eager(inputs)
+        failed = ~_as_eager(criterion(points, model(points))).raw
+        # A start at the input is one that was adversarial already.
+        trivial = (points.raw == x.raw).flatten(1).all(1)
+        criterion.unstarted |= failed
+        criterion.excused |= failed | trivial
+        excused = criterion.excused.view(-1, *[1] * (x.ndim - 1))
+        return _as_eager(torch.where(excused, criterion.corner, points.raw))
+
+
+def needs_start(attack: Any, start: tuple[str, Any] | None) -> bool:
+    """Return whether an attack starts with another one, by default or by its settings."""
+    return start is not None or getattr(attack, "init_attack", None) is not None
+
+
+def with_start(attack: Any, start: tuple[str, Any] | None) -> Any:
+    """Copy an attack, possibly repeated, so that it tolerates samples without a start; needs :class:`Misclassified`.
+
+    ``start`` is class and settings of the attack it starts with by default.
+    """
+    changed = copy.copy(attack)
+    if isinstance(attack, foolbox.attacks.base.Repeated):
+        changed.attack = with_start(attack.attack, start)
+        return changed
+    first = attack.init_attack
+    if first is None and start is not None:
+        first = getattr(foolbox.attacks, start[0])(**start[1])
+    changed.init_attack = _Start(first)
+    return changed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -10,17 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from robust_ext.adapters.catalogue import check_ranges
-from robust_ext.adapters.torchattacks.catalogue import CATALOGUE, NORM_NAMES, NORM_VALUES, entry_of
+from robust_ext.adapters.torchattacks.catalogue import CATALOGUE, NORM_NAMES, NORM_VALUES, entry_of, torchattacks
 from robust_ext.adapters.torchattacks.entries import Entry
-from robust_ext.adapters.torchattacks.library import torchattacks
-from robust_ext.adapters.torchattacks.objects import settings_of, training_of
 from robust_ext.adapters.torchattacks.target import HostModule, check_shape
 from robust_ext.adapters.wrapped import (
+    MISSING,
     WrappedAttack,
     check_candidates,
     check_settings,
     constructed,
     raised_inside,
+    settings_of,
     written,
 )
 from robust_ext.attacks.base import draw_seed
@@ -31,8 +32,19 @@ from robust_ext.core.random import seeded_globals
 from robust_ext.core.specification import check_keywords, parse_call
 from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
+from robust_ext.core.warning import warn
 
 _EPSILONS = ("eps", "max_epsilon")
+_MODES = ("model_training", "batchnorm_training", "dropout_training")
+# Where an object keeps a setting under another name.
+_PLACES: Mapping[tuple[str, str], str] = {
+    ("APGD", "rho"): "thr_decr",
+    ("APGDT", "rho"): "thr_decr",
+    ("Pixle", "max_iterations"): "max_patches",
+    ("Pixle", "x_dimensions"): "p1_x_dimensions",
+    ("Pixle", "y_dimensions"): "p1_y_dimensions",
+    ("Square", "resc_schedule"): "rescale_schedule",
+}
 
 
 class TorchattacksAttack(WrappedAttack):
@@ -156,9 +168,48 @@ def from_object(attack: Any, *, name: str | None = None) -> TorchattacksAttack:
         InvalidArgumentError: It is of a class that cannot be used here, or in a targeted mode.
     """
     CATALOGUE.entry(type(attack))
-    made = from_class(type(attack), settings_of(attack), name=name)
-    made.training = training_of(attack)
+    made = from_class(type(attack), _settings_of(attack), name=name)
+    made.training = _training_of(attack)
     return made
+
+
+def _settings_of(attack: Any) -> dict[str, Any]:
+    """Return an object's settings that differ from its class's defaults, without those of its model.
+
+    The number of classes and the normalization belong to the model the object was bound to and are left out; targets
+    take inputs as they are. The device is left out too.
+
+    Raises:
+        InvalidArgumentError: It is in a targeted mode.
+    """
+    if attack.targeted:
+        raise InvalidArgumentError(
+            "attack",
+            f"torchattacks' {type(attack).__name__} in mode {attack.attack_mode!r}",
+            "the default mode (set_mode_default()): any class but the true one counts, and labels are true labels",
+        )
+    if attack.normalization_used is not None:
+        warn(
+            f"{type(attack).__name__}: set_normalization_used belongs to the model it was bound to and is left out; "
+            "targets are attacked on inputs as they take them, and a network that needs normalized ones has to do that "
+            "itself"
+        )
+
+    def read(key: str, parameter: inspect.Parameter) -> Any:
+        if key in ("model", "n_classes"):
+            return MISSING
+        noise = getattr(attack, "noise_func", None)
+        if noise is not None and key in ("noise_type", "noise_sd"):
+            return getattr(noise, key)
+        return getattr(attack, _PLACES.get((type(attack).__name__, key), key), MISSING)
+
+    return settings_of(attack, read)
+
+
+def _training_of(attack: Any) -> dict[str, bool]:
+    """Return the values of ``set_model_training_mode``; empty where it was not called."""
+    modes = {name: bool(getattr(attack, f"_{name}")) for name in _MODES}
+    return modes if any(modes.values()) else {}
 
 
 def _part(value: object) -> TorchattacksAttack:

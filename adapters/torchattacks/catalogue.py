@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from robust_ext.adapters.catalogue import Catalogue
 from robust_ext.adapters.torchattacks.entries import ENTRIES, Entry
-from robust_ext.adapters.torchattacks.library import torchattacks
 from robust_ext.attacks.base import AttackTraits
 from robust_ext.core.errors import InvalidArgumentError
+
+# Its requirements (torchvision, requests, torch pins) are not imported by it; its attacks need torch, numpy and scipy.
+torchattacks: Any = importlib.import_module("torchattacks")
 
 NORM_VALUES: Mapping[str, str] = {"linf": "Linf", "l2": "L2", "l1": "L1"}
 NORM_NAMES: Mapping[Any, str] = {value: norm for norm, value in NORM_VALUES.items()}

@@ -237,7 +237,7 @@ def test_no_bars_are_shown(capfd, monkeypatch):
     attack, threat_model = as_attack("art:UniversalPerturbation(max_iter=2)"), ThreatModel(norm="l2", epsilon=1.0)
     run(attack, module, x, y, threat_model)
     assert capfd.readouterr().err == ""
-    monkeypatch.setattr("robust_ext.adapters.art.compat._silence", lambda part: part)
+    monkeypatch.setattr("robust_ext.adapters.art.library._silence", lambda part: part)
     run(attack, module, x, y, threat_model)
     assert "DeepFool" in capfd.readouterr().err
 
@@ -253,7 +253,7 @@ def test_progress_is_shown_again_afterwards():
     import tqdm.auto
 
     before = tqdm.auto.trange
-    guards = importlib.import_module("robust_ext.adapters.art.compat")
+    guards = importlib.import_module("robust_ext.adapters.art.library")
     with guards.without_bars():
         assert list(tqdm.auto.trange(1, 4)) == [1, 2, 3]
         assert tqdm.auto.trange is not before

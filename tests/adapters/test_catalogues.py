@@ -26,7 +26,7 @@ def host(library):
     """The library itself, where it is installed."""
     if not usable(library):
         pytest.skip(f"{library} is not installed")
-    return import_module(f"robust_ext.adapters.{library}.library").__dict__[library]
+    return import_module(f"robust_ext.adapters.{library}.catalogue").__dict__[library]
 
 
 def classes_of(module, base):

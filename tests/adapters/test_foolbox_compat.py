@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from robust_ext import AttackError, ThreatModel, as_module
-from robust_ext.adapters.foolbox import compat
+from robust_ext.adapters.foolbox.library import describe
 from robust_ext.core.errors import RobustExtWarning
 from robust_ext.core.random import seeded_globals
 from robust_ext.registry.base import adapters
@@ -355,5 +355,5 @@ def test_an_init_attack_that_needs_a_budget_is_named():
         foolbox.attacks.LinfPGD(steps=1).run(
             model, torch.rand(2, 1, 1, 3), foolbox.Misclassification(torch.zeros(2).long())
         )
-    words = compat.describe("L2BrendelBethgeAttack: Foolbox", raised.value)
+    words = describe("L2BrendelBethgeAttack: Foolbox", raised.value)
     assert "as init_attack choose a minimum-norm attack" in words
