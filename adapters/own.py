@@ -8,10 +8,7 @@ from typing import Any
 from torch import nn
 
 from robust_ext.adapters.wrapped import check_settings
-from robust_ext.attacks.adapted import AdaptedAttack
 from robust_ext.attacks.base import Attack
-from robust_ext.attacks.catalogue import ATTACKS
-from robust_ext.attacks.transfer import Transfer
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.foreign import foreign_code
 from robust_ext.core.settings import trial_settings
@@ -28,21 +25,22 @@ class OwnAdapter(Adapter):
 
     def list_attacks(self) -> list[AttackListing]:
         """List every attack of this project."""
+        from robust_ext.attacks.catalogue import ATTACKS
+
         return [
             AttackListing(name=known.__name__, traits=known().traits, trial=trial_settings(known)) for known in ATTACKS
         ]
 
     def build_attack(self, attack: str, settings: Mapping[str, Any], *, name: str) -> Attack:
         """Make the attack of that class name, with these settings."""
-        own: tuple[type[Any], ...] = (*ATTACKS, AdaptedAttack, Transfer)
-        classes = {known.__name__: known for known in own}
+        classes = _classes()
         if attack not in classes:
             expected = f"one of {', '.join(classes)}{did_you_mean(attack, classes)}"
             raise InvalidArgumentError("attack", f"robust_ext:{attack}", expected)
         check_keywords(classes[attack], settings, argument="attack", label=attack)
-        if attack == AdaptedAttack.__name__:
+        if attack == "AdaptedAttack":
             settings = {**settings, "attack": as_attack(settings["attack"])}
-        if attack == Transfer.__name__:
+        if attack == "Transfer":
             given = settings["surrogates"]
             texts = given if isinstance(given, Mapping) else {given: given}
             settings = {**settings, "surrogates": {name: _network(text) for name, text in texts.items()}}
@@ -54,9 +52,22 @@ class OwnAdapter(Adapter):
         settings: object = {}
         if isinstance(attack, tuple) and len(attack) == 2:
             attack, settings = attack
-        if not isinstance(attack, type) or attack not in (*ATTACKS, AdaptedAttack):
+        if (
+            not isinstance(attack, type)
+            or attack.__name__ == "Transfer"
+            or _classes().get(attack.__name__) is not attack
+        ):
             return None
         return self.build_attack(attack.__name__, check_settings(settings), name=name or attack.__name__)
+
+
+def _classes() -> dict[str, type[Any]]:
+    """The attacks by name; loaded here, as attacks of other libraries need none of them."""
+    from robust_ext.attacks.adapted import AdaptedAttack
+    from robust_ext.attacks.catalogue import ATTACKS
+    from robust_ext.attacks.transfer import Transfer
+
+    return {known.__name__: known for known in (*ATTACKS, AdaptedAttack, Transfer)}
 
 
 def _network(text: object) -> nn.Module:

@@ -90,7 +90,12 @@ class ModuleState:
         named = {id(part): (name, part) for root in roots for name, part in root.named_modules()}
         self._parts = [(name, part, dict(vars(part)), _registers(part)) for name, part in named.values()]
         self._training = [(part, part.training) for _, part in named.values()]
-        plain = (one for _, _, held, _ in self._parts for one in held.values() if isinstance(one, (dict, list, set)))
+        plain = (
+            one
+            for *_, held, own in self._parts
+            for key, one in held.items()
+            if key not in own and isinstance(one, (dict, list, set))
+        )
         self._containers = [(one, copy.deepcopy(one)) for one in plain if _is_plain(one)]
         self._tensors: dict[int, _TensorState] = {}
         twins = list(copied._tensors.values()) if copied is not None else []
@@ -177,14 +182,14 @@ def _bits(tensor: Tensor) -> Tensor | None:
 
 def _registers(part: nn.Module) -> dict[str, Any]:
     """Shallow copies of a module's registers, by name."""
-    held = ((key, vars(part).get(key)) for key in _REGISTERS)
-    return {key: value.copy() for key, value in held if isinstance(value, (dict, set))}
+    return {key: held.copy() for key in _REGISTERS if isinstance(held := vars(part).get(key), (dict, set))}
 
 
 def _same_items(now: Any, before: Any) -> bool:
     if isinstance(before, set):
         return bool(now == before)
-    return now is not None and list(now) == list(before) and all(now[key] is before[key] for key in before)
+    # Objects are compared by identity, since tensors have no plain equality.
+    return now is not None and list(now) == list(before) and [*map(id, now.values())] == [*map(id, before.values())]
 
 
 def _is_plain(value: object) -> bool:

@@ -149,8 +149,9 @@ def derive_seed(seed: int, *keys: int | str) -> int:
         >>> derive_seed(0, 7, "inner") == derive_seed(0, 8, "inner")
         False
     """
-    seed = check_integer("seed", seed, minimum=0)
-    text = "\x1f".join([str(seed), *(f"{type(key).__name__}:{key}" for key in keys)])
+    text = str(check_integer("seed", seed, minimum=0))
+    for key in keys:
+        text += f"\x1f{type(key).__name__}:{key}"
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
