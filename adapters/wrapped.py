@@ -15,12 +15,11 @@ from torch import Tensor
 
 from robust_ext.attacks.base import DISTRIBUTIONS, Attack, AttackTraits
 from robust_ext.core.cost import Cost
-from robust_ext.core.errors import AttackError, InvalidArgumentError, MissingDependencyError
+from robust_ext.core.errors import AttackError, InvalidArgumentError, MissingDependencyError, warn
 from robust_ext.core.objects import qualified_name
 from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
 from robust_ext.core.validation import check_integer
-from robust_ext.core.warning import warn
 
 
 def starting_points(

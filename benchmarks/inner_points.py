@@ -31,8 +31,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 from networks import resnet20, wong_kolter_mnist
 
 import robust_ext
-from robust_ext.attacks._common.projections import project
-from robust_ext.attacks._common.rows import l2_normalize
+from robust_ext.attacks._common.rows import l2_normalize, project
 from robust_ext.casestudies.networks import small_features
 from robust_ext.core.threat import ThreatModel
 from robust_ext.datasets import load_dataset

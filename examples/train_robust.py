@@ -17,8 +17,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from robust_ext.attacks._common.projections import project
-from robust_ext.attacks._common.rows import l2_normalize
+from robust_ext.attacks._common.rows import l2_normalize, project
 from robust_ext.cli.models import load_model
 from robust_ext.core.threat import ThreatModel
 from robust_ext.datasets import load_dataset

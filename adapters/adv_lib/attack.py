@@ -15,7 +15,7 @@ from robust_ext.adapters.adv_lib.library import adv_lib, repaired
 from robust_ext.adapters.catalogue import check_ranges
 from robust_ext.adapters.wrapped import WrappedAttack, check_candidates, check_settings, raised_inside, restore_failed
 from robust_ext.attacks.base import draw_seed
-from robust_ext.attacks.unit_space import UnitSpace
+from robust_ext.attacks.running import UnitSpace
 from robust_ext.core.errors import AttackRefusedError, InvalidArgumentError
 from robust_ext.core.random import seeded_globals
 from robust_ext.core.specification import check_keywords

@@ -31,7 +31,7 @@ from robust_ext.adapters.wrapped import (
 )
 from robust_ext.attacks._common.rows import runner_up
 from robust_ext.attacks.base import draw_seed
-from robust_ext.attacks.unit_space import UnitSpace
+from robust_ext.attacks.running import UnitSpace
 from robust_ext.core.errors import AttackError, AttackRefusedError, InvalidArgumentError
 from robust_ext.core.random import seeded_globals
 from robust_ext.core.specification import check_keywords

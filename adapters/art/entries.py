@@ -28,7 +28,7 @@ class Entry(AttackEntry):
         probabilities: Whether it needs a model of probabilities; it is then given the softmax of the logits.
         first_step: Default of ``eps_step`` as a part of epsilon; None where it follows from the iterations.
         unit_space: Whether it takes inputs in [0, 1], or steps that suit them, for granted; it is then run in
-            :class:`robust_ext.attacks.unit_space.UnitSpace`, and its settings are those of inputs in [0, 1].
+            :class:`robust_ext.attacks.running.UnitSpace`, and its settings are those of inputs in [0, 1].
         distances: Settings that are distances between inputs, and stay in the units of the bounds all the same.
         aims: Whether it takes labels as targets; it is then given the class that comes second at the input, or that
             of the guide where there are guides.

@@ -33,14 +33,13 @@ from robust_ext.adapters.wrapped import (
 )
 from robust_ext.attacks._common.rows import runner_up
 from robust_ext.attacks.base import Attack, draw_seed
-from robust_ext.attacks.unit_space import UnitSpace
+from robust_ext.attacks.running import UnitSpace
 from robust_ext.core.cost import Cost
-from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.errors import InvalidArgumentError, warn
 from robust_ext.core.random import seeded_globals
 from robust_ext.core.specification import check_keywords
 from robust_ext.core.target import Target
 from robust_ext.core.threat import NORMS, ThreatModel
-from robust_ext.core.warning import warn
 
 _DISTANCES = {norm: getattr(foolbox.distances, norm) for norm in NORMS}
 _Flexible: Any = foolbox.attacks.base.FlexibleDistanceMinimizationAttack

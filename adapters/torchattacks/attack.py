@@ -25,14 +25,13 @@ from robust_ext.adapters.wrapped import (
     written,
 )
 from robust_ext.attacks.base import draw_seed
-from robust_ext.attacks.unit_space import UnitSpace
-from robust_ext.core.errors import AttackError, InvalidArgumentError
+from robust_ext.attacks.running import UnitSpace
+from robust_ext.core.errors import AttackError, InvalidArgumentError, warn
 from robust_ext.core.guard import frozen
 from robust_ext.core.random import seeded_globals
 from robust_ext.core.specification import check_keywords, parse_call
 from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
-from robust_ext.core.warning import warn
 
 _EPSILONS = ("eps", "max_epsilon")
 _MODES = ("model_training", "batchnorm_training", "dropout_training")

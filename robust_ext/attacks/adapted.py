@@ -16,9 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from robust_ext.attacks._common.projections import project
 from robust_ext.attacks._common.queried import best_queried
-from robust_ext.attacks._common.rows import runner_up
+from robust_ext.attacks._common.rows import project, runner_up
 from robust_ext.attacks.base import Attack, check_attack, draw_seed
 from robust_ext.attacks.running import run_attack
 from robust_ext.core.cost import Cost

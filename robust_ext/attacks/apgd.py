@@ -20,11 +20,10 @@ from robust_ext.attacks._common.rows import STARTS, check_batch, random_start, r
 from robust_ext.attacks.base import AttackTraits
 from robust_ext.attacks.native import NativeAttack, Watch
 from robust_ext.core.cost import Cost
-from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.errors import InvalidArgumentError, warn
 from robust_ext.core.settings import setting, settings_class
 from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
-from robust_ext.core.warning import warn
 
 
 @settings_class
@@ -34,7 +33,7 @@ class APGD(NativeAttack):
     All rows are attacked in one batch, each on its own. A run of S steps sends each row forward S + 1 times and back S
     times; choosing the classes that ``"targeted-dlr"`` aims at takes one forward pass more. Steps for linf never wait
     for a GPU, those for l2 and l1 do. Unlike the papers' code, gradients and losses that are no numbers are taken for
-    zero and for no improvement, and the projections are exact, see :mod:`robust_ext.attacks._common.projections`.
+    zero and for no improvement, and the projections are exact, see :mod:`robust_ext.attacks._common.rows`.
 
     Each row draws one seed from the generator, in order, and all its starts from that seed: the first row starts where
     it would start alone, and no row's starts depend on the rows after it. :meth:`run` returns more than candidates.

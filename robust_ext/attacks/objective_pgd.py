@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from robust_ext.attacks._common.objectives import DIVERGENCES
-from robust_ext.attacks._common.projections import project
 from robust_ext.attacks._common.rows import (
     NO_GRADIENTS,
     STARTS,
@@ -21,6 +20,7 @@ from robust_ext.attacks._common.rows import (
     gradient_of,
     l2_normalize,
     over_rows,
+    project,
     query,
     random_start,
     row_streams,

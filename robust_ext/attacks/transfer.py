@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from robust_ext.attacks._common.best_tracker import BestPoints
-from robust_ext.attacks._common.projections import project
-from robust_ext.attacks._common.rows import broken, check_batch, over_rows, query
+from robust_ext.attacks._common.rows import broken, check_batch, over_rows, project, query
 from robust_ext.attacks.apgd import APGD
 from robust_ext.attacks.base import Attack, AttackTraits, check_attack, draw_seed
 from robust_ext.attacks.running import run_attack

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from robust_ext.attacks._common.objectives import margin
-from robust_ext.attacks._common.projections import project
-from robust_ext.attacks._common.rows import check_batch, gradient_of, over_rows, random_start, row_streams
+from robust_ext.attacks._common.rows import check_batch, gradient_of, over_rows, project, random_start, row_streams
 from robust_ext.attacks.base import AttackTraits
 from robust_ext.attacks.native import Batch, NativeAttack
 from robust_ext.attacks.objective_pgd import ObjectivePGD

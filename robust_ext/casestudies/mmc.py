@@ -14,8 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from robust_ext.attacks._common.projections import project
-from robust_ext.attacks._common.rows import NO_GRADIENTS, gradient_of, query
+from robust_ext.attacks._common.rows import NO_GRADIENTS, gradient_of, project, query
 from robust_ext.attacks.base import AttackTraits
 from robust_ext.attacks.native import Batch, NativeAttack, Step
 from robust_ext.casestudies.base import CaseStudy, Measurement, Published, Recipe, Trained

@@ -19,8 +19,7 @@ from robust_ext.cli.evaluations import accuracy, at_test_time, binarization, dia
 from robust_ext.cli.mead import mead_command
 from robust_ext.cli.others import attacks, casestudies, compare_runs, demo, show
 from robust_ext.cli.run import run_study
-from robust_ext.core.errors import RobustExtError, printable
-from robust_ext.core.warning import on_stderr
+from robust_ext.core.errors import RobustExtError, on_stderr, printable
 from robust_ext.engine.isolation.process import hide_arguments
 
 _LONGEST = 2000

@@ -12,8 +12,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from robust_ext.core.errors import ModelError
-from robust_ext.core.warning import warn
+from robust_ext.core.errors import ModelError, warn
 
 # Options of mallopt, from malloc.h, and the environment variables by which users set the same.
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4

@@ -10,13 +10,12 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from robust_ext.core.errors import DataError, InvalidArgumentError
+from robust_ext.core.errors import DataError, InvalidArgumentError, warn
 from robust_ext.core.modules import buffer, module_class, positional
 from robust_ext.core.random import seeded_globals
 from robust_ext.core.settings import setting
 from robust_ext.core.target import module_device
 from robust_ext.core.validation import check_integer
-from robust_ext.core.warning import warn
 from robust_ext.detectors.base import Detector, check_clean
 from robust_ext.detectors.catalogue import PUBLISHED
 from robust_ext.detectors.combining import METHODS, combine_ranks, ranks_among

@@ -13,12 +13,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from robust_ext.core.errors import DataError, InvalidArgumentError, SplitError
+from robust_ext.core.errors import DataError, InvalidArgumentError, SplitError, warn
 from robust_ext.core.modules import buffer, module_class
 from robust_ext.core.settings import setting
 from robust_ext.core.target import module_device
 from robust_ext.core.validation import check_labels
-from robust_ext.core.warning import warn
 from robust_ext.detectors._features.layers import check_name, hidden_layer
 from robust_ext.detectors._features.references import ReferenceDetector
 from robust_ext.detectors._features.repeating import repeatable

@@ -12,13 +12,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.errors import InvalidArgumentError, warn
 from robust_ext.core.modules import buffer, module_class
 from robust_ext.core.random import seeded_globals
 from robust_ext.core.settings import setting
 from robust_ext.core.target import module_device
 from robust_ext.core.validation import check_bounds, check_choice, check_inputs, check_integer, to_unit
-from robust_ext.core.warning import warn
 from robust_ext.detectors._features.autoencoder import Autoencoder, check_structure
 from robust_ext.detectors.base import Detector, check_clean
 from robust_ext.detectors.calibration import Calibration

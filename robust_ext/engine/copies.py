@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from robust_ext.core.errors import warn
 from robust_ext.core.foreign import text_of
 from robust_ext.core.guard import frozen
 from robust_ext.core.random import derive_seed, seeded_globals, stream
 from robust_ext.core.target import Counted, PassCounter
-from robust_ext.core.warning import warn
 from robust_ext.detectors.base import Detector
 from robust_ext.models.adaptive import AdaptiveDefense
 

@@ -11,9 +11,8 @@ from typing import Any
 
 import torch
 
-from robust_ext.core.errors import InvalidArgumentError, RobustExtError
+from robust_ext.core.errors import InvalidArgumentError, RobustExtError, issue
 from robust_ext.core.memory import trimmed
-from robust_ext.core.warning import issue
 from robust_ext.engine.executors import ExecutorLike, check_devices, end_executor, make_executor, workers_of
 from robust_ext.engine.isolation.messages import as_error
 from robust_ext.engine.remote import Call, Packer, run_call

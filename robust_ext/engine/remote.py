@@ -18,9 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from robust_ext.core.errors import InvalidArgumentError, ModelError, RobustExtError
+from robust_ext.core.errors import InvalidArgumentError, ModelError, RobustExtError, collecting
 from robust_ext.core.memory import trimmed
-from robust_ext.core.warning import collecting
 from robust_ext.engine.context import RunContext, run_context, set_aside
 from robust_ext.engine.isolation.messages import Unpickler, describe_error, pickled
 from robust_ext.engine.isolation.process import unreadable

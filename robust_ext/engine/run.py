@@ -18,9 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from robust_ext.core.cost import Cost, Costs, Spent
-from robust_ext.core.errors import AttackError, OutOfTimeError, RobustExtError
+from robust_ext.core.errors import AttackError, OutOfTimeError, RobustExtError, collecting, issue, warn
 from robust_ext.core.random import STREAMS
-from robust_ext.core.warning import collecting, issue, warn
 from robust_ext.engine.context import ISOLATED, current_context
 from robust_ext.engine.store import Record, Store
 from robust_ext.engine.task import Attempt, Task, TaskResult, Work, verified

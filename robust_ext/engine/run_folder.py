@@ -26,7 +26,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from robust_ext.core.errors import RunFolderBusyError, RunFolderError
+from robust_ext.core.errors import RunFolderBusyError, RunFolderError, warn
 from robust_ext.core.files import (
     MOST_BYTES,
     MOST_RATIO,
@@ -37,7 +37,6 @@ from robust_ext.core.files import (
     replace_file,
     unwritable,
 )
-from robust_ext.core.warning import warn
 from robust_ext.engine.copies import differences
 from robust_ext.engine.store import Arrays, Store, check_entry, to_text
 from robust_ext.engine.verify import LOST

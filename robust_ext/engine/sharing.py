@@ -11,8 +11,7 @@ from typing import Any, Generic, TypeVar
 from torch import Tensor
 
 from robust_ext.core.cost import Spent
-from robust_ext.core.errors import OutOfTimeError, RobustExtError
-from robust_ext.core.warning import issue
+from robust_ext.core.errors import OutOfTimeError, RobustExtError, issue
 from robust_ext.engine.context import current_context, is_over
 from robust_ext.engine.isolation.messages import as_error
 from robust_ext.engine.pool import Pool, Reply, value_of

@@ -11,9 +11,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
-from robust_ext.core.errors import InvalidArgumentError, MissingDependencyError, printable
+from robust_ext.core.errors import InvalidArgumentError, MissingDependencyError, issuing_once, printable
 from robust_ext.core.foreign import not_ending
-from robust_ext.core.warning import issuing_once
 from robust_ext.engine.context import current_context, run_context
 from robust_ext.reports import findings
 
@@ -105,7 +104,7 @@ class Callback(Protocol):
 def listening(callbacks: Sequence[Callback]) -> Iterator[Callable[[R], R]]:
     """Records of runs inside the block go to the callbacks; yields what tells them of the result and returns it.
 
-    Warnings of the block and of the result are issued at its end, see :mod:`robust_ext.core.warning`.
+    Warnings of the block and of the result are issued at its end, see :mod:`robust_ext.core.errors`.
 
     InvalidArgumentError where one is no callback.
     """

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from typing_extensions import Self
 
 from robust_ext import reports
-from robust_ext.core.errors import DataError
+from robust_ext.core.errors import DataError, with_collected
 from robust_ext.core.files import replace_file
-from robust_ext.core.warning import with_collected
 from robust_ext.engine.context import current_context
 from robust_ext.engine.evaluation_file import close_evaluation
 from robust_ext.engine.identity import versions

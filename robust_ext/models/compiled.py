@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from robust_ext.core.errors import ModelError
-from robust_ext.core.warning import warn
+from robust_ext.core.errors import ModelError, warn
 from robust_ext.models.precision import RowsApart, is_dynamic
 from robust_ext.models.wrapping import Wrapped
 

@@ -14,10 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from robust_ext.core.errors import ModelError
+from robust_ext.core.errors import ModelError, warn
 from robust_ext.core.statistics import paired_difference
 from robust_ext.core.tasks import ONLY, SIGMOIDS, name_entries, name_output
-from robust_ext.core.warning import warn
 from robust_ext.models.wrapping import Wrapped
 
 _NAMES = ("logits", "output", "out")

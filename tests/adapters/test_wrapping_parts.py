@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from robust_ext.adapters.wrapped import starting_points
-from robust_ext.attacks.unit_space import UnitSpace
+from robust_ext.attacks.running import UnitSpace
 from robust_ext.core.threat import ThreatModel
 from tests.adapters.common import UNIT, Brightness, Recorder, target_of
 

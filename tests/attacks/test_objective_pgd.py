@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from robust_ext.attacks._common.objectives import DIVERGENCES
-from robust_ext.attacks._common.projections import project
+from robust_ext.attacks._common.rows import project
 from robust_ext.attacks.objective_pgd import ALGORITHMS, ObjectivePGD
 from robust_ext.core.errors import AttackRefusedError
 from robust_ext.core.random import stream

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog, minimize
 
-from robust_ext.attacks._common.projections import project
+from robust_ext.attacks._common.rows import project
 from robust_ext.core.threat import NORMS, ThreatModel
 
 BOUNDS = ((0.0, 1.0), (-2.5, 3.0))

@@ -17,8 +17,7 @@ import pytest
 import torch
 
 from robust_ext import ThreatModel, binarization_test, evaluate_defense, mead, robust_accuracy
-from robust_ext.core.errors import InvalidArgumentError, OutOfTimeError, RobustExtError, RobustExtWarning
-from robust_ext.core.warning import warn
+from robust_ext.core.errors import InvalidArgumentError, OutOfTimeError, RobustExtError, RobustExtWarning, warn
 from robust_ext.demo.network import digits_network
 from robust_ext.engine.context import RunContext, run_context
 from robust_ext.engine.pool import Pool, call_all, pooling

@@ -9,8 +9,8 @@ from torch import nn
 import robust_ext
 from robust_ext.core.threat import ThreatModel
 from robust_ext.engine.estimate import row_seconds
-from robust_ext.evaluations.binarization.cost import planting_cost
 from robust_ext.evaluations.binarization.defense import PassCounter, counted_parts
+from robust_ext.evaluations.binarization.posing import planting_cost
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 from tests.evaluations.subjects import SMALL, random_classifier
 

@@ -11,7 +11,7 @@ from torch import nn
 
 import robust_ext
 from robust_ext import RobustExtWarning, ThreatModel
-from robust_ext.core.warning import warn
+from robust_ext.core.errors import warn
 from robust_ext.demo.network import digits_network
 
 LINF = ThreatModel(norm="linf", epsilon=0.1)

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from robust_ext.attacks._common.projections import project
-from robust_ext.attacks._common.rows import NO_GRADIENTS, broken, gradient_of, l2_normalize, query
+from robust_ext.attacks._common.rows import NO_GRADIENTS, broken, gradient_of, l2_normalize, project, query
 from robust_ext.attacks.native import Step, Watch
 from robust_ext.core.errors import AttackError
 from robust_ext.core.target import PassCounter, Target

@@ -8,11 +8,17 @@ import torch
 from torch import Tensor
 
 from robust_ext.attacks._common.objectives import OBJECTIVES, Loss, margin
-from robust_ext.attacks._common.projections import project
-from robust_ext.attacks._common.rows import NO_GRADIENTS, broken, gradient_of, l2_normalize, over_rows, random_start
+from robust_ext.attacks._common.rows import (
+    NO_GRADIENTS,
+    broken,
+    gradient_of,
+    l2_normalize,
+    over_rows,
+    project,
+    random_start,
+)
 from robust_ext.attacks.native import Batch
-from robust_ext.core.errors import AttackRefusedError
-from robust_ext.core.warning import warn
+from robust_ext.core.errors import AttackRefusedError, warn
 from robust_ext.models.defended import Defended
 
 

@@ -14,11 +14,10 @@ from robust_ext.attacks._common.best_tracker import AttackProblem, BestTracker, 
 from robust_ext.attacks._common.rows import STARTS, check_batch, row_streams
 from robust_ext.attacks.base import AttackTraits, draw_seed
 from robust_ext.attacks.native import Batch, NativeAttack, Step
-from robust_ext.core.errors import AttackError, AttackRefusedError, InvalidArgumentError
+from robust_ext.core.errors import AttackError, AttackRefusedError, InvalidArgumentError, warn
 from robust_ext.core.random import seeded_globals
 from robust_ext.core.settings import setting, settings_class
 from robust_ext.core.target import Target
-from robust_ext.core.warning import warn
 
 
 @settings_class

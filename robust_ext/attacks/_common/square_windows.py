@@ -15,7 +15,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from robust_ext.attacks._common.projections import project
+from robust_ext.attacks._common.rows import project
 from robust_ext.core.threat import ThreatModel
 
 # Tiles along the shorter side of the first point in l2 and l1.

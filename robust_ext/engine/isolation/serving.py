@@ -18,9 +18,8 @@ from typing import Any
 
 import torch
 
-from robust_ext.core.errors import DisturbedError, IsolationError, RobustExtError
+from robust_ext.core.errors import DisturbedError, IsolationError, RobustExtError, collecting
 from robust_ext.core.target import PassCounter
-from robust_ext.core.warning import collecting
 from robust_ext.engine.isolation.messages import Unpickler, describe_error, pack
 from robust_ext.engine.task import Task, run_task
 from robust_ext.engine.verify import check_candidates

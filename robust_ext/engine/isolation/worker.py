@@ -23,11 +23,11 @@ from robust_ext.core.errors import (
     RobustExtError,
     RunFolderError,
     printable,
+    warn,
 )
 from robust_ext.core.target import PassCounter, Target
 from robust_ext.core.threat import ThreatModel
 from robust_ext.core.validation import check_number
-from robust_ext.core.warning import warn
 from robust_ext.engine.context import ISOLATED, SETTING_ASIDE
 from robust_ext.engine.isolation.messages import Parts, as_error
 from robust_ext.engine.isolation.process import AttackProcess, LostError, start_server, stated, unreadable

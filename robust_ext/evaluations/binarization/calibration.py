@@ -26,8 +26,8 @@ from robust_ext.engine.task import Work
 from robust_ext.evaluations.binarization.attacking import Attacked, ProblemAttack
 from robust_ext.evaluations.binarization.depth_scores import score_depths
 from robust_ext.evaluations.binarization.forward import Forward
+from robust_ext.evaluations.binarization.posing import random_reach
 from robust_ext.evaluations.binarization.problems import Problems, fit, measure
-from robust_ext.evaluations.binarization.random_attack import random_reach
 from robust_ext.evaluations.binarization.reasons import explain_calibration
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 from robust_ext.evaluations.binarization.witnesses import Deepest, find_witnesses, pose_deeper

@@ -29,11 +29,10 @@ from robust_ext.engine.verify import LOST
 from robust_ext.evaluations.binarization.attacking import Attacked, ProblemAttack, example_arrays
 from robust_ext.evaluations.binarization.batches import compare_batches
 from robust_ext.evaluations.binarization.calibration import Calibration
-from robust_ext.evaluations.binarization.cost import sample_costs
 from robust_ext.evaluations.binarization.defense import Defense, Drawn, draw_accepted
 from robust_ext.evaluations.binarization.forward import Forward, choose_forward
 from robust_ext.evaluations.binarization.head import Head, whole
-from robust_ext.evaluations.binarization.posing import pose
+from robust_ext.evaluations.binarization.posing import pose, sample_costs
 from robust_ext.evaluations.binarization.problems import Problems
 from robust_ext.evaluations.binarization.rules import Rules
 from robust_ext.evaluations.binarization.settings import BinarizationSettings

@@ -17,11 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from robust_ext.core.errors import OutOfTimeError
+from robust_ext.core.errors import OutOfTimeError, warn
 from robust_ext.core.guard import guarded
 from robust_ext.core.random import seeded_globals
 from robust_ext.core.threat import ThreatModel
-from robust_ext.core.warning import warn
 from robust_ext.engine.progress import paced
 from robust_ext.evaluations.causes.finding import Finding, Remedy, ranked
 from robust_ext.evaluations.causes.gradient_probe import Gradients, probe_gradients

@@ -17,11 +17,10 @@ from typing_extensions import Unpack
 from robust_ext.attacks.base import Attack
 from robust_ext.core.cost import Cost, Costs
 from robust_ext.core.devices import run_device
-from robust_ext.core.errors import InvalidArgumentError, ModelError, OutOfTimeError
+from robust_ext.core.errors import InvalidArgumentError, ModelError, OutOfTimeError, warn
 from robust_ext.core.settings import make_settings
 from robust_ext.core.threat import ThreatModel
 from robust_ext.core.validation import Array, check_inputs, check_labels
-from robust_ext.core.warning import warn
 from robust_ext.engine.classifiers import as_classifier
 from robust_ext.engine.context import current_context, limited
 from robust_ext.engine.estimate import Estimate, EstimatedError

@@ -17,9 +17,15 @@ from robust_ext.attacks.apgd import APGD
 from robust_ext.attacks.base import Attack
 from robust_ext.attacks.random_search import RandomSearch
 from robust_ext.attacks.square import Square
-from robust_ext.core.errors import AttackError, AttackRefusedError, InvalidArgumentError, ModelError, OutOfTimeError
+from robust_ext.core.errors import (
+    AttackError,
+    AttackRefusedError,
+    InvalidArgumentError,
+    ModelError,
+    OutOfTimeError,
+    collecting,
+)
 from robust_ext.core.settings import default_of
-from robust_ext.core.warning import collecting
 from robust_ext.engine.context import is_over
 from robust_ext.engine.estimate import Estimate, estimate
 from robust_ext.engine.identity import describe

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from robust_ext.core.cost import Spent
-from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.errors import InvalidArgumentError, warn
 from robust_ext.core.random import derive_seed, seeded_globals
-from robust_ext.core.warning import warn
 from robust_ext.detectors.combining import combine
 from robust_ext.engine.inputs import EvaluationInputs
 from robust_ext.engine.run import Outcome

@@ -137,7 +137,7 @@ class MeadSettings(JudgedSettings):
     published: bool = setting(
         default=False,
         help="Whether to state too what the paper's public code computes, see "
-        ":mod:`robust_ext.evaluations.mead.published`.",
+        ":mod:`robust_ext.evaluations.mead.metric`.",
     )
     batch_size: int = setting(
         default=100,

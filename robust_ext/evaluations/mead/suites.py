@@ -21,7 +21,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from robust_ext.attacks.unit_space import UnitSpaceAttack
+from robust_ext.attacks.running import UnitSpaceAttack
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.files import read_toml
 from robust_ext.core.specification import did_you_mean, parse_call

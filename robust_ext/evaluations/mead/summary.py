@@ -11,8 +11,7 @@ import numpy as np
 
 from robust_ext.engine.verify import BROKEN
 from robust_ext.evaluations.arms import Arm
-from robust_ext.evaluations.mead.metric import ArmLabel, Bools, MultiArmed, multi_armed, worst_scores
-from robust_ext.evaluations.mead.published import published_curve
+from robust_ext.evaluations.mead.metric import ArmLabel, Bools, MultiArmed, multi_armed, published_curve, worst_scores
 from robust_ext.evaluations.mead.roc import Detection, Floats, average, curve_at, detect
 from robust_ext.evaluations.mead.settings import MeadSettings
 

@@ -14,14 +14,12 @@ from torch import Tensor, nn
 
 from robust_ext.core.classifier import check_classifier
 from robust_ext.core.devices import tolerance_of
-from robust_ext.core.errors import RobustExtError, SplitError
+from robust_ext.core.errors import RobustExtError, SplitError, warn
 from robust_ext.core.guard import frozen
 from robust_ext.core.random import seeded_globals
-from robust_ext.core.warning import warn
 from robust_ext.models.bpda import BPDA
-from robust_ext.models.features.linear import split_linear
+from robust_ext.models.features.linear import TOLERANCE, LastColumns, Split, as_parts, check_features, split_linear
 from robust_ext.models.features.observed import INSIDE, LayerInput, Observed, layer_names
-from robust_ext.models.features.parts import TOLERANCE, LastColumns, Split, as_parts, check_features
 from robust_ext.models.features.recording import Place, Recording, head_places, layer_places
 from robust_ext.models.features.tail import Tail
 

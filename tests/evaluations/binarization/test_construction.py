@@ -15,8 +15,8 @@ from robust_ext.core.threat import ThreatModel
 from robust_ext.evaluations.binarization.attacking import count_planted
 from robust_ext.evaluations.binarization.forward import Forward
 from robust_ext.evaluations.binarization.points import draw_candidates, draw_inner, farthest
+from robust_ext.evaluations.binarization.posing import random_reach
 from robust_ext.evaluations.binarization.problems import fit, measure
-from robust_ext.evaluations.binarization.random_attack import random_reach
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 from robust_ext.models.features import Split, split
 

@@ -17,8 +17,8 @@ from robust_ext.datasets import load_dataset
 from robust_ext.detectors import Detector, Observation
 from robust_ext.evaluations.binarization.defense import Defense, draw_accepted
 from robust_ext.evaluations.binarization.forward import Forward
+from robust_ext.evaluations.binarization.posing import random_reach
 from robust_ext.evaluations.binarization.problems import fit, measure
-from robust_ext.evaluations.binarization.random_attack import random_reach
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 from robust_ext.evaluations.binarization.verdict import pair_verdict
 from robust_ext.models.features import split

@@ -10,8 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from robust_ext.core.target import Counted, PassCounter
 from robust_ext.core.threat import ThreatModel
 from robust_ext.evaluations.binarization.forward import Forward
+from robust_ext.evaluations.binarization.posing import random_reach
 from robust_ext.evaluations.binarization.problems import fit, measure
-from robust_ext.evaluations.binarization.random_attack import random_reach
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 from robust_ext.models.features import split
 
