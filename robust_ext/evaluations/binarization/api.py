@@ -26,13 +26,14 @@ from robust_ext.engine.run import Outcome
 from robust_ext.engine.running import attack_worker, run_all
 from robust_ext.engine.task import drive
 from robust_ext.evaluations.binarization.attacking import load_examples
-from robust_ext.evaluations.binarization.content import combine_tests, make_content
+from robust_ext.evaluations.binarization.content import make_content
 from robust_ext.evaluations.binarization.defense import TESTS, Defense, counted_parts, prepare_detector
 from robust_ext.evaluations.binarization.head import Head, probe_head
 from robust_ext.evaluations.binarization.options import BinarizationOptions
 from robust_ext.evaluations.binarization.protocol import BinarizationRun
 from robust_ext.evaluations.binarization.result import BinarizationResult
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
+from robust_ext.evaluations.binarization.verdict import combine_tests
 from robust_ext.evaluations.callbacks import Callback, listening
 from robust_ext.evaluations.caveats import time_table
 from robust_ext.models.features import Observed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
@@ -24,7 +24,7 @@ from robust_ext.evaluations.binarization.planting import count_plantable
 from robust_ext.evaluations.binarization.protocol import BinarizationRun
 from robust_ext.evaluations.binarization.reasons import others_to_plant, settle_planting
 from robust_ext.evaluations.binarization.summary import decided_after, summarise_attack
-from robust_ext.evaluations.binarization.verdict import misses_most, overall, overall_reason, pair_verdict
+from robust_ext.evaluations.binarization.verdict import misses_most, overall, overall_reason
 from robust_ext.evaluations.causes.attaching import (
     OF_LABELS,
     PROBED,
@@ -35,7 +35,7 @@ from robust_ext.evaluations.causes.attaching import (
     find_causes,
     prober,
 )
-from robust_ext.evaluations.causes.finding import WEIGHTS, Finding, ranked
+from robust_ext.evaluations.causes.finding import Finding, ranked
 from robust_ext.evaluations.causes.pasting import Caller
 from robust_ext.evaluations.causes.probes import ModelProbe
 from robust_ext.evaluations.causes.remedies import flag_of
@@ -48,54 +48,31 @@ from robust_ext.reports.findings import of_setup, remedy, sentence
 _NOTHING = {"outcome": "not_planted"}
 
 
+@dataclass(frozen=True)
+class _Tested:
+    """An attack with its records, up to the sequential rule's decision on it, and its entry of ``result.json``."""
+
+    name: str
+    attack: Attack
+    records: Sequence[Record]
+    entry: dict[str, Any]
+
+    @property
+    def attempted(self) -> list[Mapping[str, Any]]:
+        """The records of its own, of planted samples."""
+        mine = (record["attacks"][self.name] for record in self.records if self.name in record["attacks"])
+        return [one for one in mine if one["outcome"] != "not_planted"]
+
+
 def make_content(outcome: Outcome[BinarizationRun], *, begun: float | None) -> dict[str, Any]:
-    """Everything ``result.json`` holds of one test, of a call that began then; None for one of several."""
-    run, attempted, outside, causes, behind = outcome.run, [], [], [], []
-    attacks: list[dict[str, Any]] = []
-    masked, easier = bool(run.head.fault), _easier(run, outcome.records)
-    for name, attack in run.attacks.items():
-        mine = _until_decided(name, run, outcome.records)
-        timings = [entry for entry in outcome.timings if entry["block"] < len(mine)]
-        words = {"description": describe(attack), "target": current_context().target}
-        summary = summarise_attack(
-            name,
-            mine,
-            timings,
-            run.settings,
-            attacks=len(run.attacks),
-            gradients=_takes_gradients(attack, name, mine),
-            masking=run.head.words if masked else "",
-            easier=easier,
-            **words,
-        )
-        attacks.append(summary)
-        entries = [record["attacks"][name] for record in mine if name in record["attacks"]]
-        attempted.append((name, [entry for entry in entries if entry["outcome"] != "not_planted"]))
-        outside.append((name, attack, run.settings.threat_model, attempted[-1][1]))
-        causes.append(_attacked(name, run, mine, failed=masked or attacks[-1]["verdict"] == "failed"))
-        batches = find_batch_dependence(name, mine, run.rules)
-        behind.append(batches or find_behind(attacks[-1], mine, run.attacks, run.settings))
-    detecting = run.defense is not None
-    # Where a detector decides too, an attack may miss what another finds without a fault of its own.
-    findings = find_causes(causes, _probe(run), compared=not detecting)
-    findings = [finding for finding in findings if not detecting or finding.code not in OF_LABELS]
-    if masked and not any(one.code in OF_HEAD and one.attack is None for one in findings):
-        findings.append(run.head.finding())
-    caller = Caller(module=_network(run), attacks=run.attacks, images=run.inputs.dim() == 4)
-    behind = [None if one is None else caller.addressed([one])[0] for one in behind]
-    findings = [*_setup(run), *(one for one in findings if not of_setup(one.to_dict()))]
-    findings = ranked([*caller.addressed(findings), *(finding for finding in behind if finding is not None)])
-    for entry, slower in zip(attacks, behind, strict=True):
-        if entry["verdict"] == "failed":
-            attack = run.attacks[entry["name"]]
-            blind = blind_words(attack, run.settings.exposure, entry) if detecting else ""
-            entry["reason"] += f" {explain(findings, entry['name'], otherwise=blind)}"
-        elif entry["verdict"] == "passed" and slower is not None:
-            entry["reason"] += f" But: {sentence(slower.to_dict())} {remedy(slower.to_dict())}"
-        elif entry["verdict"] == "inconclusive" and outcome.cut:
-            done = len(outcome.records)
-            ended = f"The time was over after {done} of {len(run.ids)} samples."
-            entry["reason"] = f"{ended} {entry['reason']}" if done else ended
+    """Return ``result.json`` of one test, of a call that began then; None for one of several."""
+    run, easier = outcome.run, _easier(outcome.run, outcome.records)
+    tested = [_test(name, outcome, easier=easier) for name in run.attacks]
+    findings, behind = _findings(run, tested)
+    for one, slower in zip(tested, behind, strict=True):
+        one.entry["reason"] = _reason(one, outcome, findings, slower)
+    attacks = [one.entry for one in tested]
+    outside = [(one.name, one.attack, run.settings.threat_model, one.attempted) for one in tested]
     return {
         "kind": "binarization",
         "verdict": overall([attack["verdict"] for attack in attacks]),
@@ -104,7 +81,7 @@ def make_content(outcome: Outcome[BinarizationRun], *, begun: float | None) -> d
         "witnesses": witness_curve(outcome.records, run.settings),
         "findings": [finding.to_dict() for finding in findings],
         "warnings": [
-            *attack_warnings(attempted, consequence=", and count as not found"),
+            *attack_warnings([(one.name, one.attempted) for one in tested], consequence=", and count as not found"),
             *outside_warnings(outside),
             *_head_warnings(run, attacks),
         ],
@@ -120,6 +97,63 @@ def make_content(outcome: Outcome[BinarizationRun], *, begun: float | None) -> d
         "seed": run.settings.seed,
         "time": time_table([outcome], begun=begun, others=_calibration(run)),
     }
+
+
+def _test(name: str, outcome: Outcome[BinarizationRun], *, easier: str) -> _Tested:
+    """Summarise an attack, by its records."""
+    run, attack = outcome.run, outcome.run.attacks[name]
+    mine = _until_decided(name, run, outcome.records)
+    entry = summarise_attack(
+        name,
+        mine,
+        [timing for timing in outcome.timings if timing["block"] < len(mine)],
+        run.settings,
+        attacks=len(run.attacks),
+        description=describe(attack),
+        target=current_context().target,
+        gradients=_takes_gradients(attack, name, mine),
+        masking=run.head.words if run.head.fault else "",
+        easier=easier,
+    )
+    return _Tested(name, attack, mine, entry)
+
+
+def _findings(run: BinarizationRun, tested: Sequence[_Tested]) -> tuple[list[Finding], list[Finding | None]]:
+    """Find faults, ranked; and for each attack the finding that it falls behind or depends on its batch, if any."""
+    masked, detecting = bool(run.head.fault), run.defense is not None
+    causes = [
+        _attacked(one.name, run, one.records, failed=masked or one.entry["verdict"] == "failed") for one in tested
+    ]
+    # Where a detector decides too, an attack may miss what another finds without a fault of its own.
+    findings = find_causes(causes, _probe(run), compared=not detecting)
+    findings = [finding for finding in findings if not detecting or finding.code not in OF_LABELS]
+    if masked and not any(one.code in OF_HEAD and one.attack is None for one in findings):
+        findings.append(run.head.finding())
+    caller = Caller(module=_network(run), attacks=run.attacks, images=run.inputs.dim() == 4)
+    behind = []
+    for one in tested:
+        found = find_batch_dependence(one.name, one.records, run.rules)
+        found = found or find_behind(one.entry, one.records, run.attacks, run.settings)
+        behind.append(None if found is None else caller.addressed([found])[0])
+    findings = [*_setup(run), *(one for one in findings if not of_setup(one.to_dict()))]
+    return ranked([*caller.addressed(findings), *(one for one in behind if one is not None)]), behind
+
+
+def _reason(
+    one: _Tested, outcome: Outcome[BinarizationRun], findings: Sequence[Finding], behind: Finding | None
+) -> str:
+    """Return the reason of a verdict, with the cause of a failure, a weakness of a pass, or the end of the time."""
+    run, reason = outcome.run, str(one.entry["reason"])
+    if one.entry["verdict"] == "failed":
+        blind = blind_words(one.attack, run.settings.exposure, one.entry) if run.defense is not None else ""
+        return f"{reason} {explain(findings, one.name, otherwise=blind)}"
+    if one.entry["verdict"] == "passed" and behind is not None:
+        return f"{reason} But: {sentence(behind.to_dict())} {remedy(behind.to_dict())}"
+    if one.entry["verdict"] == "inconclusive" and outcome.cut:
+        done = len(outcome.records)
+        ended = f"The time was over after {done} of {len(run.ids)} samples."
+        return f"{ended} {reason}" if done else ended
+    return reason
 
 
 def _head_warnings(run: BinarizationRun, attacks: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -253,53 +287,9 @@ def blind_words(attack: Attack, exposure: str, test: Mapping[str, Any]) -> str:
     return f"{told}. Remedy: {words[0].upper()}{words[1:]}."
 
 
-def _of_both(contents: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The findings of both tests, one of each cause and attack."""
-    once = dict[tuple[object, ...], dict[str, Any]]()
-    for content in contents.values():
-        for finding in content["findings"]:
-            once.setdefault((finding["attack"], finding["code"], finding["layer"]), finding)
-    return sorted(once.values(), key=lambda finding: WEIGHTS.index(finding["weight"]))
-
-
 def _until_decided(name: str, run: BinarizationRun, records: Sequence[Record]) -> Sequence[Record]:
     if not run.settings.sequential:
         return records
     groups = run.complete_groups(records)
     number = decided_after(name, groups, run.rules)
     return records if number is None else [record for group in groups[:number] for record in group]
-
-
-def combine_tests(
-    contents: Mapping[str, Mapping[str, Any]], described: Mapping[str, Any], *, time: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return ``result.json`` of the regular and the inverted test together, with their shared settings.
-
-    ``time`` is what both took.
-    """
-    regular = contents["regular"]
-    attacks = []
-    for number, attack in enumerate(regular["attacks"]):
-        tests = {test: content["attacks"][number] for test, content in contents.items()}
-        verdict, reason = pair_verdict(tests)
-        scores = [one["score"] for one in tests.values()]
-        attacks.append(
-            {
-                **{key: attack[key] for key in ("name", "description", "target")},
-                "score": None if None in scores else min(scores),
-                "verdict": verdict,
-                "reason": reason,
-                "tests": tests,
-            }
-        )
-    return {
-        **regular,
-        "verdict": overall([attack["verdict"] for attack in attacks]),
-        "reason": overall_reason(attacks),
-        "attacks": attacks,
-        "findings": _of_both(contents),
-        "witnesses": [{"test": test, **row} for test, one in contents.items() for row in one["witnesses"]],
-        "warnings": [f"In the {test} test: {words}" for test, one in contents.items() for words in one["warnings"]],
-        "settings": {**regular["settings"], **described},
-        "time": dict(time),
-    }

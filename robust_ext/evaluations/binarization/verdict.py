@@ -31,6 +31,7 @@ from robust_ext.evaluations.binarization.defense import TESTS
 from robust_ext.evaluations.binarization.reasons import easier_to_plant, explain, explain_head
 from robust_ext.evaluations.binarization.rules import Rules, Solved
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
+from robust_ext.evaluations.causes.finding import WEIGHTS
 
 VERDICTS = ("passed", "failed", "inconclusive")
 REPAIRED = 2
@@ -174,3 +175,47 @@ def misses_most(test: Mapping[str, Any]) -> bool:
     interval = test.get("score_interval")
     highest = interval[1] if interval else test["score"]
     return highest is not None and highest < 0.5
+
+
+def combine_tests(
+    contents: Mapping[str, Mapping[str, Any]], described: Mapping[str, Any], *, time: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return ``result.json`` of the regular and the inverted test together, with their shared settings.
+
+    ``time`` is what both took.
+    """
+    regular = contents["regular"]
+    attacks = []
+    for number, attack in enumerate(regular["attacks"]):
+        tests = {test: content["attacks"][number] for test, content in contents.items()}
+        verdict, reason = pair_verdict(tests)
+        scores = [one["score"] for one in tests.values()]
+        attacks.append(
+            {
+                **{key: attack[key] for key in ("name", "description", "target")},
+                "score": None if None in scores else min(scores),
+                "verdict": verdict,
+                "reason": reason,
+                "tests": tests,
+            }
+        )
+    return {
+        **regular,
+        "verdict": overall([attack["verdict"] for attack in attacks]),
+        "reason": overall_reason(attacks),
+        "attacks": attacks,
+        "findings": _of_both(contents),
+        "witnesses": [{"test": test, **row} for test, one in contents.items() for row in one["witnesses"]],
+        "warnings": [f"In the {test} test: {words}" for test, one in contents.items() for words in one["warnings"]],
+        "settings": {**regular["settings"], **described},
+        "time": dict(time),
+    }
+
+
+def _of_both(contents: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The findings of both tests, one of each cause and attack."""
+    once = dict[tuple[object, ...], dict[str, Any]]()
+    for content in contents.values():
+        for finding in content["findings"]:
+            once.setdefault((finding["attack"], finding["code"], finding["layer"]), finding)
+    return sorted(once.values(), key=lambda finding: WEIGHTS.index(finding["weight"]))
