@@ -23,7 +23,7 @@ from robust_ext.core.settings import setting, settings_class
 _PARALLEL = 1e-6
 # Below this share of the gradient a row has gone as far as it can without the other of the two; chosen among 1e-6 to
 # 1.1 on small digits networks, see docs/theory/defaults.md.
-_STUCK = 0.3
+_STUCK = 0.25
 # Points closer to the surface of a ball than this share of epsilon lie on it.
 _SURFACE = 1e-5
 # Rounds in which values that would be pushed across a limit are taken out, before the rest is left to the projection.
@@ -103,8 +103,8 @@ class OrthogonalPGD(_AlternatingPGD):
     Where a row is not misclassified it follows the classifier's gradient less its component along the detector's, and
     where it is, the detector's less its component along the classifier's. Values that would be pushed across the bounds
     (or out of an linf ball) are taken out of both first, and so is what would leave an l2 ball: the projection would
-    bring the component back. Where less than .3 of a gradient's length is left, since the two are nearly parallel, the
-    step is the selective one; the paper has no such rule. With ``step="sign"`` the signs are taken afterwards, and are
+    bring the component back. Where less than a quarter of a gradient's length is left, the step is
+    the selective one; the paper has no such rule. With ``step="sign"`` the signs are taken afterwards, and are
     orthogonal to nothing; the paper steps along the gradient.
 
     For linf and l2: the surface of an l1 ball has edges almost everywhere that steps end, and projections onto it bring

@@ -77,7 +77,7 @@ def meant_instead(name: str, known: Collection[str]) -> str:
         '; state epsilon in the threat model: ThreatModel(norm=..., epsilon=...)'
     """
     others = (name.lower(), *_OTHER_NAMES.get(name.lower(), ()))
-    for other in others:
+    for other in (*others, *(f"{one}s" for one in others)):
         if other in known:
             return f"; did you mean {other}?"
     budget = next((other for other in others if other in _OF_BUDGETS), None)

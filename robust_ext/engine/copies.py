@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ from robust_ext.core.random import derive_seed, seeded_globals, stream
 from robust_ext.core.target import Counted, PassCounter
 from robust_ext.detectors.base import Detector
 from robust_ext.models.adaptive import AdaptiveDefense
+from robust_ext.models.eot import EoT
 
 if TYPE_CHECKING:
     from robust_ext.engine.task import Task
@@ -48,7 +49,14 @@ def behaviour(module: nn.Module, inputs: Tensor, bounds: tuple[float, float]) ->
     rows = group * math.ceil(PROBES / group)
     drawn = [torch.rand(inputs.shape[1:], generator=stream(0, number, "probe")) for number in range(rows)]
     probes = (low + (high - low) * torch.stack(drawn)).to(inputs)
-    with frozen(module, attributes=True), torch.no_grad(), seeded_globals(derive_seed(0, "behaviour")):
+    # Seeded draws count batches: those before are not a change of behaviour.
+    seeded = [part for part in module.modules() if isinstance(part, (AdaptiveDefense, EoT)) and part.seed is not None]
+    with ExitStack() as stack:
+        stack.enter_context(frozen(module, attributes=True))
+        for part in seeded:
+            stack.enter_context(part.seeded(part.seed))
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(seeded_globals(derive_seed(0, "behaviour")))
         before = _draws(probes)
         try:
             values = _kept(module(probes))

@@ -7,10 +7,12 @@ import pytest
 import torch
 from torch import nn
 
+from robust_ext.defenses import HedgeDefense
 from robust_ext.demo.network import digits_network
 from robust_ext.engine.copies import PROBES, behaviour, compare_behaviour, differences
 from robust_ext.models.adaptive import AdaptiveDefense
 from robust_ext.models.adaptive_solution import Solution
+from robust_ext.models.eot import EoT
 
 BOUNDS = (-1.0, 3.0)
 X = torch.zeros(1, 1, 8, 8)
@@ -194,3 +196,15 @@ def test_differences_in_words(earlier, now, expected):
 def test_rounding_is_no_difference():
     near = {**FOUND, "values": [[1.0 + 1e-6, 2.0]] * 4}
     assert differences({"model_behaviour": FOUND}, {"model_behaviour": near}) == []
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda net: HedgeDefense(net, steps=1, bounds=BOUNDS, seed=0), lambda net: EoT(Noise(net), draws=2, seed=0)],
+)
+def test_seeded_draws_of_earlier_batches_are_no_change(make):
+    module = make(digits_network()).eval()
+    before = of(module)
+    module(torch.rand(3, 1, 8, 8))
+    assert compare_behaviour(before, of(module)) is None
+    assert compare_behaviour(before, of(make(nn.Sequential(digits_network(), nn.Hardtanh())).eval())) is not None
