@@ -52,11 +52,9 @@ class OwnAdapter(Adapter):
         settings: object = {}
         if isinstance(attack, tuple) and len(attack) == 2:
             attack, settings = attack
-        if (
-            not isinstance(attack, type)
-            or attack.__name__ == "Transfer"
-            or _classes().get(attack.__name__) is not attack
-        ):
+        if not isinstance(attack, type) or attack.__name__ == "Transfer":
+            return None
+        if attack not in _classes().values():
             return None
         return self.build_attack(attack.__name__, check_settings(settings), name=name or attack.__name__)
 
@@ -67,7 +65,8 @@ def _classes() -> dict[str, type[Any]]:
     from robust_ext.attacks.catalogue import ATTACKS
     from robust_ext.attacks.transfer import Transfer
 
-    return {known.__name__: known for known in (*ATTACKS, AdaptedAttack, Transfer)}
+    own: tuple[type[Any], ...] = (*ATTACKS, AdaptedAttack, Transfer)
+    return {known.__name__: known for known in own}
 
 
 def _network(text: object) -> nn.Module:

@@ -50,11 +50,12 @@ def behaviour(module: nn.Module, inputs: Tensor, bounds: tuple[float, float]) ->
     drawn = [torch.rand(inputs.shape[1:], generator=stream(0, number, "probe")) for number in range(rows)]
     probes = (low + (high - low) * torch.stack(drawn)).to(inputs)
     # Seeded draws count batches: those before are not a change of behaviour.
-    seeded = [part for part in module.modules() if isinstance(part, (AdaptiveDefense, EoT)) and part.seed is not None]
+    drawing = [part for part in module.modules() if isinstance(part, (AdaptiveDefense, EoT))]
     with ExitStack() as stack:
         stack.enter_context(frozen(module, attributes=True))
-        for part in seeded:
-            stack.enter_context(part.seeded(part.seed))
+        for part in drawing:
+            if part.seed is not None:
+                stack.enter_context(part.seeded(part.seed))
         stack.enter_context(torch.no_grad())
         stack.enter_context(seeded_globals(derive_seed(0, "behaviour")))
         before = _draws(probes)
