@@ -1,4 +1,4 @@
-"""ART classifiers as modules."""
+"""ART classifiers as modules, and checks of classifiers that users pass."""
 
 from __future__ import annotations
 

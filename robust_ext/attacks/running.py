@@ -1,4 +1,4 @@
-"""Running an attack on a target that it may not fit as it is, without leaving a trace on the target."""
+"""Running an attack on a target that it may not fit, in [0, 1] if it needs that, without a trace on the target."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attacks around other attacks: one on predicted labels, and one that sees other logits than those that decide."""
+"""Recipes: attacks around other attacks, and robust accuracy under a recipe."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``robust-ext casestudies``, ``demo``, ``compare`` and ``show``."""
+"""``robust-ext attacks``, ``casestudies``, ``demo``, ``compare`` and ``show``."""
 
 from __future__ import annotations
 

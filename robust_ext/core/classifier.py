@@ -1,4 +1,4 @@
-"""Checks on a few inputs that a module is a classifier from inputs to logits."""
+"""Checks that a module is a classifier whose logits for a row depend on that row alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Devices that evaluations run on."""
+"""Devices and number types that evaluations run on."""
 
 from __future__ import annotations
 

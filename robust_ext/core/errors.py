@@ -1,4 +1,4 @@
-"""Exceptions of this project. Whatever a user can cause ends in one of them, with a text on what to do."""
+"""Exceptions and warnings of this project, and text that is safe to print."""
 
 from __future__ import annotations
 

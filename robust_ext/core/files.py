@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all."""
+"""Files that appear whole or not at all, and readers of ``.npz`` and TOML files that run no code."""
 
 from __future__ import annotations
 

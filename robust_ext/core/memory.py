@@ -1,4 +1,4 @@
-"""Memory of a device: rows in smaller batches where one does not fit, and how many do."""
+"""Memory: smaller batches where one does not fit, and freed memory that stays with the process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The networks that a function or an object holds, and their calls."""
+"""The networks and source files that a function or an object reaches."""
 
 from __future__ import annotations
 

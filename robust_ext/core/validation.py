@@ -1,4 +1,4 @@
-"""Checks on entry: each names the argument, what came, and the expected value."""
+"""Checks on entry: each names the argument, its value and the expected one; bounds of inputs among them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Labelled images in memory, or in a memory map."""
+"""Labelled images in memory or in a memory map, and the files that they come from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Copies of the networks for attacks in this process, and how the networks behave before any attack."""
+"""Copies of networks for attacks in this process, their behaviour on probe inputs, and its differences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``evaluation.json``: which evaluation a folder belongs to, the judge's seed, and the runs that are not finished."""
+"""``evaluation.json``: a folder's evaluation, the judge's seed, and the unfinished runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Running: the blocks of runs are worked on, here or by a pool, verified, stored, counted and shown."""
+"""Running: workers of attacks, and the blocks of runs worked on, verified, stored, counted and shown."""
 
 from __future__ import annotations
 

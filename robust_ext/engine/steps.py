@@ -1,4 +1,4 @@
-"""The steps of an attack: how points move between queries that had gradients, and by which of these."""
+"""The steps of an attack between queries with gradients, and checkpoints of its best margins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records of a run in memory; :mod:`robust_ext.engine.run_folder` has those that survive a kill."""
+"""Records of a run in memory and their schema; :mod:`robust_ext.engine.run_folder` has those on disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Traces: what the queries of an attack showed of each row, as a few numbers."""
+"""Traces of an attack's queries as a few numbers, and witnesses among the queried points."""
 
 from __future__ import annotations
 

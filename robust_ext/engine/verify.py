@@ -1,4 +1,4 @@
-"""Verification: what an attack returned is checked here, and nothing it reports of itself is used."""
+"""Verification: outcomes of candidates, checked here without any report of the attack."""
 
 from __future__ import annotations
 

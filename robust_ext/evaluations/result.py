@@ -1,4 +1,4 @@
-"""Results of evaluations, as objects."""
+"""Results of evaluations, as objects and as rows of tables."""
 
 from __future__ import annotations
 

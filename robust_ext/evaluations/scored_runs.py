@@ -1,4 +1,4 @@
-"""Runs whose points every detector scores; by themselves, those of the clean inputs."""
+"""Runs whose points every detector scores, and stored scores."""
 
 from __future__ import annotations
 

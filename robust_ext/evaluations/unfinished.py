@@ -1,4 +1,4 @@
-"""A reader of unfinished evaluations in a run folder, which it does not change."""
+"""Readers of run folders: results, and the table of unfinished evaluations."""
 
 from __future__ import annotations
 

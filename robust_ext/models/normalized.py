@@ -1,4 +1,4 @@
-"""A module of normalised inputs, as one of inputs in the bounds."""
+"""Modules around others: normalised or rescaled inputs, and padded classes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plots of how hard a binarization test was: at easier kappas, and at the settings that a calibration tried."""
+"""Plots of a binarization test's hardness, its calibration and its depths."""
 
 from __future__ import annotations
 

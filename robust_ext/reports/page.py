@@ -1,4 +1,4 @@
-"""Pages made from the templates next to this file; those in HTML need nothing from outside them."""
+"""Pages made from the templates next to this file, with examples as images; HTML needs nothing from outside."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of a result outside the terminal and the page: a data frame, CSV, LaTeX, and a fragment of HTML."""
+"""Rows of a result as text, a data frame, CSV, LaTeX, and a fragment of HTML."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ascent of a batch: queries, and the best points seen over all runs."""
+"""The steps of APGD, and its ascent of a batch: queries, and the best points seen over all runs."""
 
 from __future__ import annotations
 

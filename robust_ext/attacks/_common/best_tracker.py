@@ -1,4 +1,4 @@
-"""The problem of a detector-aware attack, and a tracker of the best points."""
+"""The problem of a detector-aware attack, and trackers of the best points."""
 
 from __future__ import annotations
 

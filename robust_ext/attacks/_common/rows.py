@@ -1,4 +1,4 @@
-"""Operations on the rows of a batch: checks, seeds, starts, queries, gradients and directions."""
+"""Operations on the rows of a batch: checks, seeds, starts, queries, gradients, directions and projections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loop of all steps towards nearer points: it keeps the nearest on the way, and decides whether a start moves."""
+"""The loop of all steps towards nearer points, and two kinds of steps: descents and proximal steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The training of what some defenses need: settings that all have, and the loop of the small networks."""
+"""The training of defenses' parts: shared settings, the loop of small networks, and files of trained parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Logistic regression on a few features, fitted by cross-validation and kept as tensors."""
+"""Logistic regression on a few features, fitted by cross-validation, and measures of dispersion."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Causes that weaken the attacks on a test-time defense."""
+"""Causes that weaken the attacks on a test-time defense, and signs of masked gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings of the evaluation of an adaptive test-time defense."""
+"""Settings and result of the evaluation of an adaptive test-time defense."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From per-sample records to scores at every depth, for each attack and for the witnesses together."""
+"""Scores at every depth, for each attack and the witnesses together, and the finding that an attack falls behind."""
 
 from __future__ import annotations
 

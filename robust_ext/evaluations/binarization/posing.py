@@ -1,4 +1,4 @@
-"""From samples to posed problems: points are measured, readouts fitted, and random search shows how hard they are."""
+"""From samples to posed problems: measuring, fitting, random search, and their cost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings of the readout of the binarization test, and of the features that it reads."""
+"""Settings of the binarization test's depths, readout and features."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sentences of a verdict: what was found, what it shows, and what would settle an inconclusive test."""
+"""Sentences of a verdict: the counts, their meaning, and advice for an inconclusive test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From per-sample records to the numbers of ``result.json``."""
+"""The sequential rule, and the numbers of ``result.json`` from records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings of a diagnosis."""
+"""Settings and result of a diagnosis."""
 
 from __future__ import annotations
 

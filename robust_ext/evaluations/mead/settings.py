@@ -1,4 +1,4 @@
-"""Settings of a MEAD run."""
+"""Settings and result of a MEAD run."""
 
 from __future__ import annotations
 

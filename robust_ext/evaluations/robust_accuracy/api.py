@@ -1,4 +1,4 @@
-"""Robust accuracy as one function."""
+"""Robust accuracy as one function, and the content of its result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings of robust accuracy."""
+"""Settings and result of robust accuracy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Classifiers that end in one linear layer, as ordinary ones do: found by watching which layer makes the logits."""
+"""Classifiers that end in one linear layer, split into features and readout."""
 
 from __future__ import annotations
 

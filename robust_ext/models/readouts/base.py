@@ -1,4 +1,4 @@
-"""The contract of a readout: from features of inner and planted points to a score and two logits."""
+"""The contract of a readout, from features to a score and two logits, and checks of your own readouts."""
 
 from __future__ import annotations
 

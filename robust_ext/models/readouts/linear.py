@@ -1,4 +1,4 @@
-"""Linear readouts: the position along one direction in feature space."""
+"""Linear readouts: the position along one direction in feature space, and their solvers."""
 
 from __future__ import annotations
 
