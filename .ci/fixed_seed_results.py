@@ -41,6 +41,7 @@ from robust_ext import (
     binarization_test,
     defenses,
     diagnose,
+    evaluate,
     evaluate_defense,
     fit_detector,
     mead,
@@ -322,6 +323,17 @@ for norm, (attacks, budgets, seed) in ROBUST.items():
 for norm, budgets in {"linf": [0.05, 0.1], "l2": [0.5, 1.0], "l1": [2.0, 4.0]}.items():
     regions = {**REGIONS, "robust_ext:APGD(steps=5)": "robust_ext:APGD(steps=5)"}
     case(f"robust accuracy linear region {norm}", robust, regions, norm, budgets, samples=4)
+
+# ---- The whole evaluation.
+
+
+def evaluated(norm, *, model=network, **settings):
+    threat_model = ThreatModel(norm=norm, epsilon=EPSILON[norm])
+    return plain(evaluate(model(), *digits(12), threat_model, budget="quick", planted=8, **settings).content)
+
+
+case("evaluate linf", evaluated, "linf", claim=60)
+case("evaluate l2, rounded", evaluated, "l2", model=lambda: Rounding(network(), steps=1), search=False)
 
 # ---- Test-time defenses.
 

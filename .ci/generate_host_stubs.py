@@ -33,11 +33,15 @@ from robust_ext.adapters.foolbox.native import NativeFixedEpsilonAttack as Nativ
 from robust_ext.adapters.foolbox.native import NativeMinimizationAttack as NativeMinimizationAttack
 from robust_ext.adapters.foolbox.native import NativeNormlessAttack as NativeNormlessAttack
 from robust_ext.adapters.foolbox.objectives import WithObjective as WithObjective
-from robust_ext.adapters.foolbox.objectives import with_objective as with_objective""",
+from robust_ext.adapters.foolbox.objectives import with_objective as with_objective
+
+def foolbox_classes(attack_class: Any) -> dict[str, Any]: ...""",
     "art": """\
 from robust_ext.adapters.art.native import NativeEvasionAttack as NativeEvasionAttack
 from robust_ext.adapters.art.objectives import ObjectiveLoss as ObjectiveLoss
-from robust_ext.adapters.art.objectives import objective_estimator as objective_estimator""",
+from robust_ext.adapters.art.objectives import objective_estimator as objective_estimator
+
+def art_class(attack_class: Any) -> Any: ...""",
 }
 _KNOWN = (bool, int, float, str)
 

@@ -1,4 +1,4 @@
-"""Write what is made from the declarations of settings: keywords for type checkers, and docs/settings.md.
+"""Write what is made from the declarations of settings: keywords for type checkers, and docs/settings*.md.
 
 ``python .ci/generate_settings.py`` writes; with ``--check`` it writes nothing, and fails where a file is not current.
 """
@@ -22,6 +22,7 @@ from robust_ext.detectors.catalogue import PUBLISHED
 from robust_ext.evaluations.adaptive.settings import AdaptiveSettings
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 from robust_ext.evaluations.diagnosis.settings import DiagnosisSettings
+from robust_ext.evaluations.evaluate.settings import EvaluateSettings
 from robust_ext.evaluations.mead.settings import MeadSettings
 from robust_ext.evaluations.robust_accuracy.settings import RobustAccuracySettings
 
@@ -32,61 +33,65 @@ EVALUATIONS: dict[str, type[Settings]] = {
     "robust_accuracy": RobustAccuracySettings,
     "adaptive": AdaptiveSettings,
     "diagnosis": DiagnosisSettings,
+    "evaluate": EvaluateSettings,
 }
 _COMMANDS = {"adaptive": "test-time", "diagnosis": "diagnose"}
 _PAGE = """\
 # Settings
 
-All settings of the evaluations and of the project's attacks, detectors and defenses, as their classes declare them.
-This page is written by `.ci/generate_settings.py`. In Python they are keywords (`binarization_test(..., kappa=0.99)`);
-on the command line the evaluations' have options of the same names (`--kappa 0.99`), and an attack's stand in its
+All settings of the evaluations, as their classes declare them; those of [attacks](settings_attacks.md),
+[detectors](settings_detectors.md) and [defenses](settings_defenses.md) have pages of their own.
+`.ci/generate_settings.py` writes these pages. In Python settings are keywords (`binarization_test(..., kappa=0.99)`);
+on the command line the evaluations' are options of the same names (`--kappa 0.99`), and an attack's go into its
 parentheses (`--attack "robust_ext:APGD(steps=50)"`). `robust-ext COMMAND --help-all` also lists the options of model,
 data and run, see [the command line](command_line.md). What each default rests on: [the case for each
-default](theory/defaults.md).
+default](evidence/defaults.md).
+"""
+# Pages of classes that are chosen by name.
+_CATALOGUES = {"attacks": ATTACKS, "detectors": PUBLISHED, "defenses": DEFENSES}
+_BLOCKS = """
+Principles and building blocks are the columns of table 1 of Croce et al. 2022: input purification (IP) and model
+adaptation (MA); iterative algorithm (IA), auxiliary network (AN), randomness (R) and external data (ED). In Python they
+are `building_blocks` of each class.
+
 """
 
 
 def generate() -> dict[Path, str]:
     """The text of each file."""
-    files = {
-        ROOT / "robust_ext" / "evaluations" / name / "options.py": _options(cls) for name, cls in EVALUATIONS.items()
+    docs = ROOT / "docs"
+    return {
+        ROOT / "robust_ext" / "evaluations" / "options.py": _options(),
+        docs / "settings.md": _page(),
+        **{docs / f"settings_{title}.md": _catalogue_page(title) for title in _CATALOGUES},
     }
-    return {**files, ROOT / "docs" / "settings.md": _page()}
 
 
-def _options(cls: type[Settings]) -> str:
-    fields = [
-        f"    {name}: {_annotation(kind, info)}"
-        for (name, info), kind in zip(declared(cls).items(), setting_types(cls).values(), strict=True)
-    ]
-    body = "\n".join(fields)
-    imports = ["from collections.abc import Sequence"] if "Sequence[" in body else []
-    own = _own_classes(cls)
-    literal = "Literal, TypedDict" if "Literal[" in body else "TypedDict"
-    name = cls.__name__.removesuffix("Settings")
+def _options() -> str:
+    """A class of keywords for each evaluation, for type checkers."""
+    kinds = {one for cls in EVALUATIONS.values() for kind in setting_types(cls).values() for one in _parts(kind)}
+    own = sorted(kind for kind in kinds if isinstance(kind, type) and kind.__module__.startswith("robust_ext."))
     lines = [
-        f'"""Keywords of :class:`{cls.__name__}`; written by .ci/generate_settings.py."""',
+        '"""Keywords of every evaluation that are its settings; written by .ci/generate_settings.py."""',
         "",
         "from __future__ import annotations",
         "",
-        *imports,
-        f"from typing import {literal}",
-        *(["", *own] if own else []),
+        "from collections.abc import Sequence",
+        "from typing import TYPE_CHECKING, Literal, TypedDict",
         "",
-        "",
-        f"class {name}Options(TypedDict, total=False):",
-        f'    """Settings of {cls.label}; each may be left out."""',
-        "",
-        body,
+        "if TYPE_CHECKING:",
+        *(f"    from {kind.__module__} import {kind.__name__}" for kind in own),
     ]
+    for cls in EVALUATIONS.values():
+        lines += ["", "", f"class {cls.__name__.removesuffix('Settings')}Options(TypedDict, total=False):"]
+        lines += [f'    """Settings of {cls.label}; each may be left out, see :class:`{cls.__name__}`."""', ""]
+        for (name, info), kind in zip(declared(cls).items(), setting_types(cls).values(), strict=True):
+            lines.append(f"    {name}: {_annotation(kind, info)}")
     return "\n".join(lines) + "\n"
 
 
-def _own_classes(cls: type[Settings]) -> list[str]:
-    """Imports of this project's classes that a setting may be given as."""
-    kinds = {one for kind in setting_types(cls).values() for one in (kind, *typing.get_args(kind))}
-    own = [kind for kind in kinds if isinstance(kind, type) and kind.__module__.startswith("robust_ext.")]
-    return sorted(f"from {kind.__module__} import {kind.__name__}" for kind in own)
+def _parts(kind: Any) -> list[Any]:
+    return [kind, *typing.get_args(kind)]
 
 
 def _annotation(kind: Any, info: SettingInfo) -> str:
@@ -101,14 +106,29 @@ def _annotation(kind: Any, info: SettingInfo) -> str:
 
 
 def _page() -> str:
-    parts = [_PAGE, "\n## Evaluations\n"]
+    parts = [_PAGE]
     for name, cls in EVALUATIONS.items():
         command = _COMMANDS.get(name, name.replace("_", "-"))
-        parts.append(f"\n### {cls.__name__}, `robust-ext {command}`\n\n{_table(cls)}")
-    for title, classes in (("Attacks", ATTACKS), ("Detectors", PUBLISHED), ("Defenses", DEFENSES)):
-        parts.append(f"\n## {title}\n")
-        parts += [f"\n### {cls.__name__}\n\n{_summary(cls)}\n\n{_table(cls)}" for cls in classes if declared(cls)]
+        parts.append(f"\n## {cls.__name__}, `robust-ext {command}`\n\n{_table(cls)}")
     return "".join(parts)
+
+
+def _catalogue_page(title: str) -> str:
+    """The page of the settings of all attacks, detectors or defenses."""
+    head = f"# Settings of {title}\n\nHow settings are given: [settings](settings.md).\n"
+    classes = (cls for cls in _CATALOGUES[title] if declared(cls))
+    head += _blocks() if title == "defenses" else ""
+    return head + "".join(f"\n## {cls.__name__}\n\n{_summary(cls)}\n\n{_table(cls)}" for cls in classes)
+
+
+def _blocks() -> str:
+    """Principles and building blocks of every defense, as in table 1 of Croce et al. 2022."""
+    columns = ("IP", "MA", "IA", "AN", "R", "ED")
+    lines = [("defense", "name", *columns), ("---",) * 8]
+    for one in DEFENSES:
+        marks = ("•" if column in one.building_blocks else "" for column in columns)
+        lines.append((one.__name__, f"`{one.name}`", *marks))
+    return _BLOCKS + "".join("| " + " | ".join(line) + " |\n" for line in lines)
 
 
 def _summary(cls: type) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import nn
@@ -52,33 +52,31 @@ class OwnAdapter(Adapter):
         settings: object = {}
         if isinstance(attack, tuple) and len(attack) == 2:
             attack, settings = attack
-        if not isinstance(attack, type) or attack.__name__ == "Transfer":
-            return None
-        if attack not in _classes().values():
+        if not isinstance(attack, type) or attack.__name__ == "Transfer" or attack not in _classes().values():
             return None
         return self.build_attack(attack.__name__, check_settings(settings), name=name or attack.__name__)
 
 
-def _classes() -> dict[str, type[Any]]:
-    """The attacks by name; loaded here, as attacks of other libraries need none of them."""
+def _classes() -> dict[str, Callable[..., Any]]:
+    """The attacks by name, and a preset; loaded here, as attacks of other libraries need none of them."""
     from robust_ext.attacks.adapted import AdaptedAttack
     from robust_ext.attacks.catalogue import ATTACKS
+    from robust_ext.attacks.linear_region.attack import LinearRegion
     from robust_ext.attacks.transfer import Transfer
 
     own: tuple[type[Any], ...] = (*ATTACKS, AdaptedAttack, Transfer)
-    return {known.__name__: known for known in own}
+    return {**{known.__name__: known for known in own}, "LinearRegion.paper": LinearRegion.paper}
 
 
 def _network(text: object) -> nn.Module:
     """Return the network that ``file.py:object`` names, or its function makes, or a library's by name."""
-    if not isinstance(text, str):
-        return as_module(text, argument="surrogates").module
-    if parse_call(text, argument="surrogates", any_name=True).scope in adapters():
-        return as_module(text, argument="surrogates").module
-    found = named_object(text, accepted="a network, or what makes one", argument="surrogates")
-    if callable(found) and not hasattr(found, "bounds") and not isinstance(found, nn.Module):
-        with foreign_code("surrogates", f"{text}()", hint="a function that makes a model is called without arguments"):
-            found = found()
+    found = text
+    if isinstance(text, str) and parse_call(text, argument="surrogates", any_name=True).scope not in adapters():
+        found = named_object(text, accepted="a network, or what makes one", argument="surrogates")
+        if callable(found) and not hasattr(found, "bounds") and not isinstance(found, nn.Module):
+            hint = "a function that makes a model is called without arguments"
+            with foreign_code("surrogates", f"{text}()", hint=hint):
+                found = found()
     return as_module(found, argument="surrogates").module
 
 

@@ -7,59 +7,26 @@ import math
 from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from robust_ext.adapters.catalogue import Catalogue, check_ranges
+from robust_ext.attacks._common.rows import over_rows
 from robust_ext.attacks.base import DISTRIBUTIONS, Attack, AttackTraits
 from robust_ext.core.cost import Cost
+from robust_ext.core.criteria import Criterion
 from robust_ext.core.errors import AttackError, InvalidArgumentError, MissingDependencyError, warn
 from robust_ext.core.objects import qualified_name
+from robust_ext.core.specification import check_keywords
 from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
 from robust_ext.core.validation import check_integer
+from robust_ext.registry.base import AttackListing
 
-
-def starting_points(
-    target: Target, inputs: Tensor, labels: Tensor, *, generator: torch.Generator, tries: int = 200
-) -> tuple[Tensor, Tensor]:
-    """Search the box for points of another class: noise, and blends of it with the input that come ever closer to it.
-
-    Every query is the whole batch ``(N, ...)`` in order. Noise, uniform and black and white by turns, is drawn (at
-    most ``tries`` times) until each sample is misclassified; then each sample goes as far back to its input as it stays
-    misclassified (ten halvings). Returned are points ``(N, ...)`` and which of them are adversarial, bool ``(N,)``; the
-    others are the inputs.
-    """
-    check_integer("tries", tries, minimum=1)
-    low, high = target.bounds
-    shape = (-1, *[1] * (inputs.dim() - 1))
-    points, found = inputs.clone(), torch.zeros(len(inputs), dtype=torch.bool, device=inputs.device)
-    for number in range(tries):
-        noise = torch.rand(inputs.shape, generator=generator)
-        drawn = (noise if number % 2 == 0 else noise.round()) * (high - low) + low
-        drawn = drawn.to(inputs.device, inputs.dtype).clamp_(low, high)
-        new = ~found & _wrong(target, torch.where(found.view(shape), points, drawn), labels)
-        points = torch.where(new.view(shape), drawn, points)
-        found |= new
-        if bool(found.all()):
-            break
-    kept = torch.ones(len(inputs), device=inputs.device)
-    left = torch.zeros_like(kept)
-    for _ in range(10):
-        middle = (kept + left) / 2
-        adversarial = _wrong(target, torch.lerp(inputs, points, middle.view(shape)), labels)
-        kept, left = torch.where(adversarial, middle, kept), torch.where(adversarial, left, middle)
-    return torch.where(found.view(shape), torch.lerp(inputs, points, kept.view(shape)), inputs), found
-
-
-def _wrong(target: Target, points: Tensor, labels: Tensor) -> Tensor:
-    with torch.no_grad():
-        wrong: Tensor = target.module(points).argmax(1) != labels
-    return wrong
-
-
+E = TypeVar("E", bound=AttackListing)
 MISSING = object()
 # What libraries call the number of steps, and what multiplies it.
 _STEPS = ("steps", "max_iter", "num_steps", "n_iter", "nb_iter", "iterations")
@@ -89,6 +56,15 @@ class WrappedAttack(Attack):
         """The class or function and the settings that were given."""
         return f"{self.title} {written(self.made_of, self.settings)}"
 
+    def pursues(self, criterion: Criterion) -> bool:
+        """See :meth:`Attack.pursues`."""
+        return True if criterion.aims and self._can_aim else super().pursues(criterion)
+
+    @property
+    def _can_aim(self) -> bool:
+        """True if it is told of targets where there are some."""
+        return "targeted" in self._parameters
+
     def cost(self, threat_model: ThreatModel, *, classes: int) -> Cost | None:
         """See :meth:`Attack.cost`."""
         return cost_of_steps(partial(self._value, self.settings), self._parameters, gradients=self.traits.gradients)
@@ -108,6 +84,12 @@ class WrappedAttack(Attack):
 
     def _value(self, settings: Mapping[str, Any], key: str) -> Any:
         return settings.get(key, self._parameters[key].default)
+
+    def _fill(self, settings: dict[str, Any], wanted: Mapping[str, Any]) -> None:
+        """Set settings that are left out, where the class or function has them."""
+        for key, value in wanted.items():
+            if key in self._parameters:
+                settings.setdefault(key, value)
 
     def _step_size(
         self, default: Any, settings: Mapping[str, Any], *, steps: str, first: float | None, limit: float = math.inf
@@ -139,27 +121,106 @@ def cost_of_steps(read: Callable[[str], Any], known: Container[str], *, gradient
     return Cost((steps + 1) * runs, steps * runs)
 
 
-def written(made_of: Callable[..., Any], settings: Mapping[str, Any]) -> str:
-    """Write a class or function with settings as text, the same in every process."""
-    shown = ", ".join(f"{key}={_shown(value)}" for key, value in sorted(settings.items()))
-    return f"{made_of.__name__}({shown})"
+def starting_points(
+    target: Target, inputs: Tensor, labels: Tensor, *, generator: torch.Generator, tries: int = 200
+) -> tuple[Tensor, Tensor]:
+    """Search the box for points of another class: noise, and blends of it with the input that come ever closer to it.
+
+    Every query is the whole batch ``(N, ...)`` in order. Noise, uniform and black and white by turns, is drawn (at
+    most ``tries`` times) until each sample is misclassified; then each sample goes as far back to its input as it stays
+    misclassified (ten halvings). Returned are points ``(N, ...)`` and which of them are adversarial, bool ``(N,)``; the
+    others are the inputs.
+    """
+    check_integer("tries", tries, minimum=1)
+    low, high = target.bounds
+    points, found = inputs.clone(), torch.zeros(len(inputs), dtype=torch.bool, device=inputs.device)
+    for number in range(tries):
+        noise = torch.rand(inputs.shape, generator=generator)
+        drawn = (noise if number % 2 == 0 else noise.round()) * (high - low) + low
+        drawn = drawn.to(inputs.device, inputs.dtype).clamp_(low, high)
+        new = ~found & _wrong(target, torch.where(over_rows(found, inputs), points, drawn), labels)
+        points = torch.where(over_rows(new, inputs), drawn, points)
+        found |= new
+        if bool(found.all()):
+            break
+    kept = torch.ones(len(inputs), device=inputs.device)
+    left = torch.zeros_like(kept)
+    for _ in range(10):
+        middle = (kept + left) / 2
+        adversarial = _wrong(target, torch.lerp(inputs, points, over_rows(middle, inputs)), labels)
+        kept, left = torch.where(adversarial, middle, kept), torch.where(adversarial, left, middle)
+    blended = torch.lerp(inputs, points, over_rows(kept, inputs))
+    return torch.where(over_rows(found, inputs), blended, inputs), found
+
+
+def restore_failed(candidates: Tensor, inputs: Tensor, labels: Tensor, *, target: Target) -> Tensor:
+    """Replace candidates ``(N, ...)`` that are not adversarial by their inputs; one forward pass.
+
+    For libraries that return a random start or a black image where they fail, which would pass for a try.
+    """
+    adversarial = _wrong(target, candidates.to(inputs.dtype), labels)
+    return torch.where(over_rows(adversarial, inputs), candidates, inputs)
+
+
+def _wrong(target: Target, points: Tensor, labels: Tensor) -> Tensor:
+    with torch.no_grad():
+        return target.criterion.adversarial(target.module(points), labels)
+
+
+def checked(
+    catalogue: Catalogue[E],
+    member: Any,
+    settings: object,
+    *,
+    accepted: Callable[[Any], Callable[..., Any]] = lambda member: member,
+    hidden: tuple[str, ...] = ("self",),
+    filled: Callable[[E], Mapping[str, Any]] = lambda entry: {},
+) -> tuple[E, Mapping[str, Any], str]:
+    """Return the entry of a class or function of a library, its settings, and its name.
+
+    InvalidArgumentError where it cannot be used here, or a setting is none of its own or outside its range. Settings
+    are the parameters of what ``accepted`` returns, without ``hidden`` ones; ``filled`` returns those that need not be
+    given.
+    """
+    entry, settings, label = catalogue.entry(member), check_settings(settings), member.__name__
+    given = {**filled(entry), **settings}
+    check_keywords(accepted(member), given, argument="attack", label=label, hidden=hidden)
+    check_ranges(member, settings)
+    return entry, settings, label
 
 
 def check_settings(settings: object) -> Mapping[str, Any]:
     """Return the settings of a tuple (attack, settings); InvalidArgumentError unless they are a mapping."""
     if not isinstance(settings, Mapping):
-        raise InvalidArgumentError(
-            "attack", f"settings of type {type(settings).__name__}", "a dict of keyword arguments"
-        )
+        got = f"settings of type {type(settings).__name__}"
+        raise InvalidArgumentError("attack", got, "a dict of keyword arguments")
     return settings
+
+
+def refuse_targets(label: str, settings: Mapping[str, Any]) -> None:
+    """Raise where an attack that is given true labels is to aim at them."""
+    if settings.get("targeted"):
+        expected = "targeted=False: attacks aim where the evaluation has targets, criterion=robust_ext.Targeted()"
+        raise InvalidArgumentError("attack", f"{label}(targeted=True)", expected)
+
+
+def written(made_of: Callable[..., Any], settings: Mapping[str, Any]) -> str:
+    """Write a class or function with settings as text, the same in every process."""
+    # The address in a function's text changes from run to run.
+    shown = {key: qualified_name(v) if inspect.isroutine(v) else repr(v) for key, v in sorted(settings.items())}
+    return f"{made_of.__name__}({', '.join(f'{key}={value}' for key, value in shown.items())})"
 
 
 def settings_of(attack: Any, read: Callable[[str, inspect.Parameter], Any]) -> dict[str, Any]:
     """Return an attack object's settings that differ from its class's defaults; ``read`` returns MISSING for none."""
     settings = {}
     for key, parameter in inspect.signature(type(attack)).parameters.items():
-        value = read(key, parameter)
-        if value is not MISSING and not _same(value, parameter.default):
+        value, default = read(key, parameter), parameter.default
+        if isinstance(value, np.ndarray) or isinstance(default, np.ndarray):
+            same = np.array_equal(value, default)
+        else:
+            same = value is default or (type(value) is type(default) and bool(value == default))
+        if value is not MISSING and not same:
             settings[key] = value
     return settings
 
@@ -199,34 +260,13 @@ def raised_inside(title: str, name: str, describe: Callable[[str, Exception], st
         raise AttackError(f"{name}: {describe(title, error)}") from error
 
 
-def check_candidates(name: str, candidates: object) -> Tensor:
-    """Return an attack's candidates, detached; AttackError where they are no tensor."""
-    if not isinstance(candidates, Tensor):
-        raise AttackError(f"{name}: returned {type(candidates).__name__}, expected a tensor of candidates")
-    return candidates.detach()
-
-
 def _missing(name: str, error: ImportError) -> MissingDependencyError:
     package = DISTRIBUTIONS.get(error.name or "", error.name or "the package")
     return MissingDependencyError(f"{name}: {error}; pip install {package}")
 
 
-def _shown(value: object) -> str:
-    # The address in a function's text changes from run to run.
-    return qualified_name(value) if inspect.isroutine(value) else repr(value)
-
-
-def _same(value: Any, default: Any) -> bool:
-    if isinstance(value, np.ndarray) or isinstance(default, np.ndarray):
-        return np.array_equal(value, default)
-    return value is default or (type(value) is type(default) and bool(value == default))
-
-
-def restore_failed(candidates: Tensor, inputs: Tensor, labels: Tensor, *, target: Target) -> Tensor:
-    """Replace candidates ``(N, ...)`` that are not adversarial by their inputs; one forward pass.
-
-    For libraries that return a random start or a black image where they fail, which would pass for a try.
-    """
-    with torch.no_grad():
-        adversarial = target.module(candidates.to(inputs.dtype)).argmax(1) != labels
-    return torch.where(adversarial.view(-1, *[1] * (inputs.dim() - 1)), candidates, inputs)
+def check_candidates(name: str, candidates: object) -> Tensor:
+    """Return an attack's candidates, detached; AttackError where they are no tensor."""
+    if not isinstance(candidates, Tensor):
+        raise AttackError(f"{name}: returned {type(candidates).__name__}, expected a tensor of candidates")
+    return candidates.detach()

@@ -41,7 +41,7 @@ def main() -> None:
     settings = BinarizationSettings(threat_model=THREAT, inner_points=200)
     parts = split(network, inputs[:2])
     problems = fit(measure(Forward(parts.features, 64), inputs, range(len(inputs)), settings), parts.readout, settings)
-    module = problems.classifier(parts.features, position=0.999, batching="full")
+    module = problems.classifier(parts.features, settings, batching="full")
     target = Target(
         module=module, bounds=(0.0, 1.0), classes=2, input_shape=tuple(inputs.shape[1:]), device=inputs.device
     )

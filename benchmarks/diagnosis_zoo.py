@@ -2,8 +2,8 @@
 
     python benchmarks/diagnosis_zoo.py [--only WORDS] [--write]
 
-``--write`` puts the tables into docs/diagnosis.md. The faults are those of tests/evaluations/diagnosis/zoo, each on 12
-digits (two on images of CIFAR-10, where the published ResNet-20 is beside the project).
+``--write`` puts the tables into docs/evidence/faults.md. The faults are those of tests/evaluations/diagnosis/zoo, each
+on 12 digits (two on images of CIFAR-10, where the published ResNet-20 is beside the project).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.evaluations.diagnosis.zoo.running import (
     worsened,
 )
 
-PAGE = Path(__file__).parents[1] / "docs" / "diagnosis.md"
+PAGE = Path(__file__).parents[1] / "docs" / "evidence" / "faults.md"
 BEGIN, END = (f"<!-- {word}: python benchmarks/diagnosis_zoo.py -->" for word in ("begin", "end"))
 HARMS = {"score": "score", "accuracy": "robust accuracy", "refused": "accuracy by hand"}
 

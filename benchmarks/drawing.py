@@ -26,7 +26,7 @@ EPSILON = {"linf": 8 / 255, "l2": 0.5, "l1": 12.0}
 
 def shares(network: nn.Module, inputs: Tensor, settings: BinarizationSettings, rounds: int) -> tuple[float, float]:
     """CPU seconds of drawing the points of a sample, and of their forward passes: means over rounds."""
-    features, _, _ = counted_parts(network, inputs, settings, PassCounter())
+    features = counted_parts(network, inputs, settings, PassCounter()).features
     forward = choose_forward(features, inputs[:2], rows=settings.forward_batch, fold=settings.fold)
     count, size, one = settings.inner_points, max(64, forward.rows), inputs[:1]
     times = []

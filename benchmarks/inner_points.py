@@ -1,7 +1,7 @@
 """How inner points and planted candidates change the binarization test: R-ASR, scores of weak and good attacks, cost.
 
     python benchmarks/inner_points.py [--network digits] [--mnist-root FOLDER] [--cifar-root FOLDER]
-        [--wong-kolter FILE] [--resnet20 FILE] [--samples 12] [--rows settings] [--out FILE]
+        [--wong-kolter FILE] [--resnet20 FILE] [--samples 12] [--rows settings] [--norm linf] [--out FILE]
 
 Networks: ``digits`` (of the demo), ``mnist`` and ``cifar10`` (small convnets, trained here in seconds, plainly),
 ``wong-kolter`` (robust, MNIST) and ``resnet20``; each where its files are given. ``--rows budgets`` compares the
@@ -9,7 +9,10 @@ paper's points (999 uniform, the first one drawn planted), half corners and the 
 each; ``--rows settings`` goes through share of corners, number and candidates in linf at the middle budget; ``--rows
 others`` changes one other setting at a time, there too. A line gives R-ASR, the share of samples with a readout that
 separates, scores of FGSM (one step), of 20 steps of eps/200 and of a good attack (20 steps of eps/8; in l1 APGD with 20
-steps), its depth as the median reach, and rows sent forward a sample without those of attacks.
+steps), its depth as the median reach, and rows sent forward a sample without those of attacks. ``--rows price`` has
+what lowers the price of a verdict, an end of random search and fewer inner points, in three norms at the middle budget,
+with verdicts at all depths (``proven_rate=0``, as few samples show no rate of three attacks). ``--rows candidates``
+trades inner points for candidates, in the same three norms.
 """
 
 from __future__ import annotations
@@ -53,6 +56,7 @@ OTHERS: dict[str, tuple[Any, ...]] = {
     "boundary_points": (4,),
     "logit_scale": ("unit",),
 }
+WHOLE: dict[str, Any] = {"depths": (1.0, 2.0, 4.0, 8.0), "canaries": 8, "proven_rate": 0.0}
 COMPARED: tuple[dict[str, Any], ...] = (PAPER, PAPER | {"inner": 0.5}, {})
 
 
@@ -106,13 +110,15 @@ def ascent(steps: int, relative: float) -> Callable[..., Tensor]:
     return attack
 
 
-def measured(network: nn.Module, inputs: Tensor, threat_model: ThreatModel, settings: dict[str, Any]) -> dict[str, Any]:
-    """The numbers of one line."""
+def measured(
+    network: nn.Module, inputs: Tensor, threat_model: ThreatModel, settings: dict[str, Any], **rules: Any
+) -> dict[str, Any]:
+    """The numbers of one line; ``rules`` are settings that change nothing about the problems."""
     good = "robust_ext:APGD(steps=20)" if threat_model.norm == "l1" else ascent(20, 1 / 8)
     attacks = [ascent(1, 1.0), ascent(20, 1 / 200), good]
-    rules: dict[str, Any] = {"depths": (1.0,), "canaries": 0, "progress": False}
+    rules = {"depths": (1.0,), "canaries": 0, "random_stops": False, "progress": False, **rules}
     start = time.perf_counter()
-    result = robust_ext.binarization_test(network, attacks, inputs, threat_model, **rules, **settings)
+    result = robust_ext.binarization_test(network, attacks, inputs, threat_model, **rules | settings)
     one = result.content["attacks"]
     return {
         "norm": threat_model.norm,
@@ -123,6 +129,8 @@ def measured(network: nn.Module, inputs: Tensor, threat_model: ThreatModel, sett
         "fgsm": one[0]["score"],
         "small_steps": one[1]["score"],
         "good": one[2]["score"],
+        "verdicts": "/".join(attack["verdict"] for attack in one),
+        "random_samples": one[0]["random_samples"],
         "forwards": (one[0]["passes"]["forward"] - one[0]["passes"]["backward"]) / len(inputs),
         "seconds": time.perf_counter() - start,
     }
@@ -132,6 +140,23 @@ def settings_of(rows: str) -> Iterator[dict[str, Any]]:
     """Share of corners, number and candidates."""
     if rows == "budgets":
         yield from COMPARED
+        return
+    if rows == "price":
+        fewer = {"inner_points": 199, "planted_candidates": 64}
+        yield from ({"random_stops": False}, {"random_stops": True}, fewer | {"random_stops": False})
+        return
+    if rows == "candidates":
+        for count, candidates in (
+            (399, 32),
+            (399, 16),
+            (249, 32),
+            (199, 32),
+            (199, 64),
+            (149, 64),
+            (149, 96),
+            (99, 128),
+        ):
+            yield {"inner_points": count, "planted_candidates": candidates}
         return
     if rows == "others":
         yield {}
@@ -149,7 +174,8 @@ def main() -> None:
     for name in ("network", "mnist-root", "cifar-root", "wong-kolter", "resnet20", "out"):
         options.add_argument(f"--{name}")
     options.add_argument("--samples", type=int, default=12)
-    options.add_argument("--rows", choices=("budgets", "settings", "others"), default="budgets")
+    options.add_argument("--rows", choices=("budgets", "settings", "others", "candidates", "price"), default="budgets")
+    options.add_argument("--norm", choices=("linf", "l2", "l1"))
     arguments = options.parse_args()
     found: list[dict[str, Any]] = []
     for name, data, root, make in networks(arguments):
@@ -157,10 +183,13 @@ def main() -> None:
             continue
         dataset, network = load_dataset(data, root=root), make()
         inputs = dataset.take(dataset.choose(arguments.samples, seed=0))[0]
+        norms = {arguments.norm or one for one in BUDGETS[data]}
+        norms = {"linf"} if arguments.rows in ("settings", "others") else norms
+        rules = WHOLE if arguments.rows == "price" else {}
         for norm, budgets in BUDGETS[data].items():
-            for epsilon in budgets if arguments.rows == "budgets" else budgets[1:2] if norm == "linf" else ():
-                for settings in settings_of(arguments.rows):
-                    line = measured(network, inputs, ThreatModel(norm=norm, epsilon=epsilon), settings)
+            for epsilon in budgets if arguments.rows == "budgets" else budgets[1:2]:
+                for settings in settings_of(arguments.rows) if norm in norms else ():
+                    line = measured(network, inputs, ThreatModel(norm=norm, epsilon=epsilon), settings, **rules)
                     found.append({"network": name, **line})
                     shown = (f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in found[-1].items())
                     print(", ".join(shown), flush=True)

@@ -1,14 +1,15 @@
-"""At 224 x 224: a binarization test to its verdict, or how soon minimum-norm attacks get near.
+"""At 224 x 224: a binarization test to its verdict, a whole evaluation, or how soon minimum-norm attacks get near.
 
     python benchmarks/large_inputs.py --network resnet18
     python benchmarks/large_inputs.py --network vit_tiny_patch16_224
+    python benchmarks/large_inputs.py --evaluate --epsilon .004
     python benchmarks/large_inputs.py --nearest LinearRegion BoundarySearch --samples 4
 
-Inputs are crops of the two photographs that ship with scikit-learn. With ``--nearest`` the network is a ResNet-18 of
-this project's own blocks, trained for 60 steps of 8 crops to tell which photograph and which fifth of its width they
-are of. Each input is attacked by itself, with a budget in CPU seconds and one thread. By what ``watch`` shows, these
-are printed: the CPU seconds until the first point that a float64 copy of the network confirms, and until one nearer
-than that of Foolbox's DDN (100 steps).
+Inputs are crops of the two photographs that ship with scikit-learn. With ``--evaluate`` and ``--nearest`` the network
+is a ResNet-18 of this project's own blocks, trained for 60 steps of 8 crops to tell which photograph and which fifth of
+its width they are of. With ``--nearest`` each input is attacked by itself, with a budget in CPU seconds and one thread.
+By what ``watch`` shows, these are printed: the CPU seconds until the first point that a float64 copy of the network
+confirms, and until one nearer than that of Foolbox's DDN (100 steps).
 
 Else it is a binarization test, on torchvision's ResNet-18 or timm's ViT-tiny with random weights: rows forward and
 backward, memory and CPU time, beside the bare passes. Settings are the defaults but for ``proven_rate``: 16 samples
@@ -181,6 +182,7 @@ def main() -> None:
     options.add_argument("--samples", type=int, default=16)
     options.add_argument("--attack", default="robust_ext:APGD")
     options.add_argument("--epsilon", type=float, default=4 / 255)
+    options.add_argument("--evaluate", action="store_true", help="robust_ext.evaluate, one thread")
     options.add_argument("--nearest", nargs="+", metavar="ATTACK", help="minimum-norm attacks of this project")
     options.add_argument("--training", type=int, default=60, help="steps of their network; 0 for random weights")
     options.add_argument("--norm", default="l2", help="that they minimise; DDN minimises l2")
@@ -192,8 +194,26 @@ def main() -> None:
         torch.set_num_threads(1)
         network = resnet18_blocks(arguments.training)
         nearest(network, arguments.nearest, inputs, norm=arguments.norm, budget=arguments.budget)
+    elif arguments.evaluate:
+        torch.set_num_threads(1)
+        evaluate(resnet18_blocks(arguments.training), inputs, arguments)
     else:
         binarize(make_network(arguments.network), inputs, arguments)
+
+
+def evaluate(network: nn.Module, inputs: Tensor, arguments: argparse.Namespace) -> None:
+    """Print a whole evaluation and what it took."""
+    with torch.no_grad():
+        labels = network(inputs).argmax(1)
+    before, start = peak(), time.process_time()
+    result = robust_ext.evaluate(network, inputs, labels, ThreatModel(norm="linf", epsilon=arguments.epsilon))
+    took, total = time.process_time() - start, result.content["time"]["total"]
+    print(result, flush=True)
+    print(
+        f"ResNet-18, {len(inputs)} samples: {total['forward'] / len(inputs):.0f} rows forward and "
+        f"{total['backward'] / len(inputs):.0f} back a sample, {took / 60:.1f} CPU minutes; memory {before:.0f} MiB "
+        f"before, {peak():.0f} MiB at most"
+    )
 
 
 def binarize(network: nn.Module, inputs: Tensor, arguments: argparse.Namespace) -> None:

@@ -113,6 +113,11 @@ class Sample:
     indices: list[int]
 
 
+def fit(network: nn.Module, inputs: Tensor, labels: Tensor, recipe: Recipe) -> None:
+    """Train a network in place."""
+    train(network, inputs, labels, argparse.Namespace(**vars(recipe), batch_size=64))
+
+
 def name_of(text: str) -> str:
     """Of a network that is given as FILE or NAME=FILE."""
     return text.split("=", 1)[0] if "=" in text else Path(text).stem
@@ -162,8 +167,7 @@ def main() -> None:
         inputs, labels = data.take(data.choose(min(recipe.images, len(data)), seed=given.seed))
         torch.manual_seed(given.seed)
         network = recipe.make().train()
-        arguments = argparse.Namespace(**vars(recipe), batch_size=64)
-        train(network, inputs, labels, arguments)
+        fit(network, inputs, labels, recipe)
         network.eval()
         weights = {key: value.contiguous() for key, value in network.state_dict().items()}
         save_file(weights, given.out / f"{name}.safetensors")

@@ -13,9 +13,10 @@ import argparse
 import torch
 from common import seconds
 
-from robust_ext.attacks.linear_region.solver.problem import DenseConstraints, estimate_scaling
-from robust_ext.attacks.linear_region.solver.solve import solve
+from robust_ext.attacks.linear_region.problem import estimate_scaling
+from robust_ext.attacks.linear_region.solver import solve
 from robust_ext.core.threat import NORMS
+from tests.attacks.linear_region.test_solver import DenseConstraints
 
 
 def main() -> None:
@@ -32,7 +33,7 @@ def main() -> None:
     constraints = DenseConstraints(matrix, offset, torch.zeros(given.rows) > 0)
     scaling = estimate_scaling(constraints, x, generator=generator, probes=2, power_iterations=2)
     multipliers = torch.rand(given.problems, given.rows, generator=generator)
-    ways = {"generator": generator, "scaling": scaling, "tolerance": 1e-9, "margin": 1e9}
+    ways = {"scaling": scaling, "tolerance": 1e-9, "margin": 1e9}
 
     def solver(norm: str) -> None:
         found = solve(constraints, x, norm=norm, bounds=(0, 1), iterations=given.iterations, **ways)

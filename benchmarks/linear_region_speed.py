@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 
 from robust_ext.attacks.linear_region import search
 from robust_ext.attacks.linear_region.attack import LinearRegion
-from robust_ext.attacks.linear_region.solver.solve import Solution
+from robust_ext.attacks.linear_region.solver import Solution
 from robust_ext.core.threat import NORMS
 
 T = TypeVar("T")

@@ -1,9 +1,9 @@
-"""What the examples of docs/my_attack_failed.md come to, each as it fails and as it is fixed.
+"""What the examples of docs/causes come to, each as it fails and as it is fixed.
 
     python benchmarks/my_attack_failed.py [--only WORDS] [--write]
 
-``--write`` puts findings and numbers into the page, and makes its table of contents. The examples are the page's own,
-see tests/evaluations/diagnosis/failures.py.
+``--write`` puts findings and numbers into the pages, and makes the table of contents of docs/my_attack_failed.md. The
+examples are the pages' own, see tests/evaluations/diagnosis/failures.py.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from common import page_options
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from robust_ext.evaluations.causes.finding import CODES
-from tests.evaluations.diagnosis.failures import PAGE, change, results, sections, shown
+from tests.evaluations.diagnosis.failures import PAGE, PAGES, change, results, sections, shown
 
 BEGIN, END = "<!-- begin: contents -->\n", "<!-- end: contents -->"
 
 
 def written(page: str, title: str, printed: str, changed: str) -> str:
     """The page with what an example came to."""
-    before, heading, rest = page.partition(f"\n### {f'`{title}`' if title in CODES else title}\n")
+    before, heading, rest = page.partition(f"\n## {f'`{title}`' if title in CODES else title}\n")
     here, after = re.split(r"(?=^##)|\Z", rest, maxsplit=1, flags=re.MULTILINE)
     block = "```text\n" + textwrap.fill(printed, 110, subsequent_indent="  ", break_long_words=False) + "\n```"
     here = re.sub(r"```text\n.*?```", lambda _: block, here, count=1, flags=re.DOTALL)
@@ -35,23 +35,22 @@ def written(page: str, title: str, printed: str, changed: str) -> str:
     return before + heading + here + after
 
 
-def contents(page: str) -> str:
-    """The page with its table of contents: each finding as it is printed, and its section."""
-    before, after = page.split(BEGIN)[0], page.split(END)[1]
+def contents() -> str:
+    """The table of contents: each finding as it is printed, and its section."""
     lines = ["| | printed | section |", "|---|---|---|"]
-    for group in re.split(r"^## ", after, flags=re.MULTILINE)[1:]:
-        title = group.partition("\n")[0]
-        for heading, printed in re.findall(r"^### ([^\n]+)\n+```text\n(.*?)```", group, re.DOTALL | re.MULTILINE):
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        title = text.partition("\n")[0].removeprefix("# ")
+        for heading, printed in re.findall(r"^## ([^\n]+)\n+```text\n(.*?)```", text, re.DOTALL | re.MULTILINE):
             link = re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
-            lines.append(f"| {title} | {' '.join(printed.split())} | [{heading}](#{link}) |")
+            lines.append(f"| {title} | {' '.join(printed.split())} | [{heading}](causes/{page.name}#{link}) |")
             title = ""
-    return before + BEGIN + "\n" + "\n".join(lines) + "\n\n" + END + after
+    return "\n".join(lines)
 
 
 def main() -> None:
     """Run all and print what they came to."""
     arguments = page_options(__doc__, runs="examples")
-    page = PAGE.read_text(encoding="utf-8")
     for title, section in sections().items():
         if not section.runs or not re.search(arguments.only, title):
             continue
@@ -59,9 +58,13 @@ def main() -> None:
         before, after = results(title)
         changed, codes = change(before, after), [[one.code for one in result.findings] for result in (before, after)]
         print(f"{title}: {codes[0]}, fixed {codes[1]}. {changed} ({time.perf_counter() - begun:.1f} s)", flush=True)
-        page = written(page, title, shown(before, title), changed)
+        if arguments.write:
+            (page,) = (page for page in PAGES if section.text in page.read_text(encoding="utf-8"))
+            text = written(page.read_text(encoding="utf-8"), title, shown(before, title), changed)
+            page.write_text(text, encoding="utf-8")
     if arguments.write:
-        PAGE.write_text(contents(page), encoding="utf-8")
+        before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
+        PAGE.write_text(f"{before}{BEGIN}\n{contents()}\n\n{END}{rest.split(END)[1]}", encoding="utf-8")
 
 
 if __name__ == "__main__":

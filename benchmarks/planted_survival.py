@@ -9,12 +9,12 @@ fixed ones (mixing). With --draws, noise is added to the inputs of a random mode
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 
 import torch
 from common import THREAT, load, parser
 from torch import Tensor, nn
 
-from robust_ext.core.random import derive_seed
 from robust_ext.evaluations.binarization.attacking import count_planted
 from robust_ext.evaluations.binarization.forward import Forward
 from robust_ext.evaluations.binarization.problems import fit, measure
@@ -81,12 +81,12 @@ def survival(network: nn.Module, inputs: Tensor, settings: BinarizationSettings)
     rows = [row for row in range(len(inputs)) if problems.separable[row]]
     posed = problems.select(rows)
     for kappa in KAPPAS:
-        judge = derive_seed(0, "judged", str(kappa))
-        together = count_planted(posed.classifier(features, position=kappa, batching="full", judge=judge), posed)
+        at = replace(settings, kappa=kappa)
+        together = count_planted(posed.classifier(features, at, batching="full", judge=True), posed)
         alone = 0
         for row in range(len(rows)):
             one = posed.select([row])
-            alone += int(count_planted(one.classifier(features, position=kappa, judge=judge), one))
+            alone += int(count_planted(one.classifier(features, at, judge=True), one))
         drawn = points * len(rows)
         print(
             f"{settings.readout:<11} N_b {points:>2}, kappa {kappa:<10.7g} separable {len(rows)}/{len(inputs)}, "

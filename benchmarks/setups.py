@@ -2,8 +2,8 @@
 
     python benchmarks/setups.py [--only WORDS] [--write]
 
-``--write`` puts the table into docs/diagnosis.md. The setups are those of tests/evaluations/diagnosis/setups.py, each
-diagnosed with the default settings.
+``--write`` puts the table into docs/evidence/setups.md. The setups are those of tests/evaluations/diagnosis/setups.py,
+each diagnosed with the default settings.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from robust_ext import RobustExtWarning
 from tests.evaluations.diagnosis.setups import MISTAKES, SOUND, diagnosed, first
 
-PAGE = Path(__file__).parents[1] / "docs" / "diagnosis.md"
+PAGE = Path(__file__).parents[1] / "docs" / "evidence" / "setups.md"
 BEGIN, END = (f"<!-- {word}: python benchmarks/setups.py -->" for word in ("begin", "end"))
 
 

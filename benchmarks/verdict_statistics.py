@@ -4,7 +4,8 @@
 
 Probabilities are exact sums over counts where samples are drawn independently: binomial for a fixed number of samples,
 a recursion over the counts at every look for the sequential rule. What rests on several counts of the same samples
-(score and R-ASR, depths) is simulated. ``--write`` puts the tables into docs/binarization.md and the figure beside it.
+(score and R-ASR, depths) is simulated. ``--write`` puts the tables into docs/evidence/verdict_statistics.md and
+the figure next to it.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ import numpy as np
 from scipy import stats
 
 from robust_ext.core.threat import ThreatModel
-from robust_ext.evaluations.binarization.rules import Rules, Solved
+from robust_ext.evaluations.binarization.rules import LOOKS, Rules, Solved
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 
-DOCS = Path(__file__).parents[1] / "docs"
-# Around the tables in docs/binarization.md.
+EVIDENCE = Path(__file__).parents[1] / "docs" / "evidence"
+# Around the tables in docs/evidence/verdict_statistics.md.
 BEGIN, END = (f"<!-- {word}: python benchmarks/verdict_statistics.py -->" for word in ("begin", "end"))
 SAMPLES, ATTACKS = (16, 29, 32, 48, 64, 128, 512), (1, 3, 10)
 RATES = (0.95, 0.97, 0.99, 1.0)
@@ -60,8 +61,17 @@ def failing(samples: int, rate: float) -> float:
 
 
 def hard(samples: int, random_rate: float) -> float:
-    """The probability that samples show R-ASR to be low enough."""
-    return float(stats.binom.cdf(_most_random(samples), samples, random_rate))
+    """The probability that samples show R-ASR to be low enough, at a look or in the end."""
+    one, alive, low, before = rules(), {0: 1.0}, 0.0, 0
+    for searched in (*(look for look in LOOKS if look < samples), samples):
+        step = stats.binom.pmf(range(searched - before + 1), searched - before, random_rate).tolist()
+        after, alive, before = _after_group(alive, step), {}, searched
+        for hits, weight in after.items():
+            if one.proves_hard(_planted(0, samples, hits, searched)):
+                low += weight
+            else:
+                alive[hits] = weight
+    return low
 
 
 def _most_random(samples: int, **options: bool) -> int:
@@ -278,13 +288,13 @@ def draw(path: Path) -> None:
 def main() -> None:
     """Print, and write where that is asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="put tables and figure into docs/")
+    parser.add_argument("--write", action="store_true", help="put tables and figure into docs/evidence/")
     lines = list(map(_shown, tables()))
     if parser.parse_args().write:
-        page = DOCS / "binarization.md"
+        page = EVIDENCE / "verdict_statistics.md"
         before, rest = page.read_text().split(BEGIN)
         page.write_text("\n".join([before + BEGIN, "", *lines, "", END]) + rest.split(END)[1])
-        draw(DOCS / "verdict_statistics.svg")
+        draw(EVIDENCE / "verdict_statistics.svg")
 
 
 def _shown(line: str) -> str:

@@ -43,7 +43,7 @@ for made in (in_foolbox.LinfSignNoiseAttack, in_art.SignNoise):
 # Documentation.
 root, tests = sys.argv[1:]
 page = runpy.run_path(root + "/.ci/generate_settings.py")["generate"]()
-(settings,) = [text for path, text in page.items() if path.name == "settings.md"]
+settings = "".join(text for path, text in page.items() if path.name.startswith("settings_"))
 assert all(name in settings for name in ("SignNoise", "UnsureDetector", "Shrinking")), settings[-2000:]
 for added in (attacks.ATTACKS[-1], detectors.DETECTORS["unsure"], defenses.DEFENSES[-1]):
     assert "Args:" in added.__doc__, added

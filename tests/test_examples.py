@@ -15,9 +15,9 @@ from robust_ext.datasets import load_dataset
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = {
-    "by_hand.py": ("verdict", "passed"),
-    "foolbox_user.py": ("verdict", "passed"),
-    "art_user.py": ("verdict", "passed"),
+    "by_hand.py": ("attack", "passed"),
+    "foolbox_user.py": ("attack", "passed"),
+    "art_user.py": ("attack", "passed"),
     "foolbox_binarized.py": ("test score", "1.00: the share"),
     "art_binarized.py": ("test score", "1.00: the share"),
     "purifier.py": ("Robust accuracy in per cent", "worst case"),

@@ -13,7 +13,7 @@ from robust_ext.reports import report_page
 from tests.reports.test_pages import KINDS
 
 STEPS = """
-import hashlib, importlib.util, json, os, sys, warnings
+import contextlib, hashlib, importlib.util, json, os, sys, warnings
 
 def imported(*names):
     return sorted({*names} & {*sys.modules})
@@ -28,10 +28,15 @@ import robust_ext.reports as reports
 assert not imported("matplotlib", "jinja2", "PIL", "markupsafe", "rich"), "reports"
 
 import robust_ext.testing.conformance
+import torch
 from robust_ext.registry.base import adapters
 adapters()
 robust_ext.as_attack(lambda model, x, y: x)
+robust_ext.as_module(torch.nn.Linear(2, 2))
+with contextlib.suppress(robust_ext.InvalidArgumentError):
+    robust_ext.as_module(3)
 assert not imported("foolbox", "art", "torchattacks", "adv_lib"), "adapters"
+assert not imported("jax", "keras", "tensorflow", "xgboost", "lightgbm"), "frameworks"
 assert not imported("matplotlib", "typer", "pytest", "distributed"), "adapters"
 
 home, results = json.load(sys.stdin)

@@ -72,7 +72,7 @@ def test_links_lead_somewhere_on_github(page):
 def test_every_page_is_in_the_navigation(staged):
     listed = set(re.findall(r"[\w/]+\.md\b", (ROOT / "mkdocs.yml").read_text(encoding="utf-8").split("\nnav:")[1]))
     pages = {path.relative_to(staged).as_posix() for path in staged.rglob("*.md")}
-    assert {page for page in pages if not page.startswith("files/")} == listed
+    assert {page for page in pages if not page.startswith(("causes/", "files/", "evidence/"))} == listed
 
 
 def faces():

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from sklearn.datasets import load_wine
 from torch import nn
 
 from robust_ext.datasets import load_dataset
@@ -21,6 +22,9 @@ PATHS = dict(re.findall(r"<!-- path: (\w+) -->\n```python\n(.*?)```", PAGE.read_
 
 
 WHOLE = dict(re.findall(r"<!-- whole: (\w+) -->\n```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL))
+
+
+FRAMEWORKS = ("jax", "keras", "tensorflow")
 
 
 def lines(name):
@@ -58,12 +62,24 @@ def test_whole_scripts_print_the_verdict_that_is_shown(name, capsys):
         pytest.importorskip(name)
     exec(compile(WHOLE[name], PAGE.name, "exec"), {"__name__": "__main__"})  # noqa: S102 - our own page
     (shown,) = re.findall(r"```text\n(Verdict: PASSED.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    assert shown in capsys.readouterr().out
+    # What follows is of the attack: how deep it keeps up.
+    assert shown.rstrip() in capsys.readouterr().out
 
 
 def test_each_path_takes_at_most_six_lines():
     assert {name: len(lines(name)) <= 6 for name in PATHS} == dict.fromkeys(PATHS, True)
-    assert {*PATHS} == {"torchvision", "timm", "transformers", "art", "foolbox", "robustbench"}
+    assert {*PATHS} == {
+        "torchvision",
+        "timm",
+        "transformers",
+        "art",
+        "foolbox",
+        "robustbench",
+        "table",
+        "sklearn",
+        "function",
+        *FRAMEWORKS,
+    }
 
 
 @pytest.mark.parametrize(
@@ -113,6 +129,36 @@ def test_a_foolbox_user_sees_the_result_in_a_notebook(digits):
     assert "1.00" in page
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_models_of_other_frameworks(name, digits, capsys):
+    pytest.importorskip(name)
+    inputs, weights = digits[0], torch.randn(64, 10, generator=torch.Generator().manual_seed(0)).numpy()
+    given = {"hidden": np.eye(64, dtype=np.float32), "head": weights, "weights": weights}
+    if name == "keras":
+        keras = pytest.importorskip("keras")
+        keras.utils.set_random_seed(0)
+        layers = [keras.Input((8, 8, 1)), keras.layers.Flatten(), keras.layers.Dense(10)]
+        given["model"] = keras.Sequential(layers)
+    cell(name, inputs=inputs, **given)
+    assert verdicts(capsys.readouterr().out) == ["PASSED"]
+
+
+def test_models_without_gradients(digits, capsys):
+    """A forest is evaluated as it is, and a function of arrays is planted in."""
+    pytest.importorskip("sklearn")
+    inputs, labels = digits
+    cell("sklearn", inputs=inputs.numpy(), labels=labels.numpy())
+    assert "Square" in capsys.readouterr().out
+    network = digits_network()
+
+    def predict(x):
+        return network(torch.from_numpy(x)).detach().softmax(1).numpy()
+
+    cell("function", predict=predict, inputs=inputs)
+    assert verdicts(capsys.readouterr().out) == ["PASSED"]
+
+
 @pytest.mark.exhaustive
 def test_a_robustbench_user_has_robust_accuracy_and_whether_to_trust_it(monkeypatch, capsys):
     """A stand-in of their package, with a model that finds each class in a corner of its own."""
@@ -133,3 +179,19 @@ def test_a_robustbench_user_has_robust_accuracy_and_whether_to_trust_it(monkeypa
     printed = capsys.readouterr().out
     assert "clean accuracy 75.0" in printed
     assert verdicts(printed) == ["PASSED"]
+
+
+def test_a_table_is_attacked_in_the_units_of_its_columns(capsys):
+    """Thirteen measurements of wines, between 0.1 and 1,700, and a small network that was just trained on them."""
+    inputs, labels = load_wine(return_X_y=True)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.BatchNorm1d(13, affine=False), nn.Linear(13, 16), nn.ReLU(), nn.Linear(16, 3))
+    x, y = torch.tensor(inputs).float(), torch.tensor(labels)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    for _ in range(100):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    cell("table", model=model.eval(), inputs=inputs[::4], labels=labels[::4])
+    assert "45 samples, clean accuracy" in capsys.readouterr().out

@@ -146,7 +146,7 @@ def _index(public: list[Public]) -> str:
     lines = [
         "# Reference\n",
         "Every public name, by the shortest path that it can be imported from. "
-        "[Settings](../settings.md) has the settings of all evaluations, attacks, detectors and defenses in tables.\n",
+        "[Settings](../settings.md) are in tables.\n",
     ]
     for part, (title, _) in PARTS.items():
         lines += [f"\n## [{title}]({part}.md)\n", "| name | |", "|---|---|"]

@@ -26,7 +26,7 @@ class AdvLibAdapter(HostAdapter):
             positional, attack = attack.args, attack.func
         # By where it was written: functools.wraps copies __module__ to functions of others.
         home = attack.__globals__.get("__name__", "") if isinstance(attack, FunctionType) else ""
-        if str(home).split(".")[0] != self.package:
+        if str(home).split(".")[0] != self.name:
             return None
         if positional:
             raise InvalidArgumentError("attack", "a partial with positional arguments", "one with keyword arguments")
@@ -34,4 +34,4 @@ class AdvLibAdapter(HostAdapter):
         return adapted
 
 
-ADAPTER = AdvLibAdapter(name="adv_lib", title="adv-lib", package="adv_lib", install="--no-deps adv-lib")
+ADAPTER = AdvLibAdapter("adv_lib", title="adv-lib", install="--no-deps adv-lib")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import re
 import sys
 import warnings
 from collections.abc import Iterator
@@ -17,19 +16,10 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor
+from torch.torch_version import TorchVersion
 
 # What adv-lib imports when it is imported: for its plots, for LPIPS, and from Pythons before 3.12.
 _WANTED = {"visdom": (), "torchvision": ("models",), "distutils": ("version",)}
-
-
-class _LooseVersion:
-    """The part of ``distutils.version.LooseVersion`` for adv-lib: comparisons of torch releases."""
-
-    def __init__(self, text: str) -> None:
-        self.numbers = [int(number) for number in re.findall(r"\d+", text.split("+")[0])]
-
-    def __ge__(self, other: _LooseVersion) -> bool:
-        return self.numbers >= other.numbers
 
 
 def load_adv_lib() -> Any:
@@ -49,41 +39,36 @@ def load_adv_lib() -> Any:
     return sys.modules["adv_lib"]
 
 
-def _importable(name: str) -> bool:
-    if importlib.util.find_spec(name) is None:
-        return False
-    before = set(sys.modules)
-    try:
-        for full in (name, *(f"{name}.{part}" for part in _WANTED[name])):
-            importlib.import_module(full)
-    except Exception:
-        # A torchvision for another torch, say; what it imported before it failed would hide the stand-ins.
-        for full in set(sys.modules) - before:
-            if full.split(".")[0] == name:
-                del sys.modules[full]
-        return False
-    return True
-
-
 @contextmanager
 def _stand_ins() -> Iterator[None]:
-    missing = [name for name in _WANTED if name not in sys.modules and not _importable(name)]
-    added = [full for name in missing for full in (name, *(f"{name}.{part}" for part in _WANTED[name]))]
-    for full in added:
-        module = ModuleType(full)
-        # Without a path, Python would not look for parts inside; with one, it takes them from sys.modules.
-        module.__path__ = []
-        sys.modules[full] = module
-        parent, _, part = full.rpartition(".")
-        if parent:
-            setattr(sys.modules[parent], part, module)
-    if "distutils" in missing:
-        sys.modules["distutils.version"].LooseVersion = _LooseVersion  # type: ignore[attr-defined]
+    added = []
+    for name, parts in _WANTED.items():
+        before, full = set(sys.modules), [name, *(f"{name}.{part}" for part in parts)]
+        try:
+            if importlib.util.find_spec(name) is None:
+                raise ModuleNotFoundError(name)
+            for one in full:
+                importlib.import_module(one)
+        except Exception:
+            # A torchvision for another torch, say; what it imported before it failed would hide the stand-ins.
+            for one in [one for one in set(sys.modules) - before if one.split(".")[0] == name]:
+                del sys.modules[one]
+            for one in full:
+                module: Any = ModuleType(one)
+                # Without a path, Python would not look for parts inside; with one, it takes them from sys.modules.
+                module.__path__ = []
+                # Of distutils, adv-lib compares releases of torch.
+                module.LooseVersion = TorchVersion
+                parent, _, part = one.rpartition(".")
+                if parent:
+                    setattr(sys.modules[parent], part, module)
+                sys.modules[one] = module
+            added += full
     try:
         yield
     finally:
-        for full in added:
-            sys.modules.pop(full, None)
+        for one in added:
+            sys.modules.pop(one, None)
 
 
 class _Numpy:

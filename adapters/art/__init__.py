@@ -2,4 +2,4 @@
 
 from robust_ext.adapters.host import HostAdapter
 
-ADAPTER = HostAdapter(name="art", title="ART", package="art", install='"robust-ext[art]"')
+ADAPTER = HostAdapter("art", title="ART", install='"robust-ext[art]"', parts=("model", "detector"))

@@ -6,49 +6,49 @@ import inspect
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from robust_ext.adapters.art.catalogue import CATALOGUE, NORM_NAMES, NORM_VALUES, traits_of
-from robust_ext.adapters.art.entries import Entry
+from robust_ext.adapters.art.entries import ENTRIES, UNUSABLE, Entry
 from robust_ext.adapters.art.library import art, constructible, repair, seeded_states, without_bars
+from robust_ext.adapters.art.model import HostModule, make_estimator, without_new_hooks
 from robust_ext.adapters.art.settings import AttackContext, nothing
-from robust_ext.adapters.art.target import HostModule, make_estimator, without_new_hooks
-from robust_ext.adapters.catalogue import check_ranges
+from robust_ext.adapters.catalogue import Catalogue, classes_in
 from robust_ext.adapters.wrapped import (
     MISSING,
     WrappedAttack,
-    check_settings,
+    checked,
     constructed,
     raised_inside,
+    refuse_targets,
     restore_failed,
     settings_of,
     starting_points,
 )
 from robust_ext.attacks._common.rows import runner_up
-from robust_ext.attacks.base import draw_seed
+from robust_ext.attacks.base import AttackTraits, draw_seed
 from robust_ext.attacks.running import UnitSpace
 from robust_ext.core.errors import AttackError, AttackRefusedError, InvalidArgumentError
 from robust_ext.core.random import seeded_globals
-from robust_ext.core.specification import check_keywords
 from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
 
 _ESTIMATORS = ("estimator", "classifier")
-
-
-@dataclass(frozen=True)
-class _Arguments:
-    """The arguments of ``generate``; ``start`` replaces its own random start."""
-
-    x: Any
-    y: Any
-    guides: Mapping[str, Any] = field(default_factory=dict)
-    start: Any = None
+NORM_VALUES: Mapping[str, float] = {"linf": float("inf"), "l2": 2, "l1": 1}
+NORM_NAMES: Mapping[Any, str] = {"inf": "linf", **{value: norm for norm, value in NORM_VALUES.items()}}
+CATALOGUE = Catalogue(
+    library="art",
+    place="art.attacks.evasion",
+    members=classes_in(art.attacks.evasion, art.attacks.EvasionAttack),
+    base=art.attacks.EvasionAttack,
+    entries=ENTRIES,
+    unusable=UNUSABLE,
+    others=Entry(traits=AttackTraits(batching="single")),
+)
 
 
 class ArtAttack(WrappedAttack):
@@ -69,42 +69,20 @@ class ArtAttack(WrappedAttack):
     entry: Entry
 
     def __init__(self, attack_class: type, settings: Mapping[str, Any], *, name: str, entry: Entry) -> None:
-        super().__init__(attack_class, settings, name=name, entry=entry, traits=traits_of(entry, settings))
+        super().__init__(attack_class, settings, name=name, entry=entry, traits=_traits_of(entry, settings))
         self.unlisted = not CATALOGUE.owns(attack_class)
+
+    @property
+    def _can_aim(self) -> bool:
+        # Points of a target's class to start at, or to be guided by, are not searched for.
+        needs_points = self.entry.starts or self.entry.guides or self.made_of.__name__ == "SignOPTAttack"
+        return (super()._can_aim or self.entry.aims) and not needs_points
 
     def search(
         self, target: Target, inputs: Tensor, labels: Tensor, *, threat_model: ThreatModel, generator: torch.Generator
     ) -> Tensor:
         """Run on the batch; AttackRefusedError where the class does not work with inputs of this shape."""
-        self._check(target, threat_model)
-        space = UnitSpace(target, threat_model, needed=self.entry.unit_space)
-        unit = threat_model.width if self.entry.unit_space else 1.0
-        size = 1 if self.traits.batching == "single" else len(inputs)
-        entered, candidates = space.enter(inputs), []
-        for start in range(0, len(inputs), size or 1):
-            x, y = entered[start : start + size], labels[start : start + size]
-            arguments = self._arguments(space.target, x, y, generator)
-            if arguments is None:
-                candidates.append(x)
-                continue
-            with self._surroundings(target, draw_seed(generator)):
-                attack = self._make(space.target, AttackContext(inputs=x, threat_model=space.threat_model, unit=unit))
-                if arguments.start is not None:
-                    attack._find_random_adversarial = lambda *_, start=arguments.start, **__: start
-                with raised_inside("ART", self.name):
-                    out = attack.generate(x=arguments.x, **{"y": arguments.y, **arguments.guides})
-                    if self.entry.patch:
-                        # Placed, turned and sized at random, within what the attack was made for.
-                        out = attack.apply_patch(arguments.x, scale=getattr(attack, "_attack", attack).scale_max)
-            candidates.append(self._tensor(out, target.device))
-        found = torch.cat(candidates) if candidates else inputs.clone()
-        if found.shape != inputs.shape:
-            return found
-        found = space.leave(found, inputs)
-        return restore_failed(found, inputs, labels, target=target) if self.traits.failure == "start" else found
-
-    def _check(self, target: Target, threat_model: ThreatModel) -> None:
-        channels = self.entry.channels
+        channels, unit_space = self.entry.channels, self.entry.unit_space
         if channels > 1 and (len(target.input_shape) != 3 or target.input_shape[0] != channels):
             raise AttackRefusedError(
                 f"{self.name} works on images of shape ({channels}, height, width) only, and this target takes "
@@ -112,29 +90,66 @@ class ArtAttack(WrappedAttack):
             )
         self._compare("eps", threat_model.epsilon)
         self._compare("norm", threat_model.norm, NORM_NAMES)
+        space = UnitSpace(target, threat_model, needed=unit_space)
+        size = 1 if self.traits.batching == "single" else len(inputs)
+        entered, parts = space.enter(inputs), []
+        for start in range(0, len(inputs), size or 1):
+            x, y = entered[start : start + size], labels[start : start + size]
+            aims, guides = self._aims(space.target, x, y, generator)
+            if aims is None:
+                parts.append(x)
+                continue
+            with self._surroundings(target, draw_seed(generator)):
+                unit = threat_model.width if unit_space else 1.0
+                context = AttackContext(
+                    inputs=x, threat_model=space.threat_model, unit=unit, aims=target.criterion.aims
+                )
+                attack = self._make(space.target, context)
+                given = self._arguments(attack, space.target, x, aims, guides)
+                with raised_inside("ART", self.name):
+                    out = attack.generate(**given)
+                    if self.entry.patch:
+                        # Placed, turned and sized at random, within what the attack was made for.
+                        out = attack.apply_patch(given["x"], scale=getattr(attack, "_attack", attack).scale_max)
+            parts.append(self._tensor(out, target.device))
+        found = torch.cat(parts) if parts else inputs.clone()
+        if found.shape != inputs.shape:
+            return found
+        found = space.leave(found, inputs)
+        return restore_failed(found, inputs, labels, target=target) if self.traits.failure == "start" else found
 
-    def _arguments(
+    def _aims(
         self, target: Target, inputs: Tensor, labels: Tensor, generator: torch.Generator
-    ) -> _Arguments | None:
-        """Return ART's arguments; None where it would not end without a starting point."""
-        entry = self.entry
-        aims = runner_up(target, inputs, labels) if entry.aims else labels
-        guides: Tensor | None = None
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Return the labels that ART is given, and points of other classes; no labels where it would not end."""
+        entry, guides = self.entry, None
+        aims = runner_up(target, inputs, labels) if entry.aims and not target.criterion.aims else labels
         if entry.guides or entry.starts:
             guides, found = starting_points(target, inputs, labels, generator=generator)
             if entry.starts and not bool(found.all()):
-                return None
+                return None, None
             if entry.aims:
                 aims = runner_up(target, guides, labels)
-        x = _array(inputs)
+        return aims, guides
+
+    def _arguments(
+        self, attack: Any, target: Target, inputs: Tensor, aims: Tensor, guides: Tensor | None
+    ) -> dict[str, Any]:
+        """Return the arguments of ``generate``; a start replaces the attack's own random one."""
+        entry, x = self.entry, _array(inputs)
         y = aims.cpu().numpy() if entry.indices else _array(nn.functional.one_hot(aims, target.classes))
-        if entry.channels_last:
-            x = np.moveaxis(x, 1, -1)
-        if guides is None:
-            return _Arguments(x, y)
-        return (
-            _Arguments(x, y, {entry.guides: _array(guides)}) if entry.guides else _Arguments(x, y, {}, _array(guides))
-        )
+        given = {"x": np.moveaxis(x, 1, -1) if entry.channels_last else x, "y": y}
+        if guides is not None and entry.guides:
+            given[entry.guides] = _array(guides)
+        elif guides is not None:
+            attack._find_random_adversarial = lambda *_, **__: _array(guides)
+        return given
+
+    def _tensor(self, out: object, device: torch.device) -> Tensor:
+        if not isinstance(out, np.ndarray):
+            raise AttackError(f"{self.name}: returned {type(out).__name__}, expected an array of candidates")
+        out = np.moveaxis(out, -1, 1) if self.entry.channels_last else out
+        return torch.from_numpy(np.ascontiguousarray(out, dtype=np.float32)).to(device)
 
     @contextmanager
     def _surroundings(self, target: Target, seed: int) -> Iterator[None]:
@@ -172,13 +187,10 @@ class ArtAttack(WrappedAttack):
         wanted = {
             "eps": threat_model.epsilon,
             "norm": NORM_VALUES[threat_model.norm],
-            "targeted": self.entry.aims,
+            "targeted": self.entry.aims or context.aims,
             "verbose": False,
-            **self.entry.fill(context),
         }
-        for key, value in wanted.items():
-            if key in self._parameters:
-                settings.setdefault(key, value)
+        self._fill(settings, {**wanted, **self.entry.fill(context)})
         if "eps_step" in self._parameters and "eps_step" not in settings:
             # ART's defaults are those of inputs in [0, 1].
             default = float(self._parameters["eps_step"].default * threat_model.width)
@@ -187,23 +199,22 @@ class ArtAttack(WrappedAttack):
             settings["batch_size"] = max(len(context.inputs), self._value(settings, "batch_size"), 1)
         return settings
 
-    def _tensor(self, out: object, device: torch.device) -> Tensor:
-        if not isinstance(out, np.ndarray):
-            raise AttackError(f"{self.name}: returned {type(out).__name__}, expected an array of candidates")
-        candidates = np.moveaxis(out, -1, 1) if self.entry.channels_last else out
-        return torch.from_numpy(np.ascontiguousarray(candidates, dtype=np.float32)).to(device)
-
 
 def from_class(attack_class: type, settings: object, *, name: str | None = None) -> ArtAttack:
     """Make an attack from an ART class and the keyword arguments of its constructor, without the estimator."""
-    entry, settings, label = CATALOGUE.entry(attack_class), check_settings(settings), attack_class.__name__
-    given = {**dict.fromkeys(_filled_in(attack_class, entry)), **settings}
-    check_keywords(attack_class, given, argument="attack", label=label, hidden=("self", *_ESTIMATORS))
-    check_ranges(attack_class, settings)
-    if not entry.aims and settings.get("targeted"):
-        expected = "targeted=False: attacks are given true labels, which a targeted one would aim at"
-        raise InvalidArgumentError("attack", f"{label}(targeted=True)", expected)
-    if entry.aims and not settings.get("targeted", True):
+
+    def filled(entry: Entry) -> Mapping[str, Any]:
+        """Return the settings without a default in ART, which the entry fills in."""
+        if entry.fill is nothing:
+            return {}
+        parameters = inspect.signature(attack_class).parameters.values()
+        empty = inspect.Parameter.empty
+        return {one.name: None for one in parameters if one.default is empty and one.name not in _ESTIMATORS}
+
+    entry, settings, label = checked(CATALOGUE, attack_class, settings, hidden=("self", *_ESTIMATORS), filled=filled)
+    if not entry.aims:
+        refuse_targets(label, settings)
+    elif not settings.get("targeted", True):
         expected = "targeted=True: it is given the class that comes second at the input, to aim at"
         raise InvalidArgumentError("attack", f"{label}(targeted=False)", expected)
     return ArtAttack(attack_class, settings, name=name or label, entry=entry)
@@ -211,11 +222,6 @@ def from_class(attack_class: type, settings: object, *, name: str | None = None)
 
 def from_object(attack: Any, *, name: str | None = None) -> ArtAttack:
     """Make an attack from an ART attack object: its class, and its settings that differ from the class's defaults."""
-    return from_class(type(attack), _settings_of(attack), name=name)
-
-
-def _settings_of(attack: Any) -> dict[str, Any]:
-    """Return an attack object's settings that differ from its class's defaults, without the estimator."""
 
     def read(key: str, parameter: inspect.Parameter) -> Any:
         places = (attack, getattr(attack, "_attack", None))
@@ -225,22 +231,23 @@ def _settings_of(attack: Any) -> dict[str, Any]:
         if key in _ESTIMATORS or isinstance(value, art.estimators.BaseEstimator):
             return MISSING
         # What the constructor filled in for None belongs to the old estimator: a bound loss, a default list of attacks.
-        filled_in = parameter.default is None and (_belongs_to_art(value) or key == "attacks")
-        return MISSING if filled_in else value
+        from_art = callable(value) and str(getattr(value, "__module__", "")).split(".")[0] == "art"
+        return MISSING if parameter.default is None and (from_art or key == "attacks") else value
 
-    return settings_of(attack, read)
-
-
-def _belongs_to_art(value: object) -> bool:
-    return callable(value) and str(getattr(value, "__module__", "")).split(".")[0] == "art"
+    return from_class(type(attack), settings_of(attack, read), name=name)
 
 
-def _filled_in(attack_class: type, entry: Entry) -> list[str]:
-    """Return the settings without a default in ART, which the entry fills in."""
-    if entry.fill is nothing:
-        return []
-    parameters = inspect.signature(attack_class).parameters.values()
-    return [p.name for p in parameters if p.default is inspect.Parameter.empty and p.name not in _ESTIMATORS]
+def _traits_of(entry: Entry, settings: Mapping[str, Any]) -> AttackTraits:
+    """Return the traits of a class under these settings; InvalidArgumentError for a wrong norm."""
+    norms = entry.traits.norms
+    if NORM_NAMES.get(settings.get("norm")) not in (None, *norms):
+        raise InvalidArgumentError("attack", f"norm={settings['norm']!r}", f"a norm among {', '.join(norms)}")
+    losses = [settings.get("loss_type")]
+    classes = entry.traits.minimum_classes
+    for part in settings.get("attacks") or ():
+        losses.append(part[1].get("loss_type") if isinstance(part, tuple) else getattr(part, "loss_type", None))
+        classes = 2
+    return replace(entry.traits, minimum_classes=3 if "difference_logits_ratio" in losses else classes)
 
 
 def _array(values: Tensor) -> Any:

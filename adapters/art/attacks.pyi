@@ -8,6 +8,8 @@ from robust_ext.adapters.art.native import NativeEvasionAttack as NativeEvasionA
 from robust_ext.adapters.art.objectives import ObjectiveLoss as ObjectiveLoss
 from robust_ext.adapters.art.objectives import objective_estimator as objective_estimator
 
+def art_class(attack_class: Any) -> Any: ...
+
 class APGD(NativeEvasionAttack):
     """See :class:`robust_ext.attacks.apgd.APGD`."""
 
@@ -25,6 +27,7 @@ class APGD(NativeEvasionAttack):
         rho: float = 0.75,
         momentum: float = 0.75,
         start: str = "random",
+        warm: bool = False,
         stop_early: bool = False,
         seed: int | None = None,
         summary_writer: Any = False,
@@ -110,6 +113,7 @@ class BoundarySearch(NativeEvasionAttack):
         survivors: int = 4,
         hops: int = 1000,
         pool: Tensor | None = None,
+        pool_labels: Tensor | None = None,
         seed: int | None = None,
         summary_writer: Any = False,
         verbose: bool = True,
@@ -134,6 +138,7 @@ class LinearRegion(NativeEvasionAttack):
         survivors: int = 4,
         hops: int = 1000,
         pool: Tensor | None = None,
+        pool_labels: Tensor | None = None,
         q: float = 0.8,
         gamma: float = 6.0,
         classes: str = "runner-up",

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from robust_ext.adapters.art.library import art
-from robust_ext.adapters.art.target import without_new_hooks
+from robust_ext.adapters.art.model import without_new_hooks
 from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.detectors.scored import ScoreDetector
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from robust_ext.adapters.art.model import PyTorchClassifier, bounds_of
 from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.core.threat import ThreatModel, norm_name
 from robust_ext.models.defended import Defended
-from robust_ext.models.normalized import PaddedClasses
+from robust_ext.models.wrapping import PaddedClasses
 from robust_ext.registry.detector import as_detector
 from robust_ext.registry.model import as_module
 
@@ -24,12 +24,10 @@ if TYPE_CHECKING:
 class BinarizedPyTorchClassifier(PyTorchClassifier):  # type: ignore[misc]
     """A ``PyTorchClassifier`` with adversarial examples planted in it, for any ART attack.
 
-    All behaviour lies in its module, so it survives the attacks that make a classifier of their own around
-    ``estimator.model`` (APGD with ``loss_type``, AutoAttack, Brendel-Bethge). Start attacks at :attr:`x` with labels
-    :attr:`y`, and hand what they return to :meth:`score`. Attacks that query some of the rows far from their inputs
-    (BoundaryAttack, HopSkipJump and others without gradients) are refused with a ModelError, and are to be run on one
-    problem at a time: see :meth:`single`. Those that query all rows far from them are to be given a ``batch_size`` of
-    at least that many. ``robust_ext.binarization_test`` does all that by itself, and gives a verdict.
+    Start attacks at :attr:`x` with labels :attr:`y`, and hand what they return to :meth:`score`. Attacks that query
+    some of the rows far from their inputs (BoundaryAttack, HopSkipJump and others without gradients) are refused with a
+    ModelError, and are to be run on one problem at a time: see :meth:`single`. Those that query all rows far from them
+    are to be given a ``batch_size`` of at least that many. ``robust_ext.binarization_test`` does all that by itself.
 
     Args:
         planted: The problems.
@@ -41,10 +39,9 @@ class BinarizedPyTorchClassifier(PyTorchClassifier):  # type: ignore[misc]
     """
 
     def __init__(self, planted: Planted, *, classes: int = 2, probabilities: bool = False) -> None:
-        device = planted.inputs.device
+        device, module = planted.inputs.device, cast(nn.Module, planted.module)
         if device.type not in ("cpu", "cuda"):
             raise ModelError(f"model: on {device}; ART runs on the CPU and on CUDA devices, move the model to one")
-        module: nn.Module = planted.module
         if classes != 2:
             module = PaddedClasses(module, classes=classes)
         if probabilities:
@@ -81,8 +78,8 @@ class BinarizedPyTorchClassifier(PyTorchClassifier):  # type: ignore[misc]
             x: Clean inputs, float ``(N, ...)`` within the clip values.
             eps: Budget in the units of ``x``.
             norm: ``np.inf``, 2 or 1, or ``"linf"``, ``"l2"`` or ``"l1"``.
-            classes: See the class.
-            probabilities: See the class.
+            classes: See the class, as for ``probabilities``.
+            probabilities: Whether to return probabilities.
             layer: Name of the linear layer that makes the logits; found when left out.
             **settings: Of the test, see :class:`robust_ext.evaluations.binarization.BinarizationSettings`.
 
@@ -93,8 +90,7 @@ class BinarizedPyTorchClassifier(PyTorchClassifier):  # type: ignore[misc]
         # The public face: adapters lie below the evaluations, and planting is one of them.
         from robust_ext import plant
 
-        bounds = _checked_bounds(classifier)
-        threat_model = ThreatModel(norm=norm_name(norm), epsilon=eps, bounds=bounds)
+        threat_model = ThreatModel(norm=norm_name(norm), epsilon=eps, bounds=_checked_bounds(classifier))
         inputs = torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32))
         planted = plant(classifier, inputs, threat_model, layer=layer, **settings)
         return cls(planted, classes=classes, probabilities=probabilities)
@@ -102,8 +98,7 @@ class BinarizedPyTorchClassifier(PyTorchClassifier):  # type: ignore[misc]
     @property
     def x(self) -> np.ndarray[Any, Any]:
         """The inputs with planted points, float32 ``(M, ...)``."""
-        inputs: np.ndarray[Any, Any] = self.planted_problems.inputs.cpu().numpy().copy()
-        return inputs
+        return self.planted_problems.inputs.cpu().numpy().copy()
 
     @property
     def y(self) -> np.ndarray[Any, Any]:
@@ -123,14 +118,14 @@ class BinarizedPyTorchClassifier(PyTorchClassifier):  # type: ignore[misc]
         """Return logits, or probabilities, ``(n, classes)``; never divide a batch of all rows."""
         size = max(batch_size, len(x)) if len(x) == len(self.planted_problems) else batch_size
         predict: Any = super().predict
+        logits: np.ndarray[Any, Any]
         try:
-            found = predict(x, batch_size=size, training_mode=training_mode, **kwargs)
+            logits = predict(x, batch_size=size, training_mode=training_mode, **kwargs)
         except ModelError:
             # Some attacks look at the prediction of one image of ones, to see whether it is of probabilities.
             if len(x) != 1 or not np.all(x == 1):
                 raise
-            found = predict(self.x[:1], training_mode=training_mode, **kwargs)
-        logits: np.ndarray[Any, Any] = found
+            logits = predict(self.x[:1], training_mode=training_mode, **kwargs)
         return logits
 
     def set_params(self, **kwargs: Any) -> None:
@@ -147,8 +142,7 @@ class BinarizedPyTorchClassifier(PyTorchClassifier):  # type: ignore[misc]
 
     def single(self, row: int) -> BinarizedPyTorchClassifier:
         """Return problem ``row`` alone: a classifier that may be queried at any points."""
-        planted = self.planted_problems.single(row)
-        return type(self)(planted, classes=self.nb_classes, probabilities=self.probabilities)
+        return type(self)(self.planted_problems.single(row), classes=self.nb_classes, probabilities=self.probabilities)
 
     def verify(self, x_adv: np.ndarray[Any, Any]) -> Verification:
         """Check what an attack returned, ``(M, ...)``: finite, in bounds, within eps, and of another class."""
@@ -163,10 +157,8 @@ class BinarizedPyTorchClassifier(PyTorchClassifier):  # type: ignore[misc]
 class DefendedPyTorchClassifier(PyTorchClassifier):  # type: ignore[misc]
     """A ``PyTorchClassifier`` whose inputs a detector may reject.
 
-    All behaviour lies in its module, a :class:`robust_ext.models.defended.Defended`, so it survives the attacks that
-    make a classifier of their own around ``estimator.model``. With ``exposure="reject"`` there is one class more, the
-    last, which wins exactly where an input is rejected. An untargeted attack takes that for a success: aim attacks at a
-    class, and count with :meth:`outcomes`, which does not.
+    With ``exposure="reject"`` there is one class more, the last, which wins exactly where an input is rejected. An
+    untargeted attack takes that for a success: aim attacks at a class, and count with :meth:`outcomes`, which does not.
 
     Args:
         defended: The module.
@@ -225,8 +217,7 @@ class DefendedPyTorchClassifier(PyTorchClassifier):  # type: ignore[misc]
 
     def rejects(self, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """Return a mask of rejected inputs ``(N, ...)``, bool ``(N,)``."""
-        rejected: np.ndarray[Any, Any] = self.defended.decide(self._tensor(x))[1].cpu().numpy()
-        return rejected
+        return self.defended.decide(self._tensor(x))[1].cpu().numpy()
 
     def outcomes(self, x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> list[str]:
         """Return the outcomes of inputs: ``"correct"``, ``"rejected"``, or ``"fooled"`` (wrong and accepted).
@@ -238,21 +229,15 @@ class DefendedPyTorchClassifier(PyTorchClassifier):  # type: ignore[misc]
         labels = np.asarray(y)
         labels = labels.argmax(1) if labels.ndim > 1 else labels
         predicted, rejected = (part.cpu().numpy() for part in self.defended.decide(self._tensor(x)))
-        return [
-            "rejected" if out else "correct" if right else "fooled"
-            for out, right in zip(rejected, predicted == labels, strict=True)
-        ]
+        found: list[str] = np.where(rejected, "rejected", np.where(predicted == labels, "correct", "fooled")).tolist()
+        return found
 
     def _tensor(self, x: np.ndarray[Any, Any]) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32)).to(self.device)
 
 
 def _checked_bounds(classifier: Any) -> tuple[float, float]:
-    """Return the one pair of clip values of an ART classifier.
-
-    Raises:
-        InvalidArgumentError: It is none, or has no clip values or several.
-    """
+    """Return the one pair of clip values of an ART classifier; InvalidArgumentError where there is none."""
     if not isinstance(classifier, PyTorchClassifier):
         raise InvalidArgumentError("classifier", type(classifier).__name__, "an ART PyTorchClassifier")
     if classifier.clip_values is None:

@@ -12,9 +12,10 @@ import sys
 import tempfile
 import types
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import tqdm.auto
@@ -28,38 +29,27 @@ def _load_art() -> Any:
     path is then set to where it would have been, so that whoever has ART download something still finds it there.
     """
     first = "art" not in sys.modules and not (Path.home() / ".art" / "config.json").exists()
-    config = _load_config_elsewhere() if first else None
+    package = importlib.util.find_spec("art") if first else None
+    folders = list(package.submodule_search_locations or []) if package is not None else []
+    config = _config_elsewhere(Path(folders[0], "config.py")) if folders else None
     for name in ("art", "art.attacks.evasion", "art.estimators.classification"):
         importlib.import_module(name)
-    art = sys.modules["art"]
+    art: Any = sys.modules["art"]
     if config is not None:
         # Imported before its package, the module is not yet an attribute of it.
-        art.config = config  # type: ignore[attr-defined]
+        art.config = config
     return art
 
 
-def _load_config_elsewhere() -> types.ModuleType | None:
-    package = importlib.util.find_spec("art")
-    folders = [] if package is None else list(package.submodule_search_locations or [])
-    file = Path(folders[0], "config.py") if folders else Path()
+def _config_elsewhere(file: Path) -> Any:
     spec = importlib.util.spec_from_file_location("art.config", file) if file.is_file() else None
     if spec is None or spec.loader is None:
         return None
-    config = importlib.util.module_from_spec(spec)
+    config: Any = importlib.util.module_from_spec(spec)
     data_path = str(Path.home() / ".art" / "data")
-    variables = ("HOME", "USERPROFILE")
-    before = {name: os.environ.get(name) for name in variables}
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            os.environ.update(dict.fromkeys(variables, folder))
-            spec.loader.exec_module(config)
-        finally:
-            for name, value in before.items():
-                if value is None:
-                    del os.environ[name]
-                else:
-                    os.environ[name] = value
-    config.ART_DATA_PATH = data_path  # type: ignore[attr-defined]
+    with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ, HOME=folder, USERPROFILE=folder):
+        spec.loader.exec_module(config)
+    config.ART_DATA_PATH = data_path
     sys.modules["art.config"] = config
     return config
 
@@ -79,23 +69,13 @@ def seeded_states() -> Iterator[None]:
         def __init__(self, seed: Any = None) -> None:
             super().__init__(np.random.randint(2**31) if seed is None else seed)
 
-    np.random.RandomState = Seeded  # type: ignore[misc]
-    try:
+    with mock.patch.object(np.random, "RandomState", Seeded):
         yield
-    finally:
-        np.random.RandomState = original  # type: ignore[misc]
 
 
-@contextmanager
-def without_bars() -> Iterator[None]:
+def without_bars() -> AbstractContextManager[Any]:
     """Hide the progress bar that Brendel-Bethge shows whatever its settings are."""
-    module: Any = tqdm.auto
-    original = module.trange
-    module.trange = lambda *steps, **settings: range(*steps)
-    try:
-        yield
-    finally:
-        module.trange = original
+    return mock.patch.object(tqdm.auto, "trange", lambda *steps, **settings: range(*steps))
 
 
 def constructible(attack_class: type) -> type:

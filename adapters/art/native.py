@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from robust_ext.adapters.art.library import art
-from robust_ext.adapters.art.model import PyTorchClassifier, class_labels, clipped_inputs, device_of, module_of
+from robust_ext.adapters.art.model import DIFFERENTIABLE, class_labels, clipped_inputs, device_of, module_of
 from robust_ext.adapters.art.restricted import (
     DEFENDED,
     broadcast,
@@ -21,14 +21,15 @@ from robust_ext.adapters.art.restricted import (
     groups_of_rows,
     search_rows,
 )
-from robust_ext.adapters.building import (
+from robust_ext.adapters.native import (
     HostParameter,
     build_attack,
-    cannot_aim,
+    check_references,
     check_seed,
+    check_starting_points,
+    find_defended,
 )
-from robust_ext.adapters.module_search import check_references, check_starting_points, find_defended
-from robust_ext.attacks.native import NativeAttack, Step, Watch
+from robust_ext.attacks.native import NativeAttack, Step, Watch, cannot_aim
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.guard import frozen
 from robust_ext.core.threat import ThreatModel
@@ -47,13 +48,14 @@ class NativeEvasionAttack(EvasionAttack):  # type: ignore[misc]
     the mode it was in; its parameters' gradients are not touched. The batch size decides nothing but, for attacks whose
     rows depend on the batch or on rounding, as their own texts state.
 
-    Attacks that need gradients take a ``PyTorchClassifier`` whose preprocessing, if it has any, runs in PyTorch; the
-    others take any classifier of ART, a ``BlackBoxClassifier`` too, and query its ``predict``. Both need
-    ``clip_values``. Detector-aware attacks take a ``DefendedPyTorchClassifier``, see
-    :mod:`robust_ext.adapters.art.estimators`, or any ``PyTorchClassifier`` whose network holds a
-    :class:`robust_ext.models.defended.Defended` and nothing that changes inputs or logits around it. Their labels are
-    the classifier's own, without that of being rejected (one-hot labels may have its column); left out, they are the
-    classifier's predictions whether they are rejected or not. Searched are points that are misclassified and let pass;
+    Attacks that need gradients take a ``PyTorchClassifier`` whose preprocessing, if it has any, runs in PyTorch, or a
+    ``TensorFlowV2Classifier`` or ``KerasClassifier`` whose preprocessing is standardisation; the others take any
+    classifier of ART, a ``BlackBoxClassifier`` too, and query its ``predict``. Both need ``clip_values``. Detector-
+    aware attacks take a ``DefendedPyTorchClassifier``, see :mod:`robust_ext.adapters.art.estimators`, or any
+    ``PyTorchClassifier`` whose network holds a :class:`robust_ext.models.defended.Defended` and nothing that changes
+    inputs or logits around it. Their labels are the classifier's own, without that of being rejected (one-hot labels
+    may have its column); left out, they are the classifier's predictions whether they are rejected or not. Searched are
+    points that are misclassified and let pass;
     count them with ``estimator.outcomes``.
 
     ``eps`` may be an array that broadcasts to the inputs. Rows of one budget each are attacked together. Where the
@@ -80,8 +82,8 @@ class NativeEvasionAttack(EvasionAttack):  # type: ignore[misc]
     def _start(self, estimator: Any, *, summary_writer: Any, **values: Any) -> None:
         EvasionAttack.__init__(self, estimator=estimator, summary_writer=summary_writer)
         gradients = self.core().traits.gradients
-        if gradients and not isinstance(estimator, PyTorchClassifier):
-            expected = "a PyTorchClassifier: this attack runs on PyTorch models only"
+        if gradients and not isinstance(estimator, DIFFERENTIABLE):
+            expected = f"a {', '.join(one.__name__ for one in DIFFERENTIABLE)}: this attack needs gradients"
             raise InvalidArgumentError("estimator", f"a {type(estimator).__name__}", expected)
         for name, value in values.items():
             setattr(self, name, value)
@@ -96,16 +98,13 @@ class NativeEvasionAttack(EvasionAttack):  # type: ignore[misc]
         return self._native(None if isinstance(self.eps_step, np.ndarray) else self.eps_step)
 
     def _native(self, eps_step: float | None) -> NativeAttack:
-        settings = [entry for entry in self.parameters if entry.setting is not None]
-        values = {str(entry.setting): _plain(getattr(self, entry.name)) for entry in settings}
-        names = {str(entry.setting): entry.name for entry in settings}
-        for setting, name in names.items():
-            if name == "eps_step":
-                values[setting] = eps_step
-            if name == "num_random_init" and values[setting] == 0 and "start" in values:
-                # As in ART's own attacks: one run, from the input.
-                values |= {setting: 1, "start": "input"}
-        return build_attack(self.core, values, names)
+        settings = [one.name for one in self.parameters if one.setting is not None]
+        values = {name: _plain(getattr(self, name)) for name in settings} | {"eps_step": eps_step}
+        starts = [one.name for one in self.parameters if one.setting == "start"]
+        if starts and values.get("num_random_init") == 0:
+            # As in ART's own attacks: one run, from the input.
+            values |= {"num_random_init": 1, starts[0]: "input"}
+        return build_attack(self, values)
 
     @property
     def summary_writer(self) -> Any:
@@ -183,23 +182,28 @@ class NativeEvasionAttack(EvasionAttack):  # type: ignore[misc]
         bounds: tuple[float, float],
     ) -> Tensor:
         """Return candidates ``(N, ...)``, batch by batch."""
-        groups, reach = groups_of_rows(self.eps, self.eps_step, inputs), None
+        groups, reach, norm = groups_of_rows(self.eps, self.eps_step, inputs), None, NORM_NAMES[self.norm]
         if groups is None:
-            reach = self._reach(inputs)
+            traits = self.native().traits
+            if norm != "linf" or traits.minimum_norm or traits.detector:
+                expected = (
+                    "a number, or one for each input: budgets of single values are for attacks in linf that are given "
+                    "a budget and no detector"
+                )
+                raise InvalidArgumentError("eps", f"an array of shape {np.shape(self.eps)}", expected)
+            reach = torch.from_numpy(broadcast("eps", np.asarray(self.eps, dtype=np.float32), inputs))
             groups = [(1.0, common_ratio(self.eps, self.eps_step, inputs), torch.arange(len(inputs)))]
         if all(eps == 0 for eps, _, _ in groups):
             return inputs
-        seed = self.seed
         # Shared by all batches: each sample draws from it in turn, so the batch size decides nothing.
-        generator = torch.Generator().manual_seed(int(np.random.randint(2**31)) if seed is None else seed)
+        seed = int(np.random.randint(2**31)) if self.seed is None else self.seed
+        generator = torch.Generator().manual_seed(seed)
         parts = [(eps, step, rows) for eps, step, all_rows in groups for rows in torch.split(all_rows, self.batch_size)]
-        out, device = inputs.clone(), device_of(self.estimator)
+        out = inputs.clone()
         shown = tqdm(parts, desc=f"{type(self).__name__} - Batches", leave=False, disable=not self.verbose)
         for number, (eps, step, rows) in enumerate(shown):
             if eps == 0:
                 continue
-            width = bounds[1] - bounds[0]
-            threat_model = ThreatModel(norm=NORM_NAMES[self.norm], epsilon=width if eps is None else eps, bounds=bounds)
             out[rows] = search_rows(
                 self._native(step),
                 module,
@@ -208,37 +212,24 @@ class NativeEvasionAttack(EvasionAttack):  # type: ignore[misc]
                 {name: points[rows] for name, points in given.items()},
                 mask=None if mask is None else mask[rows],
                 reach=None if reach is None else reach[rows],
-                device=device,
-                threat_model=threat_model,
+                device=device_of(self.estimator),
+                threat_model=ThreatModel(
+                    norm=norm, epsilon=bounds[1] - bounds[0] if eps is None else eps, bounds=bounds
+                ),
                 generator=generator,
                 targeted=self.targeted,
                 watch=self._watch(number, labels[rows]),
             )
         return out
 
-    def _reach(self, inputs: Tensor) -> Tensor:
-        """Return the budget of each value, ``(N, ...)``."""
-        traits, norm = self.native().traits, NORM_NAMES[self.norm]
-        if norm != "linf" or traits.minimum_norm or traits.detector:
-            expected = (
-                "a number, or one for each input: budgets of single values are for attacks in linf that are given a "
-                "budget and no detector"
-            )
-            raise InvalidArgumentError("eps", f"an array of shape {np.shape(self.eps)}", expected)
-        return torch.from_numpy(broadcast("eps", np.asarray(self.eps, dtype=np.float32), inputs))
-
-    def _classes(self) -> int:
-        """Return the number of classes of labels."""
-        classes = int(self.estimator.nb_classes)
-        if not self.core().traits.detector:
-            return classes
-        return classes - (find_defended(self.estimator.model, expected=DEFENDED).exposure == "reject")
-
     def _labels(self, inputs: Tensor, y: Any) -> Tensor:
         """Return labels as int64 ``(N,)``."""
         if y is None and self.targeted:
             raise InvalidArgumentError("y", None, "labels to aim at, because the attack is targeted")
-        return class_labels(self.estimator, inputs, y, classes=self._classes(), batch_size=self.batch_size)
+        classes = int(self.estimator.nb_classes)
+        if self.core().traits.detector:
+            classes -= find_defended(self.estimator.model, expected=DEFENDED).exposure == "reject"
+        return class_labels(self.estimator, inputs, y, classes=classes, batch_size=self.batch_size)
 
     def _watch(self, batch_id: int, labels: Tensor) -> Watch | None:
         """Return the reporter of steps to the summary writer."""

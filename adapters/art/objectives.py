@@ -10,16 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from robust_ext.adapters.art.library import art
-from robust_ext.adapters.art.model import adapt_model
+from robust_ext.adapters.art.model import PyTorchClassifier, adapt_model
 from robust_ext.attacks._common.objectives import find_divergence
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.guard import frozen
 from robust_ext.core.validation import check_choice, check_inputs
-
-PyTorchClassifier: Any = art.estimators.classification.PyTorchClassifier
-
-_REDUCTIONS = ("sum", "mean", "none")
 
 
 class ObjectiveLoss(nn.Module):
@@ -52,18 +47,13 @@ class ObjectiveLoss(nn.Module):
         super().__init__()
         self._divergence = find_divergence(objective)
         self.objective = objective
-        self.reduction = check_choice("reduction", reduction, _REDUCTIONS)
+        self.reduction = check_choice("reduction", reduction, ("sum", "mean", "none"))
         self.register_buffer("natural", _check_natural(natural, objective) if self._divergence.compares else None)
 
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the objective, of each row where there is no reduction.
+        """Return the objective of logits ``(N, K)``, a scalar, or ``(N,)`` without a reduction.
 
-        Args:
-            logits: Floating point ``(N, K)``.
-            labels: One-hot ``(N, K)`` or indices ``(N,)`` or ``(N, 1)``, of any type; only ``"ace"`` looks at them.
-
-        Returns:
-            A scalar, or ``(N,)``.
+        Labels are one-hot ``(N, K)`` or indices ``(N,)`` or ``(N, 1)``, of any type; only ``"ace"`` looks at them.
 
         Raises:
             InvalidArgumentError: The rows are not those of the natural logits.
@@ -75,10 +65,11 @@ class ObjectiveLoss(nn.Module):
                 "attack the whole of it at once (batch_size), or bind a loss to each part"
             )
             raise InvalidArgumentError("logits", f"shape {tuple(logits.shape)}", expected)
-        values = self._divergence.value(logits, natural, _indices(labels))
-        if self.reduction == "none":
-            return values
-        return values.sum() if self.reduction == "sum" else values.mean()
+        # ART reduces labels for its own losses, and for no other.
+        hot = labels.dim() == 2 and labels.shape[1] > 1
+        indices = labels.argmax(1) if hot else labels.reshape(-1).long()
+        values = self._divergence.value(logits, natural, indices)
+        return values if self.reduction == "none" else getattr(values, self.reduction)()
 
 
 def objective_estimator(estimator: Any, objective: str, x: Any = None) -> Any:
@@ -140,9 +131,3 @@ def _check_natural(natural: object, objective: str) -> Tensor:
     if not bool(torch.isfinite(natural).all()):
         raise InvalidArgumentError("natural", "NaN or infinite values", expected)
     return natural.detach()
-
-
-def _indices(labels: Tensor) -> Tensor:
-    # ART reduces labels for its own losses, and for no other.
-    hot = labels.dim() == 2 and labels.shape[1] > 1
-    return labels.argmax(1) if hot else labels.reshape(-1).long()

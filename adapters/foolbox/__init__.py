@@ -2,4 +2,4 @@
 
 from robust_ext.adapters.host import HostAdapter
 
-ADAPTER = HostAdapter(name="foolbox", title="Foolbox", package="foolbox", install='"robust-ext[foolbox]"')
+ADAPTER = HostAdapter("foolbox", title="Foolbox", install='"robust-ext[foolbox]"', parts=("model",))

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import copy
+import math
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from robust_ext.adapters.catalogue import check_ranges
-from robust_ext.adapters.foolbox.catalogue import CATALOGUE, norms_of
-from robust_ext.adapters.foolbox.entries import Entry
+from robust_ext.adapters.catalogue import Catalogue, classes_in
+from robust_ext.adapters.foolbox.entries import ENTRIES, UNTARGETED, UNUSABLE, Entry
 from robust_ext.adapters.foolbox.library import describe, foolbox, quiet
 from robust_ext.adapters.foolbox.target import (
     Anything,
@@ -24,26 +24,54 @@ from robust_ext.adapters.foolbox.target import (
 )
 from robust_ext.adapters.wrapped import (
     check_candidates,
-    check_settings,
+    checked,
     constructed,
     cost_of_steps,
     raised_inside,
     restore_failed,
     starting_points,
 )
-from robust_ext.attacks._common.rows import runner_up
-from robust_ext.attacks.base import Attack, draw_seed
+from robust_ext.attacks._common.rows import over_rows, runner_up
+from robust_ext.attacks.base import Attack, AttackTraits, draw_seed
 from robust_ext.attacks.running import UnitSpace
 from robust_ext.core.cost import Cost
+from robust_ext.core.criteria import Criterion
 from robust_ext.core.errors import InvalidArgumentError, warn
 from robust_ext.core.random import seeded_globals
-from robust_ext.core.specification import check_keywords
 from robust_ext.core.target import Target
 from robust_ext.core.threat import NORMS, ThreatModel
 
+_BASE = foolbox.attacks.base
 _DISTANCES = {norm: getattr(foolbox.distances, norm) for norm in NORMS}
-_Flexible: Any = foolbox.attacks.base.FlexibleDistanceMinimizationAttack
-_Repeated: Any = foolbox.attacks.base.Repeated
+# The norm that judges candidates: a change of k values is at most k times the width of the bounds in l1.
+_NORM_OF_P = {math.inf: "linf", 2: "l2", 1: "l1", 0: "l1"}
+_Flexible: Any = _BASE.FlexibleDistanceMinimizationAttack
+_Repeated: Any = _BASE.Repeated
+
+
+@dataclass(frozen=True, kw_only=True)
+class _FoolboxCatalogue(Catalogue[Entry]):
+    def entry(self, attack_class: type, *, argument: str = "attack") -> Entry:
+        """Return the data on a class; an unlisted one has its base's and takes one sample at a time."""
+        label = attack_class.__name__
+        listed = self.owns(attack_class) and (label in self.entries or label in self.unusable)
+        if listed or not issubclass(attack_class, self.base):
+            return super().entry(attack_class, argument=argument)
+        bases = [base.__name__ for base in attack_class.__mro__ if self.owns(base) and base.__name__ in self.entries]
+        entry = self.entries[bases[0]] if bases else self.others
+        minimum_norm = entry.traits.minimum_norm or issubclass(attack_class, _BASE.MinimizationAttack)
+        return replace(entry, traits=replace(entry.traits, batching="single", minimum_norm=minimum_norm))
+
+
+CATALOGUE = _FoolboxCatalogue(
+    library="foolbox",
+    place="foolbox.attacks",
+    members=classes_in(foolbox.attacks, _BASE.Attack),
+    base=_BASE.Attack,
+    entries=ENTRIES,
+    unusable=UNUSABLE,
+    others=Entry(traits=AttackTraits(batching="single")),
+)
 
 
 class FoolboxAttack(Attack):
@@ -77,6 +105,14 @@ class FoolboxAttack(Attack):
         found = cost_of_steps(settings.__getitem__, settings, gradients=self.traits.gradients)
         return None if found is None else found * getattr(self.attack, "times", 1)
 
+    def pursues(self, criterion: Criterion) -> bool:
+        """See :meth:`robust_ext.attacks.base.Attack.pursues`; points of a target to start at are not searched for."""
+        innermost = _innermost(self.attack)
+        starts = self.traits.starting_points or needs_start(innermost, self.entry.start) or self.entry.refines
+        if criterion.aims and not starts and type(innermost).__name__ not in UNTARGETED:
+            return True
+        return super().pursues(criterion)
+
     def search(
         self, target: Target, inputs: Tensor, labels: Tensor, *, threat_model: ThreatModel, generator: torch.Generator
     ) -> Tensor:
@@ -87,12 +123,16 @@ class FoolboxAttack(Attack):
         seed = draw_seed(generator)
         if self.traits.starting_points:
             settings["starting_points"] = starting_points(target, x, labels, generator=generator)[0]
-        criterion = self._criterion(target, x, labels)
+        criterion, module = self._criterion(target, x, labels), target.module
+        if self.entry.targeted:
+            module = LowLogits(module)
+        elif self.entry.flat:
+            module = NeverFlat(module, power=self.entry.flat)
         attack = _with_norm(self.attack, threat_model.norm) if self.chooses_norm else self.attack
         if isinstance(criterion, Misclassified):
             attack = with_start(attack, self.entry.start)
         with seeded_globals(seed), quiet(), raised_inside("Foolbox", self.name, describe):
-            model = foolbox.PyTorchModel(self._module(target), bounds=target.bounds, device=target.device)
+            model = foolbox.PyTorchModel(module, bounds=target.bounds, device=target.device)
             _, candidates, _ = attack(model, x.clone(), criterion, **settings)
         candidates = check_candidates(self.name, candidates)
         return space.leave(self._without_failures(candidates, x, labels, criterion, target), inputs)
@@ -100,16 +140,13 @@ class FoolboxAttack(Attack):
     def _criterion(self, target: Target, inputs: Tensor, labels: Tensor) -> Any:
         if self.entry.refines:
             return Anything(labels.clone())
+        if target.criterion.aims:
+            return foolbox.criteria.TargetedMisclassification(labels.clone())
         if self.entry.targeted:
             return foolbox.criteria.TargetedMisclassification(runner_up(target, inputs, labels))
         if needs_start(_innermost(self.attack), self.entry.start):
             return Misclassified(labels.clone(), inputs=inputs, bounds=target.bounds)
         return labels.clone()
-
-    def _module(self, target: Target) -> nn.Module:
-        if self.entry.targeted:
-            return LowLogits(target.module)
-        return NeverFlat(target.module, power=self.entry.flat) if self.entry.flat else target.module
 
     def _without_failures(
         self, candidates: Tensor, inputs: Tensor, labels: Tensor, criterion: Any, target: Target
@@ -126,7 +163,7 @@ class FoolboxAttack(Attack):
                     f"{self.name}: found no adversarial point to start at for some samples, which come back as their "
                     "inputs"
                 )
-        return torch.where(lost.view(-1, *[1] * (inputs.dim() - 1)), inputs, candidates)
+        return torch.where(over_rows(lost, inputs), inputs, candidates)
 
 
 def from_class(attack_class: type, settings: object, *, name: str | None = None) -> FoolboxAttack:
@@ -135,9 +172,7 @@ def from_class(attack_class: type, settings: object, *, name: str | None = None)
     Where the class has a setting for the norm (``distance``, or ``constraint`` of HopSkipJump) and it is left out, the
     threat model's norm is used.
     """
-    entry, settings, label = CATALOGUE.entry(attack_class), check_settings(settings), attack_class.__name__
-    check_keywords(attack_class, settings, argument="attack", label=label)
-    check_ranges(attack_class, settings)
+    entry, settings, label = checked(CATALOGUE, attack_class, settings)
     with constructed("Foolbox", attack_class, settings, describe), quiet():
         attack = attack_class(**settings)
     by_constraint = entry.norm_setting == "constraint" and "constraint" not in settings
@@ -152,12 +187,11 @@ def from_object(attack: Any, *, name: str | None = None) -> FoolboxAttack:
 def _wrap(attack: Any, entry: Entry, name: str, *, by_constraint: bool) -> FoolboxAttack:
     innermost = _innermost(attack)
     chooses_norm = by_constraint or (isinstance(innermost, _Flexible) and getattr(innermost, "_distance", None) is None)
-    norms = entry.traits.norms
     if not chooses_norm and hasattr(innermost, "distance"):
-        norms = norms_of(innermost.distance)
-    if not norms:
-        raise InvalidArgumentError("attack", repr(attack), "an attack whose distance is linf, l2, l1 or l0")
-    entry = replace(entry, traits=replace(entry.traits, norms=norms))
+        norm = _NORM_OF_P.get(getattr(innermost.distance, "p", math.nan))
+        if norm is None:
+            raise InvalidArgumentError("attack", repr(attack), "an attack whose distance is linf, l2, l1 or l0")
+        entry = replace(entry, traits=replace(entry.traits, norms=(norm,)))
     return FoolboxAttack(attack, name=name, entry=entry, chooses_norm=chooses_norm)
 
 

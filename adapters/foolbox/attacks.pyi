@@ -10,6 +10,8 @@ from robust_ext.adapters.foolbox.native import NativeNormlessAttack as NativeNor
 from robust_ext.adapters.foolbox.objectives import WithObjective as WithObjective
 from robust_ext.adapters.foolbox.objectives import with_objective as with_objective
 
+def foolbox_classes(attack_class: Any) -> dict[str, Any]: ...
+
 class BaseAutoProjectedGradientDescent(NativeFixedEpsilonAttack):
     """See :class:`robust_ext.attacks.apgd.APGD`."""
 
@@ -23,6 +25,7 @@ class BaseAutoProjectedGradientDescent(NativeFixedEpsilonAttack):
         rho: float = 0.75,
         momentum: float = 0.75,
         random_start: bool = True,
+        warm: bool = False,
         stop_early: bool = False,
         seed: int | None = None,
     ) -> None: ...
@@ -129,6 +132,7 @@ class BaseBoundarySearch(NativeMinimizationAttack):
         hops: int = 1000,
         batch: int = 128,
         pool: Tensor | None = None,
+        pool_labels: Tensor | None = None,
         seed: int | None = None,
     ) -> None: ...
 
@@ -157,6 +161,7 @@ class BaseLinearRegion(NativeMinimizationAttack):
         hops: int = 1000,
         batch: int = 128,
         pool: Tensor | None = None,
+        pool_labels: Tensor | None = None,
         regions: int = 1000,
         q: float = 0.8,
         gamma: float = 6.0,

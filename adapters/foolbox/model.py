@@ -1,4 +1,4 @@
-"""Foolbox models as modules."""
+"""Foolbox models as modules: those of PyTorch opened, those of JAX and TensorFlow through their own gradients."""
 
 from __future__ import annotations
 
@@ -9,9 +9,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from robust_ext.adapters.bridge import ForeignFunction, bridged, noted
 from robust_ext.adapters.foolbox.library import foolbox
-from robust_ext.core.errors import InvalidArgumentError, ModelError
-from robust_ext.models.compiled import evaluable
+from robust_ext.adapters.jax import JaxFunction
+from robust_ext.adapters.tensorflow import TensorFlowFunction
+from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.models.black_box import BlackBox
+from robust_ext.models.forms import evaluable
 from robust_ext.registry.base import AdaptedModel
 
 _as_eager = foolbox.models.base.ep.astensor
@@ -58,17 +62,42 @@ class FoolboxModule(nn.Module):
 
 
 def adapt_model(model: Any) -> AdaptedModel:
-    """Turn a Foolbox model into a module and its bounds; ModelError for one of another framework than PyTorch."""
+    """Turn a Foolbox model into a module and its bounds; a NumPyModel is a black box that returns logits."""
     if not isinstance(model, foolbox.models.Model):
         raise InvalidArgumentError(
             "model", f"foolbox's {type(model).__name__}", "a foolbox.models.Model, such as PyTorchModel"
         )
-    others = (foolbox.models.TensorFlowModel, foolbox.models.JAXModel, foolbox.models.NumPyModel)
-    for part in _parts(model):
-        if isinstance(part, others):
-            raise ModelError(f"model: {type(part).__name__} runs outside PyTorch; pass a foolbox.PyTorchModel")
     low, high = (float(value) for value in model.bounds)
+    parts = list(_parts(model))
+    for part in parts:
+        if isinstance(part, foolbox.models.NumPyModel):
+            return AdaptedModel(module=BlackBox(_InNumpy(model), returns="logits"), bounds=(low, high))
+        if isinstance(part, (foolbox.models.TensorFlowModel, foolbox.models.JAXModel)):
+            return AdaptedModel(module=_of_framework(model, parts), bounds=(low, high))
     return AdaptedModel(module=FoolboxModule(model), bounds=(low, high))
+
+
+class _InNumpy:
+    """A model of Foolbox around a function of numpy arrays, as such a function."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    def __call__(self, x: Any) -> Any:
+        return self.model(x)
+
+
+def _of_framework(model: Any, parts: list[Any]) -> nn.Module:
+    """Return a TensorFlow or JAX model with its wrappers as a module, called with the framework's own tensors."""
+    last = parts[-1]
+    if isinstance(last, foolbox.models.TensorFlowModel):
+        function: ForeignFunction = TensorFlowFunction(model)
+    else:
+        # Wrappers that draw random numbers would draw them once.
+        fixed = (foolbox.models.JAXModel, foolbox.models.TransformBoundsWrapper, foolbox.models.ThresholdingWrapper)
+        function = JaxFunction(model, jit=all(isinstance(part, fixed) for part in parts))
+    module = bridged(function, channels_last=getattr(last, "data_format", None) == "channels_last")
+    return noted(module, library="foolbox")
 
 
 def _parts(model: Any) -> Iterator[Any]:

@@ -14,7 +14,7 @@ from robust_ext.core.threat import ThreatModel, norm_name
 from robust_ext.core.validation import check_bounds
 from robust_ext.detectors.scored import ScoreDetector
 from robust_ext.models.defended import Defended
-from robust_ext.models.normalized import PaddedClasses, Rescaled
+from robust_ext.models.wrapping import PaddedClasses, Rescaled
 from robust_ext.registry.detector import as_detector
 from robust_ext.registry.model import as_module
 
@@ -106,11 +106,8 @@ class BinarizedPyTorchModel(PyTorchModel):  # type: ignore[misc]
     ) -> BinarizedPyTorchModel:
         """Return the same problems in other bounds, with ``inputs``, planted points and threat model moved there.
 
-        Args:
-            bounds: Lowest and highest input value.
-            inplace: Whether to change this model instead of making another.
-            wrapper: As in Foolbox, not together with ``inplace``; a wrapper would know nothing of the problems, so the
-                result is the same.
+        The arguments are those of Foolbox; a wrapper would know nothing of the problems, so with ``wrapper`` the result
+        is the same.
 
         Raises:
             ModelError: In these bounds something that is planted is lost to rounding.

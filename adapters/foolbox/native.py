@@ -10,18 +10,19 @@ import eagerpy as ep
 import torch
 from torch import Tensor
 
-from robust_ext.adapters.building import (
-    HostParameter,
-    build_attack,
-    cannot_aim,
-    check_seed,
-    draws,
-)
 from robust_ext.adapters.foolbox.library import foolbox
 from robust_ext.adapters.foolbox.model import FoolboxModule
-from robust_ext.adapters.module_search import check_starting_points, search_defended, search_module
+from robust_ext.adapters.native import (
+    HostParameter,
+    build_attack,
+    check_references,
+    check_seed,
+    check_starting_points,
+    draws,
+    search_module,
+)
 from robust_ext.attacks.base import draw_seed
-from robust_ext.attacks.native import NativeAttack
+from robust_ext.attacks.native import NativeAttack, cannot_aim
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.settings import declared
 from robust_ext.core.threat import NORMS, ThreatModel
@@ -32,8 +33,6 @@ FixedEpsilonAttack: Any = _base.FixedEpsilonAttack
 MinimizationAttack: Any = _base.MinimizationAttack
 AttackWithoutDistance: Any = _base.Attack
 _NORM_OF_DISTANCE = {getattr(foolbox.distances, norm).p: norm for norm in NORMS}
-_EXPECTED = "robust_ext.adapters.foolbox.models.DefendedPyTorchModel"
-_STARTS = {True: "random", False: "input", None: None}
 
 
 class NativeFoolboxAttack(ABC):
@@ -87,9 +86,14 @@ class NativeFoolboxAttack(ABC):
         Raises:
             InvalidArgumentError: A setting is not accepted.
         """
-        settings = [entry for entry in self.parameters if entry.setting is not None]
-        values = {str(entry.setting): _core_value(entry, getattr(self, entry.name)) for entry in settings}
-        return build_attack(self.core, values, {str(entry.setting): entry.name for entry in settings})
+        values = {one.name: getattr(self, one.name) for one in self.parameters}
+        if "random_start" in values:
+            flag, default = values["random_start"], next(p for p in self.parameters if p.name == "random_start").default
+            if not isinstance(flag, bool) and not (flag is None and default is None):
+                expected = "True, False or None" if default is None else "a bool"
+                raise InvalidArgumentError("random_start", flag, expected)
+            values["random_start"] = {True: "random", False: "input", None: None}[flag]
+        return build_attack(self, values)
 
     def _perturb(
         self, attack: NativeAttack, model: Any, inputs: Any, criterion: Any, *, epsilon: float, **given: Any
@@ -97,32 +101,45 @@ class NativeFoolboxAttack(ABC):
         """Return candidates for a batch; ``given`` may hold references and starting points."""
         x, restore_type = ep.astensor_(inputs)
         criterion_ = _base.get_criterion(criterion)
-        reason = cannot_aim(attack) if hasattr(criterion_, "target_classes") else None
+        targeted = hasattr(criterion_, "target_classes")
+        reason = cannot_aim(attack) if targeted else None
         if reason is not None:
             expected = f"labels or Misclassification for a {type(self).__name__}: {reason}"
             raise InvalidArgumentError("criterion", repr(criterion_), expected)
         raw = torch_tensor("inputs", x)
-        labels, targeted = _aim(criterion_)
+        known = foolbox.criteria.TargetedMisclassification if targeted else foolbox.criteria.Misclassification
+        if not isinstance(criterion_, known):
+            raise ValueError("unsupported criterion")
+        name = "target_classes" if targeted else "labels"
+        labels = torch_tensor(name, getattr(criterion_, name))
         _base.verify_input_bounds(x, model)
         if check_number("epsilon", epsilon, minimum=0) == 0:
             return restore_type(x)
         bounds = (float(model.bounds.lower), float(model.bounds.upper))
-        chosen = self.seed
-        # What draws nothing leaves torch's generator alone.
-        seed = chosen if chosen is not None else draw_seed(torch.default_generator) if draws(type(attack)) else 0
-        ways: dict[str, Any] = {
-            "threat_model": ThreatModel(norm=self._norm, epsilon=epsilon, bounds=bounds),
-            "generator": torch.Generator().manual_seed(seed),
-            "targeted": targeted,
-            **{name: torch_tensor(name, ep.astensor(points)) for name, points in given.items() if points is not None},
+        seed = self.seed
+        if seed is None:
+            # What draws nothing leaves torch's generator alone.
+            seed = draw_seed(torch.default_generator) if draws(type(attack)) else 0
+        points: dict[str, Any] = {
+            key: torch_tensor(key, ep.astensor(value)) for key, value in given.items() if value is not None
         }
-        if "starting_points" in ways:
-            points = check_starting_points("starting_points", ways["starting_points"], raw, bounds=bounds)
-            ways["starting_points"] = points
-        if attack.traits.detector:
-            candidates = search_defended(attack, FoolboxModule(model), raw, labels, expected=_EXPECTED, **ways)
-        else:
-            candidates = search_module(attack, FoolboxModule(model), raw, labels, **ways)
+        if attack.traits.references:
+            points["references"] = check_references(points.get("references"), raw, bounds=bounds)
+        if "starting_points" in points:
+            points["starting_points"] = check_starting_points(
+                "starting_points", points["starting_points"], raw, bounds=bounds
+            )
+        candidates = search_module(
+            attack,
+            FoolboxModule(model),
+            raw,
+            labels,
+            threat_model=ThreatModel(norm=self._norm, epsilon=epsilon, bounds=bounds),
+            generator=torch.Generator().manual_seed(seed),
+            targeted=targeted,
+            shell="robust_ext.adapters.foolbox.models.DefendedPyTorchModel",
+            **points,
+        )
         return restore_type(type(x)(candidates))
 
 
@@ -139,7 +156,7 @@ class NativeFixedEpsilonAttack(NativeFoolboxAttack, FixedEpsilonAttack):  # type
             epsilon: At least 0, in units of the inputs.
             **kwargs: Attacks that imitate take ``references``: clean points of the classes that inputs are to be taken
                 for (the class aimed at, or any but their own), which the detector lets pass, ``(N, R, ...)``, or
-                ``(R, ...)`` for all inputs.
+                ``(R, ...)`` for all inputs. APGD with ``warm`` takes ``starting_points`` ``(N, ...)``.
 
         Returns:
             Points in the ball and in the bounds, of the type of the inputs.
@@ -148,7 +165,8 @@ class NativeFixedEpsilonAttack(NativeFoolboxAttack, FixedEpsilonAttack):  # type
             ValueError: The criterion is not supported, the tensors are not PyTorch's, or an argument does not fit.
         """
         attack = self.native()
-        given = {"references": kwargs.pop("references", None)} if attack.traits.references else {}
+        taken = ["references"] * attack.traits.references + ["starting_points"] * attack.takes_starting_points
+        given = {name: kwargs.pop(name, None) for name in taken}
         _base.raise_if_kwargs(kwargs)
         return self._perturb(attack, model, inputs, criterion, epsilon=epsilon, **given)
 
@@ -211,38 +229,12 @@ class NativeNormlessAttack(NativeFoolboxAttack, AttackWithoutDistance):  # type:
         return self._perturb(self.native(), model, inputs, criterion, epsilon=width)
 
     def repeat(self, times: int) -> Any:
-        """Refuse repetitions, as Foolbox's ``SpatialAttack`` with a grid does.
-
-        Raises:
-            InvalidArgumentError: Always.
-        """
+        """Refuse repetitions with an InvalidArgumentError, as Foolbox's ``SpatialAttack`` with a grid does."""
         raise InvalidArgumentError("times", times, "one call, with settings that try more")
 
 
-def _core_value(entry: HostParameter, value: Any) -> Any:
-    """Translate a setting's value from Foolbox, where a random start is a flag."""
-    if entry.name != "random_start":
-        return value
-    if not isinstance(value, bool) and not (value is None and entry.default is None):
-        raise InvalidArgumentError("random_start", value, "True, False or None" if entry.default is None else "a bool")
-    return _STARTS[value]
-
-
-def _aim(criterion: Any) -> tuple[Tensor, bool]:
-    """Return labels, and whether to aim at them."""
-    if isinstance(criterion, foolbox.criteria.Misclassification):
-        return torch_tensor("labels", criterion.labels), False
-    if isinstance(criterion, foolbox.criteria.TargetedMisclassification):
-        return torch_tensor("target_classes", criterion.target_classes), True
-    raise ValueError("unsupported criterion")
-
-
 def torch_tensor(argument: str, tensor: Any) -> Tensor:
-    """Return the PyTorch tensor inside one of EagerPy.
-
-    Raises:
-        InvalidArgumentError: It holds one of another framework.
-    """
+    """Return the PyTorch tensor inside one of EagerPy; InvalidArgumentError where it holds another framework's."""
     if not isinstance(tensor.raw, Tensor):
         kind = f"{type(tensor.raw).__module__}.{type(tensor.raw).__qualname__}"
         raise InvalidArgumentError(argument, kind, "a torch.Tensor; this attack runs on PyTorch models only")

@@ -54,7 +54,9 @@ class WithObjective:
         find_divergence(cls.objective)
         host: Any = super()
         _, *parameters = inspect.signature(host.__init__).parameters.values()
-        shown = [p.replace(default=cls._starts_at_random(p.default)) if _is_start(p) else p for p in parameters]
+        shown = [
+            p.replace(default=cls._starts_at_random(p.default)) if p.name == "random_start" else p for p in parameters
+        ]
         cls.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
 
     def __init__(self, **settings: Any) -> None:
@@ -67,22 +69,13 @@ class WithObjective:
         return True if find_divergence(cls.objective).compares else default
 
     def run(self, model: Any, inputs: Any, criterion: Any, *, epsilon: float, **kwargs: Any) -> Any:
-        """Perturb a batch, see Foolbox's ``FixedEpsilonAttack.run``.
+        """Perturb a batch; arguments and errors are those of Foolbox's ``FixedEpsilonAttack.run``.
 
-        Args:
-            model: A Foolbox model of PyTorch tensors, wrapped or not.
-            inputs: A batch ``(N, ...)`` in the model's bounds, a PyTorch tensor or EagerPy's.
-            criterion: Labels ``(N,)``, or a criterion.
-            epsilon: In units of the inputs.
-            **kwargs: Those of the attack.
-
-        Returns:
-            Points of the type of the inputs.
-
-        Raises:
-            ValueError: The criterion is not supported, or the tensors are not PyTorch's.
+        Tensors are PyTorch's, or EagerPy's around them. Only ``"ace"`` takes a targeted criterion.
         """
-        _refuse_aims(criterion, self.objective)
+        if self.objective != "ace" and hasattr(criterion, "target_classes"):
+            expected = f"labels or Misclassification: {self.objective!r} looks at no labels to aim at; only 'ace' does"
+            raise InvalidArgumentError("criterion", repr(criterion), expected)
         # A copy, so that attacks keep nothing of a run: Foolbox shows all attributes in their repr.
         bound = copy.copy(self)
         bound._clean = torch_tensor("inputs", ep.astensor(inputs))
@@ -93,13 +86,7 @@ class WithObjective:
     def get_loss_fn(self, model: Any, labels: Any) -> Callable[[Any], Any]:
         """Return the sum of the objective over the batch, which Foolbox's attacks request in a run.
 
-        Args:
-            model: A Foolbox model of PyTorch tensors.
-            labels: EagerPy's ``(N,)``.
-
-        Raises:
-            InvalidArgumentError: There is not one label an input.
-            AttackError: It is called outside a run, where there are no clean inputs.
+        AttackError outside a run, where there are no clean inputs.
         """
         clean = self._clean
         if clean is None:
@@ -149,13 +136,3 @@ def _subclass(attack_class: Any, objective: str) -> Any:
     name = f"{attack_class.__name__}With{_TITLES[objective]}"
     parts = {"objective": objective, "__module__": __name__, "__doc__": f"{attack_class.__name__} on {objective!r}."}
     return type(attack_class)(name, (WithObjective, attack_class), parts)
-
-
-def _refuse_aims(criterion: Any, objective: str) -> None:
-    if objective != "ace" and hasattr(criterion, "target_classes"):
-        expected = f"labels or Misclassification: {objective!r} looks at no labels to aim at; only 'ace' does"
-        raise InvalidArgumentError("criterion", repr(criterion), expected)
-
-
-def _is_start(parameter: inspect.Parameter) -> bool:
-    return parameter.name == "random_start"

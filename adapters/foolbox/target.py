@@ -35,8 +35,7 @@ class LowLogits(nn.Module):
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
-        self.module = module
-        self.training = module.training
+        self.module, self.training = module, module.training
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits ``(N, K)``."""
@@ -53,9 +52,7 @@ class NeverFlat(nn.Module):
 
     def __init__(self, module: nn.Module, *, power: int) -> None:
         super().__init__()
-        self.module = module
-        self.power = power
-        self.training = module.training
+        self.module, self.power, self.training = module, power, module.training
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits ``(N, K)``."""

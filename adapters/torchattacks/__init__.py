@@ -2,6 +2,4 @@
 
 from robust_ext.adapters.host import HostAdapter
 
-ADAPTER = HostAdapter(
-    name="torchattacks", title="torchattacks", package="torchattacks", install="--no-deps torchattacks"
-)
+ADAPTER = HostAdapter("torchattacks", title="torchattacks", install="--no-deps torchattacks")

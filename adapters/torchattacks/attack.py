@@ -2,37 +2,56 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from robust_ext.adapters.catalogue import check_ranges
-from robust_ext.adapters.torchattacks.catalogue import CATALOGUE, NORM_NAMES, NORM_VALUES, entry_of, torchattacks
-from robust_ext.adapters.torchattacks.entries import Entry
-from robust_ext.adapters.torchattacks.target import HostModule, check_shape
+from robust_ext.adapters.catalogue import Catalogue
+from robust_ext.adapters.torchattacks.entries import ENTRIES, UNTARGETED, UNUSABLE, Entry
+from robust_ext.adapters.torchattacks.target import HostModule, image_shape
 from robust_ext.adapters.wrapped import (
     MISSING,
     WrappedAttack,
     check_candidates,
-    check_settings,
+    checked,
     constructed,
     raised_inside,
     settings_of,
     written,
 )
-from robust_ext.attacks.base import draw_seed
+from robust_ext.attacks.base import AttackTraits, draw_seed
 from robust_ext.attacks.running import UnitSpace
 from robust_ext.core.errors import AttackError, InvalidArgumentError, warn
 from robust_ext.core.guard import frozen
 from robust_ext.core.random import seeded_globals
-from robust_ext.core.specification import check_keywords, parse_call
+from robust_ext.core.specification import parse_call
 from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
 
+# Its requirements (torchvision, requests, torch pins) are not imported by it; its attacks need torch, numpy and scipy.
+torchattacks: Any = importlib.import_module("torchattacks")
+
+NORM_VALUES: Mapping[str, str] = {"linf": "Linf", "l2": "L2", "l1": "L1"}
+NORM_NAMES: Mapping[Any, str] = {value: norm for norm, value in NORM_VALUES.items()}
+CATALOGUE = Catalogue(
+    library="torchattacks",
+    place="torchattacks",
+    members={
+        name: getattr(torchattacks, name)
+        for name in sorted(torchattacks.__all__)
+        if isinstance(getattr(torchattacks, name), type)
+    },
+    base=torchattacks.attack.Attack,
+    entries=ENTRIES,
+    unusable=UNUSABLE,
+    others=Entry(traits=AttackTraits(batching="single")),
+)
 _EPSILONS = ("eps", "max_epsilon")
 _MODES = ("model_training", "batchnorm_training", "dropout_training")
 # Where an object keeps a setting under another name.
@@ -72,11 +91,11 @@ class TorchattacksAttack(WrappedAttack):
         if not isinstance(parts, (list, tuple)):
             raise InvalidArgumentError("attacks", parts, "a list of torchattacks' attacks")
         self.parts = tuple(map(_part, parts))
-        entry = entry_of(CATALOGUE.entry(attack_class), own, [(part.name, part.entry) for part in self.parts])
+        entry = CATALOGUE.entry(attack_class)
+        entry = _together(entry, self.parts) if self.parts else _with_settings(entry, own)
         super().__init__(attack_class, own, name=name, entry=entry, traits=entry.traits)
         self.unlisted = not CATALOGUE.owns(attack_class)
-        loss = own.get("loss", "")
-        self.positive: bool = entry.positive_for == loss or any(part.positive for part in self.parts)
+        self.positive: bool = entry.positive_for == own.get("loss", "") or any(part.positive for part in self.parts)
 
     @property
     def description(self) -> str:
@@ -86,6 +105,10 @@ class TorchattacksAttack(WrappedAttack):
             separator = "" if shown.endswith("(") else ", "
             shown += f"{separator}attacks=[{', '.join(part.description for part in self.parts)}]"
         return f"torchattacks {shown})"
+
+    @property
+    def _can_aim(self) -> bool:
+        return self.made_of.__name__ not in UNTARGETED and not self.unlisted
 
     def search(
         self, target: Target, inputs: Tensor, labels: Tensor, *, threat_model: ThreatModel, generator: torch.Generator
@@ -101,6 +124,8 @@ class TorchattacksAttack(WrappedAttack):
             # SparseFool passes a tensor to numpy in a way that numpy 2 deprecates.
             warnings.filterwarnings("ignore", category=DeprecationWarning, module=r"torchattacks\.")
             attack = self._make(host if host.needed else space.target.module, space)
+            if target.criterion.aims:
+                attack.set_mode_targeted_by_label(quiet=True)
             with raised_inside("torchattacks", self.name):
                 out = attack(images, labels.clone())
         candidates = check_candidates(self.name, out)
@@ -110,8 +135,18 @@ class TorchattacksAttack(WrappedAttack):
         return space.leave(host.leave(candidates.clamp(0, 1)), inputs)
 
     def _check_shape(self, shape: tuple[int, ...], norm: str) -> None:
-        entry = self.entry
-        check_shape(self.name, shape, norm=norm, three_channels=entry.three_channels, square=entry.square)
+        """Raise AttackError where inputs have too many channels for the class, are not square, or are too small."""
+        channels, height, width = image_shape(shape)
+        if self.entry.three_channels and channels > 3:
+            raise AttackError(
+                f"{self.name}: works on images of at most 3 channels, and inputs here are {shape}; use MIFGSM or PGD"
+            )
+        least = self.entry.square.get(norm)
+        if least is not None and (height != width or width < least):
+            raise AttackError(
+                f"{self.name}: works for {norm} on square images of at least {least} x {least}, and inputs here are "
+                f"{shape}; use an attack without that limit, such as PGD, PGDL2 or OnePixel"
+            )
         for part in self.parts:
             part._check_shape(shape, norm)
 
@@ -134,9 +169,7 @@ class TorchattacksAttack(WrappedAttack):
         for key in _EPSILONS:
             self._compare(key, epsilon)
         self._compare("norm", norm, NORM_NAMES)
-        wanted = {**dict.fromkeys(_EPSILONS, epsilon), "norm": NORM_VALUES[norm], "verbose": False}
-        for key in [key for key in wanted if key in self._parameters]:
-            settings.setdefault(key, wanted[key])
+        self._fill(settings, {**dict.fromkeys(_EPSILONS, epsilon), "norm": NORM_VALUES[norm], "verbose": False})
         if "alpha" in self._parameters and "alpha" not in settings:
             default, first = self._parameters["alpha"].default, self.entry.first_step
             settings["alpha"] = self._step_size(default, settings, steps="steps", first=first, limit=1.0)
@@ -147,11 +180,48 @@ class TorchattacksAttack(WrappedAttack):
         return settings
 
 
+def _with_settings(entry: Entry, settings: Mapping[str, Any]) -> Entry:
+    """Return the data on a class with these settings; InvalidArgumentError for a norm that it does not work for."""
+    traits = entry.traits
+    if entry is not CATALOGUE.others and "norm" in settings and NORM_NAMES.get(settings["norm"]) not in traits.norms:
+        expected = f"a norm among {', '.join(NORM_VALUES[norm] for norm in traits.norms)}"
+        raise InvalidArgumentError("attack", f"norm={settings['norm']!r}", expected)
+    if settings.get("loss") == "dlr":
+        # It compares the largest logit with the third largest.
+        traits = replace(traits, minimum_classes=3)
+    if settings.get("version") == "rand":
+        # Of its parts, APGD with two losses is left.
+        traits = replace(traits, batching="any", leaves_ball=False, minimum_classes=3)
+        return replace(entry, traits=traits, square={})
+    return replace(entry, traits=traits)
+
+
+def _together(entry: Entry, parts: Sequence[TorchattacksAttack]) -> Entry:
+    """Return the data on a MultiAttack; InvalidArgumentError where its parts have no norm in common."""
+    every = [part.entry.traits for part in parts]
+    norms = tuple(norm for norm in entry.traits.norms if all(norm in traits.norms for traits in every))
+    if not norms:
+        listed = ", ".join(f"{part.name} ({' and '.join(part.entry.traits.norms)})" for part in parts)
+        raise InvalidArgumentError("attacks", listed, "attacks that have a norm in common")
+    # Later parts are given the samples that are left, so none has the full batch in order for certain.
+    near = all(traits.batching != "single" and not (traits.leaves_ball or traits.minimum_norm) for traits in every)
+    traits = AttackTraits(
+        batching="any" if near else "single",
+        batch_dependent=any(traits.batch_dependent for traits in every),
+        gradients=any(traits.gradients for traits in every),
+        minimum_norm=all(traits.minimum_norm for traits in every),
+        norms=norms,
+        minimum_classes=max(traits.minimum_classes for traits in every),
+        leaves_ball=any(traits.leaves_ball for traits in every),
+        failure=entry.traits.failure,
+        seeds="setting" if any(traits.seeds == "setting" for traits in every) else "global",
+    )
+    return replace(entry, traits=traits, three_channels=any(part.entry.three_channels for part in parts))
+
+
 def from_class(attack_class: type, settings: object, *, name: str | None = None) -> TorchattacksAttack:
     """Make an attack from a torchattacks class and the keyword arguments of its constructor, without the model."""
-    entry, settings, label = CATALOGUE.entry(attack_class), check_settings(settings), attack_class.__name__
-    check_keywords(attack_class, settings, argument="attack", label=label, hidden=("self", "model"))
-    check_ranges(attack_class, settings)
+    entry, settings, label = checked(CATALOGUE, attack_class, settings, hidden=("self", "model"))
     for key, least in entry.least.items():
         if settings.get(key, least) < least:
             raise InvalidArgumentError("attack", f"{label}({key}={settings[key]})", f"{key} of at least {least}")
@@ -167,20 +237,6 @@ def from_object(attack: Any, *, name: str | None = None) -> TorchattacksAttack:
         InvalidArgumentError: It is of a class that cannot be used here, or in a targeted mode.
     """
     CATALOGUE.entry(type(attack))
-    made = from_class(type(attack), _settings_of(attack), name=name)
-    made.training = _training_of(attack)
-    return made
-
-
-def _settings_of(attack: Any) -> dict[str, Any]:
-    """Return an object's settings that differ from its class's defaults, without those of its model.
-
-    The number of classes and the normalization belong to the model the object was bound to and are left out; targets
-    take inputs as they are. The device is left out too.
-
-    Raises:
-        InvalidArgumentError: It is in a targeted mode.
-    """
     if attack.targeted:
         raise InvalidArgumentError(
             "attack",
@@ -202,13 +258,11 @@ def _settings_of(attack: Any) -> dict[str, Any]:
             return getattr(noise, key)
         return getattr(attack, _PLACES.get((type(attack).__name__, key), key), MISSING)
 
-    return settings_of(attack, read)
-
-
-def _training_of(attack: Any) -> dict[str, bool]:
-    """Return the values of ``set_model_training_mode``; empty where it was not called."""
+    made = from_class(type(attack), settings_of(attack, read), name=name)
     modes = {name: bool(getattr(attack, f"_{name}")) for name in _MODES}
-    return modes if any(modes.values()) else {}
+    # Where none is set, set_model_training_mode was not called.
+    made.training = modes if any(modes.values()) else {}
+    return made
 
 
 def _part(value: object) -> TorchattacksAttack:
@@ -217,10 +271,10 @@ def _part(value: object) -> TorchattacksAttack:
         if spec.scope != "torchattacks":
             raise InvalidArgumentError("attacks", value, "names of torchattacks' attacks, as in PGD(steps=3)")
         return from_class(CATALOGUE.find(spec.name), spec.arguments)
+    if isinstance(value, type):
+        value = (value, {})
     if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], type):
         return from_class(value[0], value[1])
-    if isinstance(value, type):
-        return from_class(value, {})
     if isinstance(value, torchattacks.attack.Attack):
         return from_object(value)
     raise InvalidArgumentError("attacks", type(value).__name__, "names, classes or objects of torchattacks' attacks")

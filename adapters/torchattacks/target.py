@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
-from robust_ext.core.errors import AttackError
 from robust_ext.core.target import Target
 
 
@@ -70,20 +68,3 @@ def image_shape(shape: tuple[int, ...]) -> tuple[int, int, int]:
     """
     shape = (1,) * (3 - len(shape)) + shape
     return shape[0], math.prod(shape[1:-1]), shape[-1]
-
-
-def check_shape(
-    name: str, shape: tuple[int, ...], *, norm: str, three_channels: bool, square: Mapping[str, int]
-) -> None:
-    """Raise AttackError where inputs have too many channels for a class, are not square, or are too small."""
-    channels, height, width = image_shape(shape)
-    if three_channels and channels > 3:
-        raise AttackError(
-            f"{name}: works on images of at most 3 channels, and inputs here are {shape}; use MIFGSM or PGD"
-        )
-    least = square.get(norm)
-    if least is not None and (height != width or width < least):
-        raise AttackError(
-            f"{name}: works for {norm} on square images of at least {least} x {least}, and inputs here are {shape}; "
-            "use an attack without that limit, such as PGD, PGDL2 or OnePixel"
-        )

@@ -11,16 +11,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from operator import itemgetter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from robust_ext.attacks._common.queried import best_queried
+from robust_ext.attacks._common.best import best_queried
 from robust_ext.attacks._common.rows import project, runner_up
 from robust_ext.attacks.base import Attack, check_attack, draw_seed
-from robust_ext.attacks.running import run_attack
+from robust_ext.attacks.running import map_points, run_attack
 from robust_ext.core.cost import Cost
+from robust_ext.core.criteria import Criterion
 from robust_ext.core.errors import AttackRefusedError
 from robust_ext.core.random import seeded_globals
 from robust_ext.core.settings import Settings, setting, settings_class
@@ -28,9 +30,11 @@ from robust_ext.core.target import Counted, Target
 from robust_ext.core.threat import ThreatModel
 from robust_ext.models.adaptive import AdaptiveDefense
 from robust_ext.models.adaptive_features import Bare, StandIn, binarized_defense
+from robust_ext.models.binarized import BinarizedClassifier
 from robust_ext.models.bpda import BACKWARDS, BPDA
 from robust_ext.models.eot import EoT
-from robust_ext.models.layer_backward import LAYER_BACKWARDS, find_layers, other_backward
+from robust_ext.models.fitted_backward import COPIES, fit_backward
+from robust_ext.models.layer_backward import LAYER_BACKWARDS, Backward, find_layers, other_backward
 
 _FLAGS = {
     "keep_best": "best point kept",
@@ -39,6 +43,8 @@ _FLAGS = {
     "projected": "projected",
 }
 _OF_DEFENSES = BACKWARDS[len(LAYER_BACKWARDS) :]
+FITTED = "fitted"
+_LAYERED = ("straight_through", FITTED)
 
 
 @settings_class
@@ -55,6 +61,8 @@ class AdaptedAttack(Settings, Attack):
         'APGD-CE through BPDA net.quantise, EoT 8'
     """
 
+    limits_entries = True  # It runs its attack by run_attack.
+
     attack: Attack = setting(help="What is run, see :func:`robust_ext.as_attack`.", check=check_attack)
     bpda: str | None = setting(
         default=None,
@@ -65,9 +73,11 @@ class AdaptedAttack(Settings, Attack):
     gradient_mode: str = setting(
         default="identity",
         help='A choice of ``backward`` of :class:`robust_ext.models.bpda.BPDA`. ``"straight_through"``: that of the '
-        "layer, or of the whole target where none is named. The others: that of a test-time defense, where the target "
-        'is one; ``"plain"`` for its own gradients.',
-        choices=("plain", *BACKWARDS),
+        'layer, or of the whole target where none is named. ``"fitted"``: that of a small network that is fitted to '
+        "what the layer, or the whole target, does near the inputs, see "
+        ":func:`robust_ext.models.fitted_backward.fit_backward`. The others: that of a test-time defense, where the "
+        'target is one; ``"plain"`` for its own gradients.',
+        choices=("plain", *BACKWARDS, FITTED),
     )
     steps: int | None = setting(
         default=None,
@@ -126,6 +136,12 @@ class AdaptedAttack(Settings, Attack):
             )
         return reason
 
+    def pursues(self, criterion: Criterion) -> bool:
+        """The attack's; one that is given the class that comes second takes no other criterion."""
+        if self.aimed and (criterion.aims or criterion.ranks):
+            raise AttackRefusedError(f"{self.name}: is aimed at the class that comes second; choose aimed=False")
+        return self.attack.pursues(criterion)
+
     def cost(self, threat_model: ThreatModel, *, classes: int) -> Cost | None:
         """See :meth:`Attack.cost`; each draw counts, and those of a gradient, where there are several, twice."""
         found = self.attack.cost(threat_model, classes=classes)
@@ -133,20 +149,15 @@ class AdaptedAttack(Settings, Attack):
             return None
         noisy = self.eot if self.noise else 0
         again = noisy + self.eot if self.eot > 1 else noisy
-        return Cost(found.forward * self.eot + found.backward * again, found.backward * self.eot)
+        fit = COPIES if self.gradient_mode == FITTED else 0
+        return Cost(found.forward * self.eot + found.backward * again + fit, found.backward * self.eot)
 
     @property
     def _averages(self) -> bool:
         return self.eot > 1 or self.noise > 0 or self.temperature != 1
 
     def search(
-        self,
-        target: Target,
-        inputs: Tensor,
-        labels: Tensor,
-        *,
-        threat_model: ThreatModel,
-        generator: torch.Generator,
+        self, target: Target, inputs: Tensor, labels: Tensor, *, threat_model: ThreatModel, generator: torch.Generator
     ) -> Tensor:
         """Run the attack on the target with the chosen gradients, see :meth:`Attack.search`.
 
@@ -157,17 +168,18 @@ class AdaptedAttack(Settings, Attack):
         seed, width = draw_seed(generator), _deviation(threat_model, inputs[:1].numel())
         size = 1 if self.one_by_one else max(len(inputs), 1)
         found = []
-        with self._other_backward(target), seeded_globals(draw_seed(generator)):
+        with self._other_backward(target, inputs, threat_model, seed), seeded_globals(draw_seed(generator)):
             shown = self._shown(target, seed, deviation=self.noise * width)
             for start in range(0, max(len(inputs), 1), size):
                 rows = slice(start, start + size)
+                part = map_points(shown, itemgetter(rows))
                 given = {"threat_model": threat_model, "generator": generator}
-                found.append(self._attacked(_part(shown, rows), inputs[rows], labels[rows], given))
+                found.append(self._attacked(part, inputs[rows], labels[rows], given))
         return torch.cat(found)
 
     def _attacked(self, target: Target, inputs: Tensor, labels: Tensor, given: dict[str, Any]) -> Tensor:
         aims, model = runner_up(target, inputs, labels) if self.aimed else labels, given["threat_model"]
-        watch = best_queried(target.module, inputs, labels, model) if self.keep_best else nullcontext()
+        watch = best_queried(target, inputs, labels, model) if self.keep_best else nullcontext()
         with watch as best:
             found = run_attack(self.attack, target, inputs, aims, **given)
         if self.projected and found.shape == inputs.shape:
@@ -175,27 +187,35 @@ class AdaptedAttack(Settings, Attack):
         return found if best is None else best.or_else(found)
 
     @contextmanager
-    def _other_backward(self, target: Target) -> Iterator[None]:
+    def _other_backward(self, target: Target, inputs: Tensor, threat_model: ThreatModel, seed: int) -> Iterator[None]:
         """The target's layers, or all of it, have another backward pass meanwhile, wherever they are called."""
-        mode = self.gradient_mode if self.gradient_mode in LAYER_BACKWARDS else "identity"
+        mode: Backward = self.gradient_mode if self.gradient_mode in LAYER_BACKWARDS else "identity"
         layers: dict[str, nn.Module] = {}
         if self.bpda is not None:
             whole = target.module if target.defended is None else nn.ModuleList([target.module, target.defended])
             layers = find_layers(whole, self.bpda, argument="bpda")
         elif mode != "identity" and binarized_defense(target.module) is None:
             layers = {"": target.module}
-        with other_backward(target.module, layers, mode) as calls:
+        elif self.gradient_mode == FITTED:
+            # Of a binarized classifier, whose rows have readouts of their own, what all of them share.
+            parts = [part.features for part in target.module.modules() if isinstance(part, BinarizedClassifier)]
+            layers = {"": parts[0] if parts else target.module}
+        if self.gradient_mode == FITTED and len(inputs):
+            if len(layers) != 1:
+                raise AttackRefusedError(f"{self.name}: got several layers, and one at a time can be fitted")
+            (layer,) = layers.values()
+            mode = fit_backward(target.module, layer, inputs, threat_model=threat_model, seed=seed)
+        with other_backward(target.module, layers, mode) as check_called:
             yield
-        calls.check(layers)
+        check_called()
 
     def _shown(self, target: Target, seed: int, *, deviation: float) -> Target:
         """Return the target of the attack: the given one where only a layer of it has another backward pass."""
         module = target.module
         defense = binarized_defense(module)
-        layered = self.bpda is not None or self.gradient_mode == "straight_through"
+        layered = self.bpda is not None or self.gradient_mode in _LAYERED
         if defense is None:
-            runs_otherwise = self.keep_best or self.one_by_one or self.aimed or self.projected
-            others = layered or self._averages or runs_otherwise
+            others = layered or self._averages or self.keep_best or self.one_by_one or self.aimed or self.projected
             if self.steps is not None or self.gradient_mode in _OF_DEFENSES or not others:
                 raise AttackRefusedError(
                     f"{self.name}: got {type(module).__name__}, which is no test-time defense and not made of one; run "
@@ -215,7 +235,7 @@ class AdaptedAttack(Settings, Attack):
         return replace(target, module=StandIn(module, inside, counter=counter, temperature=self.temperature))
 
     def _of_defense(self, defense: AdaptiveDefense) -> nn.Module:
-        if self.gradient_mode == "plain" or (self.gradient_mode == "straight_through" and self.bpda is not None):
+        if self.gradient_mode == "plain" or (self.gradient_mode in _LAYERED and self.bpda is not None):
             return Bare(defense if self.steps is None else defense.with_steps(self.steps))
         if self.gradient_mode == "straight_through" and self.steps is not None:
             defense = defense.with_steps(self.steps)
@@ -273,16 +293,6 @@ class _Noisy(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.module(x + self.deviation * torch.randn_like(x))
         return out
-
-
-def _part(target: Target, rows: slice) -> Target:
-    """A target with what it holds for these rows."""
-    starts, references = target.starting_points, target.references
-    return replace(
-        target,
-        starting_points=None if starts is None else starts[rows],
-        references=None if references is None else references[rows],
-    )
 
 
 def _deviation(threat_model: ThreatModel, values: int) -> float:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from robust_ext.core.cost import Cost
+from robust_ext.core.criteria import Criterion
 from robust_ext.core.errors import AttackError, AttackRefusedError, InvalidArgumentError, MissingDependencyError
 from robust_ext.core.objects import qualified_name
 from robust_ext.core.random import RowGenerator, seeded_globals
@@ -52,7 +53,7 @@ class AttackTraits:
             given epsilon.
         norms: Norms it can be run for, the one it is made for first.
         minimum_classes: Fewest classes it works with; a target that has fewer is padded, see
-            :class:`robust_ext.models.normalized.PaddedClasses`.
+            :class:`robust_ext.models.wrapping.PaddedClasses`.
         normless: Whether no norm measures what it changes and no epsilon limits it; it is judged as all others.
         leaves_ball: Whether it queries points outside the ball.
         failure: What it returns for a row where it fails: the ``"best"`` or ``"last"`` point it tried, the ``"input"``,
@@ -103,12 +104,14 @@ class Attack(ABC):
         traits: What it needs and how it treats rows.
         code_text: The text that names its code, where one does: by it, it is told from others without being loaded.
         unlisted: Whether it is of a user's own class of a library, which is attacked one row at a time out of caution.
+        limits_entries: Whether its search takes limits of single entries itself, see ``limited.search_within``.
     """
 
     name: str
     traits: AttackTraits
     code_text: str | None = None
     unlisted: bool = False
+    limits_entries: bool = False
 
     @property
     def description(self) -> str:
@@ -123,20 +126,15 @@ class Attack(ABC):
 
     @abstractmethod
     def search(
-        self,
-        target: Target,
-        inputs: Tensor,
-        labels: Tensor,
-        *,
-        threat_model: ThreatModel,
-        generator: torch.Generator,
+        self, target: Target, inputs: Tensor, labels: Tensor, *, threat_model: ThreatModel, generator: torch.Generator
     ) -> Tensor:
         """Return one candidate for each input.
 
         Args:
             target: What may be queried.
             inputs: float32 ``(N, *target.input_shape)`` in ``target.bounds``; not to be changed.
-            labels: int64 ``(N,)``, the true labels: a candidate should be classified as anything else.
+            labels: int64 ``(N,)``, the true labels: a candidate should be classified as anything else. With another
+                ``target.criterion``, what that judges by, see :mod:`robust_ext.core.criteria`.
             threat_model: The norm, epsilon and bounds to respect.
             generator: CPU generator, the only source of randomness.
 
@@ -162,6 +160,15 @@ class Attack(ABC):
                 "attack on classifiers"
             )
         return None
+
+    def pursues(self, criterion: Criterion) -> bool:
+        """Return whether it searches for what ``target.criterion`` asks; AttackRefusedError where it cannot be run."""
+        if criterion.aims:
+            raise AttackRefusedError(f"{self.name}: cannot aim at a class; choose another, such as robust_ext:APGD")
+        if criterion.ranks and self.traits.minimum_norm:
+            seldom = f"ends at the nearest misclassified point, which is seldom one where {criterion.words}"
+            raise AttackRefusedError(f"{self.name}: {seldom}; choose robust_ext:BoundarySearch or robust_ext:APGD")
+        return not criterion.ranks
 
     def cost(self, threat_model: ThreatModel, *, classes: int) -> Cost | None:
         """Rows that are sent through the target for each input, at most; None where the settings do not state it.
@@ -202,7 +209,8 @@ class CallableAttack(Attack):
     """A plain callable ``(model, x, y) -> x_adv`` as an attack.
 
     The model it gets is the target's ``nn.Module``. Where the callable has parameters named ``threat_model``,
-    ``epsilon`` or ``generator``, it is given those too. Its global randomness is seeded from the generator.
+    ``epsilon`` or ``generator``, it is given those too, and with a parameter ``targeted`` whether y are classes to aim
+    at. Its global randomness is seeded from the generator.
 
     Args:
         function: The callable.
@@ -216,7 +224,7 @@ class CallableAttack(Attack):
         self.function = function
         self.name = name or str(getattr(function, "__name__", type(function).__name__))
         self.traits = AttackTraits(batching=batching)
-        self._extras = _accepted(function, ("threat_model", "epsilon", "generator"))
+        self._extras = _accepted(function, ("threat_model", "epsilon", "generator", "targeted"))
 
     @property
     def description(self) -> str:
@@ -228,17 +236,16 @@ class CallableAttack(Attack):
         shown = ", ".join(f"{key}={value!r}" for key, value in sorted(keywords.items()))
         return qualified_name(function) + (f"({shown})" if shown else "")
 
+    def pursues(self, criterion: Criterion) -> bool:
+        """See :meth:`Attack.pursues`; a function with a parameter ``targeted`` aims."""
+        return True if criterion.aims and "targeted" in self._extras else super().pursues(criterion)
+
     def search(
-        self,
-        target: Target,
-        inputs: Tensor,
-        labels: Tensor,
-        *,
-        threat_model: ThreatModel,
-        generator: torch.Generator,
+        self, target: Target, inputs: Tensor, labels: Tensor, *, threat_model: ThreatModel, generator: torch.Generator
     ) -> Tensor:
         """Call the function on copies of the inputs and labels, see :meth:`Attack.search`."""
         offered = {"threat_model": threat_model, "epsilon": threat_model.epsilon, "generator": generator}
+        offered["targeted"] = target.criterion.aims
         extras = {key: offered[key] for key in self._extras}
         with seeded_globals(draw_seed(generator)):
             out = self.function(target.module, inputs.clone(), labels.clone(), **extras)

@@ -7,16 +7,16 @@ f_6 of section V.A and the change of variables of section V.B.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from robust_ext.attacks._common.best_tracker import no_classifier_gradients
+from robust_ext.attacks._common.detector_aware import no_classifier_gradients
 from robust_ext.attacks._common.objectives import OBJECTIVES
-from robust_ext.attacks._common.rows import broken, check_batch, gradient_of, over_rows
+from robust_ext.attacks._common.rows import Selectable, check_batch, gradient_of, hits, over_rows
 from robust_ext.attacks.base import AttackTraits
-from robust_ext.attacks.native import Batch, NativeAttack, Step
+from robust_ext.attacks.native import Batch, NativeAttack
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.settings import setting, settings_class
 
@@ -59,6 +59,7 @@ class CarliniWagnerLinf(NativeAttack):
     """
 
     name = "CarliniWagnerLinf"
+    ranks = True
     traits = AttackTraits(
         batching="any", minimum_norm=True, norms=("linf",), leaves_ball=True, failure="input", seeds="none"
     )
@@ -107,14 +108,15 @@ class CarliniWagnerLinf(NativeAttack):
             if batch.watch is not None:
                 loss[place], gradient[place] = -rows.loss(offsets, short), -uphill / box.width
                 shown = best.index_put((place,), points)
-                batch.watch(Step(number, self.most_steps, shown, loss.clone(), gradient.clone()))
+                batch.show(number, self.most_steps, shown, loss.clone(), gradient.clone())
             rows.descend(uphill * box.slope(rows), rate=self.learning_rate, furthest=box.furthest)
-            rows = rows.subset((rows.const <= self.largest_const) & (rows.tau >= _SMALLEST))
+            left = (rows.const <= self.largest_const) & (rows.tau >= _SMALLEST)
+            rows = rows if bool(left.all()) else rows.select(left)
         return best
 
     def _shortfall(self, batch: Batch, points: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the shortfalls of points from the confidence ``(n,)``, their gradient, and a mask of solved rows."""
-        loss = OBJECTIVES["margin"].of_kind(targeted=batch.targeted)
+        loss = OBJECTIVES["margin"].of_kind(batch.goal)
         with torch.enable_grad():
             points = points.detach().requires_grad_(True)
             logits = batch.target.module(points)
@@ -122,10 +124,8 @@ class CarliniWagnerLinf(NativeAttack):
             slope = gradient_of(short, points, no_classifier_gradients(self.name))
         logits, short = logits.detach(), short.detach().to(points.dtype)
         # Where logits are not finite nothing is short, unless the attack aims.
-        none = broken(logits, targeted=batch.targeted)
-        short = short.masked_fill(none, 0)
-        solved = ((logits.argmax(1) == labels) == batch.targeted) & (short == 0) & torch.isfinite(logits).all(1)
-        return short, slope, solved | none
+        short = short.where(torch.isfinite(logits).all(1) | batch.targeted, 0)
+        return short, slope, hits(logits, labels, batch.goal) & (short == 0)
 
     def _adapt(self, rows: _Rows, loss: Tensor, solved: Tensor, distance: Tensor) -> None:
         """Lower the limits of rows that have succeeded, raise the constants of those that have failed."""
@@ -136,7 +136,7 @@ class CarliniWagnerLinf(NativeAttack):
         rows.level = torch.where(look, loss, rows.level)
         rows.tau = torch.where(won, torch.minimum(rows.tau, distance) * self.decrease_factor, rows.tau)
         rows.const = torch.where(lost, rows.const * self.const_factor, rows.const)
-        rows.begin_anew(won | lost)
+        rows.restart(won | lost)
 
 
 class _Box:
@@ -162,7 +162,7 @@ class _Box:
 
 
 @dataclass
-class _Rows:
+class _Rows(Selectable):
     """The n rows that are not finished, each with a search of its own: tensors ``(n,)`` or ``(n, ...)``."""
 
     place: Tensor  # In the batch.
@@ -179,33 +179,16 @@ class _Rows:
 
     @classmethod
     def start(cls, inputs: Tensor, labels: Tensor, *, variables: Tensor, const: float) -> _Rows:
-        """All rows, at their inputs."""
-        size, zeros = (len(inputs),), torch.zeros_like(inputs)
-        return cls(
-            place=torch.arange(len(inputs), device=inputs.device),
-            inputs=inputs,
-            labels=labels,
-            origins=variables,
-            variables=variables,
-            mean=zeros,
-            square=zeros,
-            age=labels.new_zeros(size),
-            tau=inputs.new_ones(size),
-            const=inputs.new_full(size, const),
-            level=inputs.new_full(size, torch.inf),
-        )
+        """Return all rows, at their inputs."""
+        place, zeros = torch.arange(len(inputs), device=inputs.device), torch.zeros_like(inputs)
+        tau, age = inputs.new_ones(len(inputs)), torch.zeros_like(place)
+        level = torch.full_like(tau, torch.inf)
+        return cls(place, inputs, labels, variables, variables, zeros, zeros, age, tau, const * tau, level)
 
-    def subset(self, kept: Tensor) -> _Rows:
-        """The rows where ``kept`` is true."""
-        if bool(kept.all()):
-            return self
-        return _Rows(**{each.name: getattr(self, each.name)[kept] for each in fields(self)})
-
-    def begin_anew(self, chosen: Tensor) -> None:
+    def restart(self, chosen: Tensor) -> None:
         """Let the chosen rows begin a search where they are."""
-        self.mean, self.square = (
-            each.masked_fill(over_rows(chosen, self.inputs), 0) for each in (self.mean, self.square)
-        )
+        wide = over_rows(chosen, self.inputs)
+        self.mean, self.square = self.mean.masked_fill(wide, 0), self.square.masked_fill(wide, 0)
         self.age, self.level = self.age.masked_fill(chosen, 0), self.level.masked_fill(chosen, torch.inf)
 
     def loss(self, offsets: Tensor, short: Tensor) -> Tensor:

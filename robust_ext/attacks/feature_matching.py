@@ -14,9 +14,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from robust_ext.attacks._common.best_tracker import AttackProblem, no_classifier_gradients
-from robust_ext.attacks._common.detector_aware import MatchingAttack, MatchingLoss
-from robust_ext.attacks._common.objectives import margin
+from robust_ext.attacks._common.detector_aware import AttackProblem, no_classifier_gradients
+from robust_ext.attacks._common.matching import MatchingAttack, MatchingLoss, averaged
 from robust_ext.attacks._common.rows import gradient_of
 from robust_ext.core.errors import AttackRefusedError, InvalidArgumentError, ModelError
 from robust_ext.core.settings import setting, settings_class
@@ -90,58 +89,41 @@ class FeatureMatching(MatchingAttack):
 
     def loss(self, problem: AttackProblem) -> MatchingLoss:
         """See :meth:`MatchingAttack.loss`."""
-        return _Loss(self, problem, feature_map(problem.defended.detector, self.features, problem.inputs[:1]))
-
-
-class _Loss:
-    """The loss and its gradient, averaged over calls."""
-
-    def __init__(self, attack: FeatureMatching, problem: AttackProblem, features: FeatureMap) -> None:
         assert problem.references is not None
-        self._attack, self._problem, self._features = attack, problem, features
-        self._distance = DISTANCES[attack.distance]
+        features = feature_map(problem.defended.detector, self.features, problem.inputs[:1])
+        classifier, distance = problem.defended.classifier, DISTANCES[self.distance]
         with torch.no_grad():
             # One batch in row order for each reference: the features may depend on the row.
             groups = [features(points.clone()) for points in problem.references.unbind(1)]
             own = features(problem.inputs.clone())
             lengths = [torch.stack(parts).norm(dim=2).mean(0) for parts in zip(*groups, strict=True)]
-            self._scales = [length.clamp_min(_LEAST)[:, None] for length in lengths]
-            mine = self._joined(own)
-            self._wanted = attack.choose_reference(problem, [self._joined(group) for group in groups], mine)
-            self._far = self._distance(mine, self._wanted).clamp_min(_LEAST)
-            if attack.weight:
-                logits = problem.defended.classifier(problem.inputs.clone())
-                self._range = (logits.amax(1) - logits.amin(1)).clamp_min(_LEAST)
+            scales = [length.clamp_min(_LEAST)[:, None] for length in lengths]
+            mine = _joined(own, scales)
+            wanted = self.choose_reference(problem, [_joined(group, scales) for group in groups], mine)
+            far = distance(mine, wanted).clamp_min(_LEAST)
+            logits = classifier(problem.inputs.clone()) if self.weight else torch.zeros(1, 1)
+            width = (logits.amax(1) - logits.amin(1)).clamp_min(_LEAST)
+        missing = AttackRefusedError(
+            "FeatureMatching: the features give no gradients; name others, or choose an attack that queries decisions "
+            "only"
+        )
 
-    def __call__(self, points: Tensor) -> tuple[Tensor, Tensor]:
-        attack = self._attack
-        values, gradients = [], []
-        for _ in range(attack.samples):
-            with torch.enable_grad():
-                x = points.detach().clone().requires_grad_(True)
-                value = -self._distance(self._joined(self._features(x)), self._wanted) / self._far
-                missing = AttackRefusedError(
-                    "FeatureMatching: the features give no gradients; name others, or choose an attack that queries "
-                    "decisions only"
-                )
-                gradient = gradient_of(value, x, missing)
-                if attack.weight:
-                    y = points.detach().clone().requires_grad_(True)
-                    extra = attack.weight * self._gain(y)
-                    gradient = gradient + gradient_of(extra, y, no_classifier_gradients("FeatureMatching"))
-                    value = value + extra
-            values.append(value.detach())
-            gradients.append(gradient)
-        return torch.stack(values).mean(0), torch.stack(gradients).mean(0)
+        def once(points: Tensor) -> tuple[Tensor, Tensor]:
+            x = points.detach().clone().requires_grad_(True)
+            value = -distance(_joined(features(x), scales), wanted) / far
+            gradient = gradient_of(value, x, missing)
+            if self.weight:
+                y = points.detach().clone().requires_grad_(True)
+                extra = self.weight * self.gain(problem, classifier(y)) / width
+                gradient = gradient + gradient_of(extra, y, no_classifier_gradients("FeatureMatching"))
+                value = value + extra
+            return value.detach(), gradient
 
-    def _gain(self, x: Tensor) -> Tensor:
-        problem = self._problem
-        gained = margin(problem.defended.classifier(x), problem.labels)
-        wanted: Tensor = (-gained if problem.targeted else gained).clamp_max(self._attack.confidence) / self._range
-        return wanted
+        return lambda points: averaged(once(points) for _ in range(self.samples))
 
-    def _joined(self, groups: list[Tensor]) -> Tensor:
-        return torch.cat([group / scale for group, scale in zip(groups, self._scales, strict=True)], 1)
+
+def _joined(groups: list[Tensor], scales: list[Tensor]) -> Tensor:
+    return torch.cat([group / scale for group, scale in zip(groups, scales, strict=True)], 1)
 
 
 def feature_map(detector: Detector, features: Features, example: Tensor) -> FeatureMap:

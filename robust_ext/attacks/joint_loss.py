@@ -10,13 +10,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from robust_ext.attacks._common.best_tracker import AttackProblem, BestTracker, Prediction
-from robust_ext.attacks._common.detector_aware import ScoreGradientAttack
-from robust_ext.attacks._common.objectives import OBJECTIVES, Loss
+from robust_ext.attacks._common.detector_aware import Ascent, AttackProblem, BestTracker, ScoreGradientAttack
+from robust_ext.attacks._common.objectives import OBJECTIVES
 from robust_ext.attacks._common.rows import over_rows
-from robust_ext.attacks.native import Step
+from robust_ext.core.criteria import AIMED, MISCLASSIFICATION
 from robust_ext.core.settings import setting, settings_class
-from robust_ext.models.normalized import PaddedClasses
+from robust_ext.models.wrapping import PaddedClasses
 
 # What a weight is multiplied or divided by after a step.
 _FACTOR = 2.0
@@ -55,55 +54,28 @@ class JointLoss(ScoreGradientAttack):
         default="margin",
         help='Of the classifier: ``"ce"``, ``"margin"``, ``"dlr"`` or ``"targeted-dlr"``; targets with fewer classes '
         "than it needs are padded.",
-        choices=tuple(OBJECTIVES),
+        choices=("ce", "margin", "dlr", "targeted-dlr"),
     )
     alpha: float = setting(default=1.0, help="Weight of the detector at the first step.", above=0)
 
-    def attack(self, problem: AttackProblem) -> Tensor:
-        """See :meth:`DetectorAwareAttack.attack`."""
-        tracker = BestTracker(problem, name=self.name, samples=self.samples)
-        weights, loss = _Weights(problem.inputs, self.alpha), _loss(self.loss, targeted=problem.targeted)
-        total = self.restarts * self.steps
-        for restart in range(self.restarts):
-            points = problem.start(self.start, restart=restart)
-            for number in range(self.steps):
-                prediction, value, of_loss, of_score = tracker.differentiate(points, loss)
-                alpha = weights.of(of_loss.flatten(1), of_score.flatten(1))
-                weight = over_rows(torch.where(prediction.score_margin >= 0, alpha, 0), points)
-                gradient = of_loss - weight * of_score
-                if problem.watch is not None:
-                    shown = (value - alpha * prediction.score_margin.clamp_min(0)).nan_to_num(nan=-torch.inf)
-                    at = restart * self.steps + number
-                    problem.watch(Step(number=at, total=total, points=points, loss=shown, gradient=gradient))
-                weights.follow(prediction)
-                points = self.move(problem, points, gradient, number=number)
-            tracker.evaluate(points)
-        return tracker.result()
+    def ascent(self, problem: AttackProblem, tracker: BestTracker) -> Ascent:
+        """See :meth:`DetectorAwareAttack.ascent`."""
+        objective = OBJECTIVES[self.loss]
+        loss = objective.of_kind(AIMED if problem.targeted else MISCLASSIFICATION)
+        padded = PaddedClasses(nn.Identity(), classes=objective.minimum_classes)
+        alpha = problem.inputs.new_full((len(problem.inputs),), self.alpha)
+        unit = torch.full_like(alpha, torch.nan)
 
+        def advance(points: Tensor, number: int) -> tuple[Tensor, Tensor]:
+            nonlocal alpha, unit
+            found, value, of_loss, of_score = tracker.differentiate(points, lambda z, labels: loss(padded(z), labels))
+            ratio = of_loss.flatten(1).norm(dim=1) / of_score.flatten(1).norm(dim=1)
+            unit = torch.where(unit.isnan() & (ratio > 0) & torch.isfinite(ratio), ratio, unit)
+            weight = alpha * unit.nan_to_num(nan=1.0)
+            shown = (value - weight * found.score_margin.clamp_min(0)).nan_to_num(nan=-torch.inf)
+            follows = torch.where(found.misclassified, 1.0, 1 / _FACTOR)
+            alpha = (alpha * torch.where(found.passed, follows, _FACTOR)).clamp(_SMALLEST, _LARGEST)
+            active = over_rows(torch.where(found.score_margin >= 0, weight, 0), points)
+            return shown, of_loss - active * of_score
 
-class _Weights:
-    """The weight of each row."""
-
-    def __init__(self, inputs: Tensor, alpha: float) -> None:
-        self._alpha = inputs.new_full((len(inputs),), alpha)
-        self._unit = torch.full_like(self._alpha, torch.nan)
-
-    def of(self, of_loss: Tensor, of_score: Tensor) -> Tensor:
-        """The weights ``(N,)``, in units that the first gradients ``(N, D)`` that are not zero settle."""
-        ratio = of_loss.norm(dim=1) / of_score.norm(dim=1)
-        ratio = ratio.where((ratio > 0) & torch.isfinite(ratio), torch.nan)
-        self._unit = torch.where(self._unit.isnan(), ratio, self._unit)
-        return self._alpha * self._unit.nan_to_num(nan=1.0)
-
-    def follow(self, found: Prediction) -> None:
-        """Move the weights by the predictions for the points that they were used at."""
-        less = found.passed & ~found.misclassified
-        factor = torch.where(found.passed, torch.where(less, 1 / _FACTOR, 1.0), _FACTOR)
-        self._alpha = (self._alpha * factor).clamp(_SMALLEST, _LARGEST)
-
-
-def _loss(name: str, *, targeted: bool) -> Loss:
-    objective = OBJECTIVES[name]
-    loss = objective.of_kind(targeted=targeted)
-    padded = PaddedClasses(nn.Identity(), classes=objective.minimum_classes)
-    return lambda logits, labels: loss(padded(logits), labels)
+        return advance

@@ -13,9 +13,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from robust_ext.attacks._common.best_tracker import AttackProblem, no_classifier_gradients
-from robust_ext.attacks._common.detector_aware import MatchingAttack, MatchingLoss
-from robust_ext.attacks._common.objectives import margin
+from robust_ext.attacks._common.detector_aware import AttackProblem, no_classifier_gradients
+from robust_ext.attacks._common.matching import MatchingAttack, MatchingLoss, averaged
 from robust_ext.attacks._common.rows import gradient_of
 from robust_ext.core.settings import setting, settings_class
 
@@ -83,24 +82,31 @@ class LogitMatching(MatchingAttack):
 
     def loss(self, problem: AttackProblem) -> MatchingLoss:
         """See :meth:`MatchingAttack.loss`."""
-        matched = _MatchedLogits(self, problem)
+        assert problem.references is not None
+        classifier, network = problem.defended.classifier, problem.defended.detector.classifier
+        own = self.logits != "detector" or classifier is network
+        other = self.logits != "classifier" and classifier is not network
 
-        def averaged(points: Tensor) -> tuple[Tensor, Tensor]:
-            values, gradients = [], []
-            for noise in self._noise(problem):
-                with torch.enable_grad():
-                    x = points.detach().clone().requires_grad_(True)
-                    logits, distance = matched(x + noise if noise is not None else x)
-                    if self.margin_weight and not logits.requires_grad:
-                        raise no_classifier_gradients(self.name)
-                    gained = margin(logits, problem.labels)
-                    gained = (-gained if problem.targeted else gained).clamp_max(self.confidence)
-                    value = self.margin_weight * gained - distance / 2
-                    gradients.append(gradient_of(value, x, no_classifier_gradients(self.name)))
-                values.append(value.detach())
-            return torch.stack(values).mean(0), torch.stack(gradients).mean(0)
+        def run(x: Tensor) -> tuple[Tensor, Tensor]:
+            """Return the classifier's logits, and those that are matched."""
+            logits: Tensor = classifier(x)
+            return logits, torch.cat([*[logits] * own, *([network(x)] if other else [])], 1)
 
-        return averaged
+        with torch.no_grad():
+            groups = [run(points.clone())[1] for points in problem.references.unbind(1)]
+            wanted = self.choose_reference(problem, groups, run(problem.inputs.clone())[1])
+
+        def once(points: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor]:
+            x = points.detach().clone().requires_grad_(True)
+            # Noisy points are clipped, as detectors do.
+            logits, matched = run((x if noise is None else x + noise).clamp(*problem.threat_model.bounds))
+            if self.margin_weight and not logits.requires_grad:
+                raise no_classifier_gradients(self.name)
+            distance = (matched - wanted).square().sum(1)
+            value = self.margin_weight * self.gain(problem, logits) - distance / 2
+            return value.detach(), gradient_of(value, x, no_classifier_gradients(self.name))
+
+        return lambda points: averaged(once(points, noise) for noise in self._noise(problem))
 
     def _noise(self, problem: AttackProblem) -> list[Tensor | None]:
         """One noise for each sample, ``(N, ...)``; each row draws its own from its own generator."""
@@ -110,32 +116,6 @@ class LogitMatching(MatchingAttack):
         shape = (self.samples, *problem.inputs.shape[1:])
         rows = [_draw(shape, self.noise, stream) for stream in problem.streams]
         return list((torch.stack(rows, 1).to(problem.inputs) * level).unbind(0))
-
-
-class _MatchedLogits:
-    """The classifier's logits, and the squared distance of those that are matched to what they should be."""
-
-    def __init__(self, attack: LogitMatching, problem: AttackProblem) -> None:
-        assert problem.references is not None
-        self._classifier, self._network = problem.defended.classifier, problem.defended.detector.classifier
-        self._low, self._high = problem.threat_model.bounds
-        self._own = attack.logits != "detector" or self._classifier is self._network
-        self._other = attack.logits != "classifier" and self._classifier is not self._network
-        with torch.no_grad():
-            groups = [self._run(points.clone())[1] for points in problem.references.unbind(1)]
-            self._wanted = attack.choose_reference(problem, groups, self._run(problem.inputs.clone())[1])
-
-    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        # Noisy points are clipped, as detectors do.
-        logits, matched = self._run(x.clamp(self._low, self._high))
-        return logits, (matched - self._wanted).square().sum(1)
-
-    def _run(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        logits: Tensor = self._classifier(x)
-        matched = [logits] if self._own else []
-        if self._other:
-            matched.append(self._network(x))
-        return logits, torch.cat(matched, 1)
 
 
 def _draw(shape: tuple[int, ...], kind: str, generator: torch.Generator) -> Tensor:

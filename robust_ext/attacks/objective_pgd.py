@@ -12,11 +12,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from robust_ext.attacks._common.objectives import DIVERGENCES
+from robust_ext.attacks._common.best import BestPoints
+from robust_ext.attacks._common.objectives import DIVERGENCES, OBJECTIVES
 from robust_ext.attacks._common.rows import (
     NO_GRADIENTS,
     STARTS,
-    broken,
     gradient_of,
     l2_normalize,
     over_rows,
@@ -26,8 +26,9 @@ from robust_ext.attacks._common.rows import (
     row_streams,
 )
 from robust_ext.attacks.base import AttackTraits
-from robust_ext.attacks.native import Batch, NativeAttack, Step
+from robust_ext.attacks.native import Batch, NativeAttack
 from robust_ext.core.cost import Cost
+from robust_ext.core.criteria import Criterion
 from robust_ext.core.errors import AttackError, AttackRefusedError, InvalidArgumentError
 from robust_ext.core.settings import setting, settings_class
 from robust_ext.core.threat import ThreatModel
@@ -59,6 +60,7 @@ class ObjectivePGD(NativeAttack):
     """
 
     name = "PGD-ACE"
+    ranks = True
     traits = AttackTraits(batching="full", failure="last", seeds="generator")
 
     objective: str = setting(
@@ -153,9 +155,8 @@ class ObjectivePGD(NativeAttack):
 
         An AttackError where the target gives no gradients.
         """
-        target, inputs, labels = batch.target, batch.inputs, batch.labels
-        threat_model, watch, targeted = batch.threat_model, batch.watch, batch.targeted
-        if targeted and self.objective != "ace":
+        target, inputs, labels, threat_model = batch.target, batch.inputs, batch.labels, batch.threat_model
+        if batch.targeted and self.objective != "ace":
             raise AttackRefusedError(
                 f"{self.name}: its objective does not depend on labels; choose objective='ace', or do not aim"
             )
@@ -165,49 +166,36 @@ class ObjectivePGD(NativeAttack):
         objective, missing = DIVERGENCES[self.objective], AttackError(f"{self.name}: the target {NO_GRADIENTS}")
         points = random_start(inputs, threat_model, streams) if streams else inputs.clone()
         natural = query(target, inputs) if objective.compares else inputs.new_empty(0)
-        sign = -1 if targeted else 1
-        total, size = self.steps_for(threat_model), self.step_size_for(threat_model)
         back = project if self.projection == "nearest" else _scale
-        best = _Best(points, labels, targeted=targeted)
+        total, size = self.steps_for(threat_model), self.step_size_for(threat_model)
+        best = BestPoints(points, labels, loss="ce", goal=batch.goal)
         for number in range(total):
             points = points.detach().requires_grad_(True)
             with torch.enable_grad():
                 logits = target.module(points)
-                value = sign * objective.value(logits, natural, labels)
+                value = self._value(batch.goal, logits, natural, labels)
                 gradient = gradient_of(value, points, missing)
             points, value = points.detach(), value.detach()
-            if watch is not None:
-                watch(Step(number=number, total=total, points=points, loss=value, gradient=gradient))
+            batch.show(number, total, points, value, gradient)
             if self.best:
-                best.update(points, value, logits.detach())
+                best.take(points, logits.detach(), value)
             moved = points + size * _direction(gradient, threat_model.norm)
             points = back(moved, inputs, threat_model)
         if not self.best:
             return points
         logits = query(target, points)
-        best.update(points, sign * objective.value(logits, natural, labels), logits)
-        return best.or_else(points)
+        best.take(points, logits, self._value(batch.goal, logits, natural, labels))
+        return torch.where(over_rows(best.solved, points), best.points, points)
 
+    def pursues(self, criterion: Criterion) -> bool:
+        """See :meth:`Attack.pursues`; only ``"ace"`` gives way to the margin of a criterion."""
+        return super().pursues(criterion) and (not criterion.ranks or self.objective == "ace")
 
-class _Best:
-    """The misclassified point of highest value of each row, or one whose logits are not finite."""
-
-    def __init__(self, points: Tensor, labels: Tensor, *, targeted: bool) -> None:
-        self._points, self._labels, self._targeted = points, labels, targeted
-        self._value = points.new_full((len(points),), -torch.inf)
-
-    def update(self, points: Tensor, value: Tensor, logits: Tensor) -> None:
-        """Take over the points that are better; those whose logits are not finite only where there is no other."""
-        finite = torch.isfinite(logits).all(1)
-        wanted = ((logits.argmax(1) == self._labels) == self._targeted) & finite
-        value = value.where(finite, torch.finfo(value.dtype).min)
-        better = (wanted | broken(logits, targeted=self._targeted)) & (value > self._value)
-        self._points = torch.where(over_rows(better, points), points, self._points)
-        self._value = torch.where(better, value, self._value)
-
-    def or_else(self, points: Tensor) -> Tensor:
-        """The best points, and these without one."""
-        return torch.where(over_rows(self._value > -torch.inf, points), self._points, points)
+    def _value(self, goal: Criterion, logits: Tensor, natural: Tensor, labels: Tensor) -> Tensor:
+        """Return what is ascended at points with these logits, ``(N,)``."""
+        if self.objective == "ace":
+            return OBJECTIVES["ce"].of_kind(goal)(logits, labels)
+        return DIVERGENCES[self.objective].value(logits, natural, labels)
 
 
 def _direction(gradient: Tensor, norm: str) -> Tensor:

@@ -12,17 +12,16 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from robust_ext.attacks._common.best_tracker import AttackProblem, BestTracker
-from robust_ext.attacks._common.detector_aware import ScoreGradientAttack
+from robust_ext.attacks._common.detector_aware import Ascent, AttackProblem, BestTracker, ScoreGradientAttack
 from robust_ext.attacks._common.objectives import OBJECTIVES
 from robust_ext.attacks._common.rows import over_rows
-from robust_ext.attacks.native import Step
+from robust_ext.core.criteria import AIMED, MISCLASSIFICATION
 from robust_ext.core.settings import setting, settings_class
 
 # What is left of a float32 gradient below this share of its length is rounding, and no direction.
 _PARALLEL = 1e-6
 # Below this share of the gradient a row has gone as far as it can without the other of the two; chosen among 1e-6 to
-# 1.1 on small digits networks, see docs/theory/defaults.md.
+# 1.1 on small digits networks, see docs/evidence/defaults.md.
 _STUCK = 0.25
 # Points closer to the surface of a ball than this share of epsilon lie on it.
 _SURFACE = 1e-5
@@ -48,28 +47,20 @@ class _AlternatingPGD(ScoreGradientAttack):
         ends, zeros inside it.
         """
 
-    def attack(self, problem: AttackProblem) -> Tensor:
-        """See :meth:`DetectorAwareAttack.attack`."""
-        loss = OBJECTIVES[self.loss].of_kind(targeted=problem.targeted)
-        tracker = BestTracker(problem, name=self.name, samples=self.samples)
-        total = self.restarts * self.steps
-        for restart in range(self.restarts):
-            points = problem.start(self.start, restart=restart)
-            for number in range(self.steps):
-                prediction, value, of_loss, of_score = tracker.differentiate(points, loss)
-                done = prediction.misclassified & (prediction.margin >= self.confidence)
-                up = torch.where(over_rows(done, points), -of_score, of_loss)
-                other = torch.where(over_rows(done, points), of_loss, of_score)
-                above, below, normal = _limits(problem, points)
-                way = self.direction(up.flatten(1), other.flatten(1), above=above, below=below, normal=normal)
-                way = way.view(points.shape)
-                if problem.watch is not None:
-                    shown = torch.where(done, -prediction.score_margin, value)
-                    at = restart * self.steps + number
-                    problem.watch(Step(number=at, total=total, points=points, loss=shown, gradient=way))
-                points = self.move(problem, points, way, number=number)
-            tracker.evaluate(points)
-        return tracker.result()
+    def ascent(self, problem: AttackProblem, tracker: BestTracker) -> Ascent:
+        """See :meth:`DetectorAwareAttack.ascent`."""
+        loss = OBJECTIVES[self.loss].of_kind(AIMED if problem.targeted else MISCLASSIFICATION)
+
+        def advance(points: Tensor, number: int) -> tuple[Tensor, Tensor]:
+            found, value, of_loss, of_score = tracker.differentiate(points, loss)
+            done = found.misclassified & (found.margin >= self.confidence)
+            up = torch.where(over_rows(done, points), -of_score, of_loss)
+            other = torch.where(over_rows(done, points), of_loss, of_score)
+            above, below, normal = _limits(problem, points)
+            way = self.direction(up.flatten(1), other.flatten(1), above=above, below=below, normal=normal)
+            return torch.where(done, -found.score_margin, value), way.view(points.shape)
+
+        return advance
 
 
 @settings_class

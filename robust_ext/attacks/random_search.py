@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from robust_ext.attacks._common.best_tracker import BestPoints
+from robust_ext.attacks._common.best import BestPoints
 from robust_ext.attacks._common.rows import check_batch, over_rows, query
 from robust_ext.attacks.base import AttackTraits, draw_seed
-from robust_ext.attacks.native import Batch, NativeAttack, Step
+from robust_ext.attacks.native import Batch, NativeAttack
 from robust_ext.core.cost import Cost
 from robust_ext.core.random import derive_seed
 from robust_ext.core.sampling import evenly_mixed
@@ -39,6 +39,7 @@ class RandomSearch(NativeAttack):
     """
 
     name = "RandomSearch"
+    ranks = True
     traits = AttackTraits(batching="full", gradients=False, failure="best", seeds="generator")
 
     points: int = setting(
@@ -60,7 +61,7 @@ class RandomSearch(NativeAttack):
         """See :meth:`NativeAttack.candidates`."""
         inputs, labels = check_batch(batch.target, batch.inputs, batch.labels, batch.threat_model)
         seeds = [draw_seed(batch.generator) for _ in range(len(inputs))]
-        best = BestPoints(inputs, labels, loss="margin", targeted=batch.targeted)
+        best = BestPoints(inputs, labels, loss="margin", goal=batch.goal)
         block: Tensor = inputs.new_empty(0)
         for number in range(self.points):
             if bool(best.solved.all()):
@@ -69,8 +70,7 @@ class RandomSearch(NativeAttack):
                 block = self._draw(inputs, seeds, best.solved, batch.threat_model, start=number)
             drawn = torch.where(over_rows(best.solved, inputs), best.points, block[:, number % _BLOCK])
             margin = best.update(drawn, query(batch.target, drawn), closed=best.solved)
-            if batch.watch is not None:
-                batch.watch(Step(number=number, total=self.points, points=drawn, loss=margin))
+            batch.show(number, self.points, drawn, margin)
         return best.points
 
     def _draw(

@@ -5,14 +5,18 @@ Source: Chen and Gu, "RayS: A Ray Searching Method for Hard-label Adversarial At
 
 from __future__ import annotations
 
+import contextlib
+import math
+from collections.abc import Generator
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
-from robust_ext.attacks._common.rows import broken, check_batch
+from robust_ext.attacks._common.rows import check_batch, hits
 from robust_ext.attacks.base import AttackTraits
-from robust_ext.attacks.native import Batch, NativeAttack, Step, Watch
+from robust_ext.attacks.native import Batch, NativeAttack, SearchOptions
 from robust_ext.core.cost import Cost
 from robust_ext.core.errors import AttackRefusedError
 from robust_ext.core.settings import setting, settings_class
@@ -61,6 +65,7 @@ class RayS(NativeAttack):
     """
 
     name = "RayS"
+    ranks = True
     aims = False
     stops_at_epsilon = True
     traits = AttackTraits(
@@ -108,149 +113,128 @@ class RayS(NativeAttack):
 
     def candidates(self, batch: Batch) -> Tensor:
         """The candidates of :meth:`run`; an AttackRefusedError where it is targeted."""
-        if batch.targeted:
-            raise AttackRefusedError(
-                f"{self.name}: looks for any other class and cannot aim at one; do not aim, or choose another attack"
-            )
-        found = self.run(batch.target, batch.inputs, batch.labels, threat_model=batch.threat_model, watch=batch.watch)
-        return found.candidates
+        return self._run(batch).candidates
 
-    def run(
-        self,
-        target: Target,
-        inputs: Tensor,
-        labels: Tensor,
-        *,
-        threat_model: ThreatModel,
-        watch: Watch | None = None,
-    ) -> RaysResult:
+    def run(self, target: Target, inputs: Tensor, labels: Tensor, **options: Unpack[SearchOptions]) -> RaysResult:
         """Return candidates and more, on the inputs' device; arguments are those of :meth:`NativeAttack.search`.
 
         Of the threat model the bounds count, and the epsilon within which rows may stop; its norm is taken for linf.
         ``watch`` is called after each query; the loss is minus the linf distance known by then, -inf where none is.
         """
-        inputs, labels = check_batch(target, inputs, labels, threat_model)
-        state = _RaySearch(inputs.flatten(1), bounds=threat_model.bounds, tolerance=self.tolerance)
-        queries = torch.zeros(len(inputs), dtype=torch.int64, device=inputs.device)
+        return self._run(Batch(target, inputs, labels, **options))
+
+    def _run(self, batch: Batch) -> RaysResult:
+        if batch.targeted:
+            raise AttackRefusedError(
+                f"{self.name}: looks for any other class and cannot aim at one; do not aim, or choose another attack"
+            )
+        inputs, labels = check_batch(batch.target, batch.inputs, batch.labels, batch.threat_model)
+        flat, (low, high) = inputs.flatten(1), batch.threat_model.bounds
+        # Halving intervals that float32 cannot tell apart would query the same point again and again.
+        resolution = torch.finfo(flat.dtype).eps * max(abs(low), abs(high))
+        tolerance = max(self.tolerance * (high - low) / max(flat.shape[1], 1) ** 0.5, resolution)
+        rows = [_Row(flat.shape[1], high - low, tolerance) for _ in flat]
+        signs, columns = torch.ones_like(flat), torch.arange(flat.shape[1], device=flat.device)
         for number in range(self.queries):
-            if not bool(state.open.any()):
+            # Unless the batch keeps its rows, finished ones are left out.
+            open_rows = [row.open for row in rows]
+            if not any(open_rows):
                 break
-            queries += state.open
-            points = state.points().view(inputs.shape)
-            state.update(self._misclassified(target, points, labels, state.open))
-            if self.stop:
-                state.close(state.found & (state.radius <= threat_model.epsilon))
-            if watch is not None:
-                loss = -state.radius.where(state.found, torch.inf).to(inputs.dtype)
-                watch(Step(number=number, total=self.queries, points=points, loss=loss))
-        candidates = torch.where(state.found[:, None], state.best(), inputs.flatten(1)).view(inputs.shape)
-        distances = (candidates.double() - inputs.double()).flatten(1).abs().amax(1) if len(inputs) else state.radius
-        return RaysResult(
-            candidates=candidates,
-            found=state.found,
-            distances=distances.where(state.found, torch.inf),
-            queries=queries,
-        )
-
-    def _misclassified(self, target: Target, points: Tensor, labels: Tensor, rows: Tensor) -> Tensor:
-        """Return a mask of ``rows`` with another label or none, bool ``(N,)``; other rows may be queried too."""
-        queried = torch.ones_like(rows) if self.keep_rows else rows
-        with torch.no_grad():
-            # Indexing copies, as a module may work on its input in place.
-            logits = target.module(points[queried])
-        wrong = (logits.argmax(1) != labels[queried]) | broken(logits)
-        return torch.zeros_like(rows).masked_scatter_(queried, wrong) & rows
+            sent = torch.tensor([self.keep_rows or one for one in open_rows], device=flat.device)
+            blocks = torch.tensor([row.block for row in rows], device=flat.device)
+            turned = (columns >= blocks[:, :1]) & (columns < blocks[:, 1:])
+            points = _on_rays(flat, torch.where(turned, -signs, signs), [row.queried for row in rows], (low, high))
+            points = points.view(inputs.shape)
+            with torch.no_grad():
+                # Indexing copies, as a module may work on its input in place.
+                wrong = hits(batch.target.module(points[sent]), labels[sent], batch.goal)
+            for row, hit in zip(rows, torch.zeros_like(sent).masked_scatter_(sent, wrong).tolist(), strict=True):
+                row.answer(hit)
+                if self.stop and row.found and row.radius <= batch.threat_model.epsilon:
+                    row.finish()
+            taken = torch.tensor([row.taken for row in rows], device=flat.device)
+            signs = torch.where(turned & taken[:, None], -signs, signs)
+            batch.show(number, self.queries, points, -inputs.new_tensor([row.distance for row in rows]))
+        found = torch.tensor([row.found for row in rows], dtype=torch.bool, device=flat.device)
+        best = _on_rays(flat, signs, [row.radius * row.found for row in rows], (low, high))
+        candidates = torch.where(found[:, None], best, flat)
+        distances = (candidates.double() - flat.double()).abs().amax(1).where(found, torch.inf)
+        queries = torch.tensor([row.queries for row in rows], dtype=torch.int64, device=flat.device)
+        return RaysResult(candidates=candidates.view(inputs.shape), found=found, distances=distances, queries=queries)
 
 
-class _RaySearch:
-    """The searches of a batch, each row at a place of its own.
+def _on_rays(inputs: Tensor, signs: Tensor, radius: list[float], bounds: tuple[float, float]) -> Tensor:
+    points: Tensor = inputs + torch.tensor(radius, device=signs.device).to(signs.dtype)[:, None] * signs
+    return points.clamp(*bounds)
 
-    A row checks whether the best ray with a block of signs turned is misclassified at the best distance, and where it
-    is, a binary search finds where on that ray the boundary lies. Blocks follow algorithm 3 of Chen and Gu (2020): the
-    vector is cut into 1, 2, 4, ... parts, the last cut into single values being repeated. ``open`` are rows that are
-    not finished and ``found`` those with a misclassified point, bool ``(N,)``; ``radius``, float64 ``(N,)``, is how far
-    on the best ray it is, the width of the bounds without one.
+
+class _Row:
+    """The search of one row: algorithm 3 of Chen and Gu (2020).
+
+    It checks whether the best ray with a block of signs turned is misclassified at the best distance, and where it is,
+    a binary search finds where on that ray the boundary lies. The vector is cut into 1, 2, 4, ... blocks, the last cut
+    into single values being repeated. The best point lies at ``radius`` on the best ray, once one is ``found``. While
+    the row is ``open``, the point at ``queried`` on that ray with the signs of ``block`` turned is to be queried next;
+    ``taken`` is whether the last turn was taken over.
     """
 
-    def __init__(self, inputs: Tensor, *, bounds: tuple[float, float], tolerance: float) -> None:
-        rows, values = inputs.shape
-        width = bounds[1] - bounds[0]
-        self._inputs, self._bounds, self._values = inputs, bounds, values
-        # Halving intervals that float32 cannot tell apart would query the same point again and again.
-        resolution = torch.finfo(inputs.dtype).eps * max(abs(bounds[0]), abs(bounds[1]))
-        self._tolerance = max(tolerance * width / max(values, 1) ** 0.5, resolution)
-        self._columns = torch.arange(values, device=inputs.device)
-        self._last_level = max(values - 1, 0).bit_length()
-        self._signs = torch.ones_like(inputs)
-        self.found, self.open = inputs.new_zeros(rows, dtype=torch.bool), inputs.new_ones(rows, dtype=torch.bool)
-        self.radius = inputs.new_full((rows,), width, dtype=torch.float64)
+    def __init__(self, values: int, width: float, tolerance: float) -> None:
+        self.radius, self.found, self.open, self.taken = width, False, True, False
+        self.block, self.queried, self.queries = (0, 0), 0.0, 0
+        self._values, self._tolerance = values, tolerance
+        self._search = self._queries()
+        next(self._search)
+
+    def answer(self, wrong: bool) -> None:
+        """Take in whether the queried point was misclassified, and choose the next one."""
+        self.taken = False
+        self.queries += self.open
+        with contextlib.suppress(StopIteration):
+            if self.open:
+                self._search.send(wrong)
+                return
+        self.finish()
+
+    @property
+    def distance(self) -> float:
+        """How far the best point is known to be, infinitely without one."""
+        return self.radius if self.found else math.inf
+
+    def finish(self) -> None:
+        """Stay at the best point."""
+        self.open, self.block, self.queried = False, (0, 0), self.radius * self.found
+
+    def _queries(self) -> Generator[None, bool, None]:
         # The first query is the input itself, the second the ray with no sign turned.
-        self._at_input = self.open.clone()
-        self._searching = torch.zeros_like(self.found)
-        self._clear = inputs.new_zeros(rows, dtype=torch.float64)
-        self._level, self._block, self._start, self._end = inputs.new_zeros(4, rows, dtype=torch.int64)
-        self._changed, self._single = torch.zeros_like(self.found), torch.zeros_like(self.found)
+        if (yield):
+            self.found, self.radius = True, 0.0
+            return
+        yield from self._try(0, 0)
+        level, last = 0, max(self._values - 1, 0).bit_length()
+        while True:
+            size, changed = max(((self._values - 1) >> level) + 1, 1), False
+            for start in range(0, self._values, size):
+                changed |= yield from self._try(start, min(start + size, self._values))
+            if level == last and not changed:
+                return
+            level = min(level + 1, last)
 
-    def points(self) -> Tensor:
-        """The points to query, ``(N, D)``; of a finished row the best one."""
-        queried = self._queried_radius().where(self.open, self.radius * self.found)
-        turned = self._turned() & self.open[:, None]
-        return self._on_ray(torch.where(turned, -self._signs, self._signs), queried)
+    def _try(self, start: int, end: int) -> Generator[None, bool, bool]:
+        """Turn a block, and return whether a point on that ray was taken over."""
+        self.block, self.queried = (start, end), self.radius
+        if not (yield):
+            return False
+        clear, changed = 0.0, not self.found
+        if changed:
+            self._take()
+        while self.radius - clear > self._tolerance:
+            self.queried = (clear + self.radius) / 2
+            if (yield):
+                changed = True
+                self._take()
+            else:
+                clear = self.queried
+        return changed
 
-    def best(self) -> Tensor:
-        """The nearest misclassified points on the best rays, ``(N, D)``; on the farthest of all where none is known."""
-        return self._on_ray(self._signs, self.radius)
-
-    def close(self, rows: Tensor) -> None:
-        """Finish some rows, bool ``(N,)``."""
-        self.open = self.open & ~rows
-
-    def update(self, wrong: Tensor) -> None:
-        """Take in whether the points of open rows were misclassified, bool ``(N,)``, and choose the next ones."""
-        hit, miss = wrong & self.open, ~wrong & self.open
-        solved = hit & self._at_input
-        self.radius = torch.where(solved, 0.0, self.radius)
-        self.found = self.found | solved
-        self.close(solved)
-        queried = self._queried_radius()
-        first = self._at_input & miss
-        # A ray is taken over where it has a nearer point than the best one, or the first point of all.
-        better = hit & ~solved & (self._searching | ~self.found)
-        self._signs = torch.where(self._turned() & better[:, None], -self._signs, self._signs)
-        self._start, self._end = self._start.where(~better, 0), self._end.where(~better, 0)
-        self.radius = torch.where(better, queried, self.radius)
-        self.found, self._changed = self.found | better, self._changed | better
-        self._clear = torch.where(self._searching, torch.where(miss, queried, self._clear), 0.0)
-        wide = self.radius - self._clear > self._tolerance
-        self._searching = self.open & (hit | self._searching) & wide
-        self._at_input = torch.zeros_like(first)
-        self._advance(self.open & ~self._searching & ~first)
-
-    def _advance(self, rows: Tensor) -> None:
-        """Give rows their next block; finish those whose last pass over single values changed nothing."""
-        begins = rows & (self._block == 0)
-        self.close(begins & self._single & ~self._changed)
-        self._changed = self._changed & ~begins
-        self._single = torch.where(begins, self._level == self._last_level, self._single)
-        size = (torch.full_like(self._level, self._values - 1) >> self._level) + 1
-        start = self._block * size
-        end = (start + size).clamp_max(self._values)
-        self._start, self._end = torch.where(rows, start, self._start), torch.where(rows, end, self._end)
-        passed = end == self._values
-        following = torch.where(passed, self._level + 1, self._level).clamp_max(self._last_level)
-        self._level = torch.where(rows, following, self._level)
-        self._block = torch.where(rows, torch.where(passed, 0, self._block + 1), self._block)
-
-    def _queried_radius(self) -> Tensor:
-        """Return the radii of the points to query on their rays, ``(N,)``."""
-        queried = torch.where(self._searching, (self._clear + self.radius) / 2, self.radius)
-        return queried.where(~self._at_input, 0.0)
-
-    def _turned(self) -> Tensor:
-        """Return a mask of the signs that the queried rays have turned, bool ``(N, D)``."""
-        turned: Tensor = (self._columns >= self._start[:, None]) & (self._columns < self._end[:, None])
-        return turned
-
-    def _on_ray(self, signs: Tensor, radius: Tensor) -> Tensor:
-        points: Tensor = self._inputs + radius.to(signs.dtype)[:, None] * signs
-        return points.clamp(*self._bounds)
+    def _take(self) -> None:
+        self.found, self.radius, self.block, self.taken = True, self.queried, (0, 0), True

@@ -9,16 +9,19 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from robust_ext.attacks.base import Attack, draw_seed
+from robust_ext.attacks.base import Attack, CallableAttack, draw_seed
+from robust_ext.attacks.limited import search_within
 from robust_ext.core.cost import Cost
-from robust_ext.core.errors import AttackError, DisturbedError, warn
+from robust_ext.core.criteria import Criterion
+from robust_ext.core.errors import AttackError, AttackRefusedError, DisturbedError, warn
 from robust_ext.core.foreign import place_of, reported, text_of
 from robust_ext.core.guard import guarded
-from robust_ext.core.memory import OutOfMemory
+from robust_ext.core.machine import OutOfMemory
 from robust_ext.core.random import seeded_globals
 from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
-from robust_ext.models.normalized import PaddedClasses, Rescaled
+from robust_ext.models.black_box import black_box_in
+from robust_ext.models.wrapping import PaddedClasses, Rescaled
 
 
 class UnitSpace:
@@ -31,19 +34,13 @@ class UnitSpace:
         self.bounds = threat_model.bounds
         self.target, self.threat_model = target, threat_model
         if needed and self.bounds != (0.0, 1.0):
-            points = (target.starting_points, target.references)
-            starts, references = (None if one is None else self._stretched(one) for one in points)
             module = Rescaled(target.module, self.bounds)
-            self.target = replace(
-                target, module=module, bounds=(0.0, 1.0), starting_points=starts, references=references
-            )
-            self.threat_model = ThreatModel(norm=threat_model.norm, epsilon=threat_model.epsilon / threat_model.width)
+            self.target = replace(map_points(target, self._stretched), module=module, bounds=(0.0, 1.0))
+            self.threat_model = _unit(threat_model)
 
     def enter(self, x: Tensor) -> Tensor:
         """Points in the bounds, as points in [0, 1]."""
-        if self.target.bounds == self.bounds:
-            return x
-        return self._stretched(x)
+        return x if self.target.bounds == self.bounds else self._stretched(x)
 
     def leave(self, candidates: Tensor, inputs: Tensor) -> Tensor:
         """Candidates in [0, 1] as candidates in the bounds; values that were not changed are exactly the inputs'."""
@@ -56,6 +53,16 @@ class UnitSpace:
     def _stretched(self, x: Tensor) -> Tensor:
         low, high = self.bounds
         return ((x - low) / (high - low)).clamp_(0, 1)
+
+
+def _unit(threat_model: ThreatModel) -> ThreatModel:
+    return ThreatModel(norm=threat_model.norm, epsilon=threat_model.epsilon / threat_model.width)
+
+
+def map_points(target: Target, function: Callable[[Tensor], Tensor]) -> Target:
+    """Return a target whose starting points and references, where it has them, went through a function."""
+    points = {"starting_points": target.starting_points, "references": target.references}
+    return replace(target, **{name: None if one is None else function(one) for name, one in points.items()})  # type: ignore[arg-type]
 
 
 class UnitSpaceAttack(Attack):
@@ -79,25 +86,21 @@ class UnitSpaceAttack(Attack):
         """The attack's."""
         return self.attack.refusal(threat_model=threat_model, detector=detector)
 
+    def pursues(self, criterion: Criterion) -> bool:
+        """The attack's."""
+        return self.attack.pursues(criterion)
+
     def cost(self, threat_model: ThreatModel, *, classes: int) -> Cost | None:
         """The attack's."""
-        epsilon = threat_model.epsilon / threat_model.width
-        return self.attack.cost(ThreatModel(norm=threat_model.norm, epsilon=epsilon), classes=classes)
+        return self.attack.cost(_unit(threat_model), classes=classes)
 
     def search(
-        self,
-        target: Target,
-        inputs: Tensor,
-        labels: Tensor,
-        *,
-        threat_model: ThreatModel,
-        generator: torch.Generator,
+        self, target: Target, inputs: Tensor, labels: Tensor, *, threat_model: ThreatModel, generator: torch.Generator
     ) -> Tensor:
         """Run the attack on the stretched target, see :meth:`Attack.search`."""
         space = UnitSpace(target, threat_model)
-        found = self.attack.search(
-            space.target, space.enter(inputs), labels, threat_model=space.threat_model, generator=generator
-        )
+        model, x = space.threat_model, space.enter(inputs)
+        found = self.attack.search(space.target, x, labels, threat_model=model, generator=generator)
         return space.leave(found, inputs)
 
 
@@ -115,7 +118,26 @@ def run_attack(
     Arguments are those of :meth:`Attack.search`; for the target and errors see :func:`undisturbed`.
     """
     with undisturbed(attack, target, generator) as shown:
-        return attack.search(shown, inputs.clone(), labels.clone(), threat_model=threat_model, generator=generator)
+        x, y = inputs.clone(), labels.clone()
+        search = search_within(attack, threat_model)
+        return search(shown, x, y, threat_model=threat_model, generator=generator)
+
+
+def refuse_gradients(attacks: Iterable[Attack], module: nn.Module) -> None:
+    """Raise AttackRefusedError where one of the attacks needs gradients, and the module holds a black box.
+
+    A user's own function does not state whether it does.
+    """
+    inside = black_box_in(module)
+    if inside is None:
+        return
+    for one in attacks:
+        if one.traits.gradients and not isinstance(one, CallableAttack):
+            kind, square = ("labels", "") if inside.labels_only else ("scores or labels", "robust_ext:Square, ")
+            raise AttackRefusedError(
+                f"{one.name} needs gradients, and the model is a black box, which has none; use an attack by {kind}: "
+                f"{square}robust_ext:RayS (linf), foolbox:HopSkipJumpAttack or art:HopSkipJump"
+            )
 
 
 @contextmanager
@@ -161,7 +183,8 @@ def exposed(attack: Attack, target: Target, generator: torch.Generator) -> Itera
         if target.defended is not None and target.defended.detector.random:
             # Random detectors draw from the global generator.
             stack.enter_context(seeded_globals(draw_seed(generator)))
-        yield _copied(target)
+        # The attack may change its points.
+        yield map_points(target, torch.clone)
 
 
 def _networks(target: Target) -> list[nn.Module]:
@@ -189,13 +212,3 @@ def _words_of(error: BaseException) -> str:
             "samples attacked at once"
         )
     return f"raised {type(error).__name__}: {text_of(error) or place_of(error)}"
-
-
-def _copied(target: Target) -> Target:
-    """A target whose points an attack may change."""
-    starts, references = target.starting_points, target.references
-    return replace(
-        target,
-        starting_points=None if starts is None else starts.clone(),
-        references=None if references is None else references.clone(),
-    )

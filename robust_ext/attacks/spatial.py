@@ -13,10 +13,10 @@ from itertools import product
 import torch
 from torch import Tensor, nn
 
-from robust_ext.attacks._common.best_tracker import BestPoints
+from robust_ext.attacks._common.best import BestPoints
 from robust_ext.attacks._common.rows import check_batch, check_images, query
 from robust_ext.attacks.base import AttackTraits, draw_seed
-from robust_ext.attacks.native import Batch, NativeAttack, Step
+from robust_ext.attacks.native import Batch, NativeAttack
 from robust_ext.core.cost import Cost
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.random import stream
@@ -87,6 +87,7 @@ class SpatialTransformation(NativeAttack):
     """
 
     name = "SpatialTransformation"
+    ranks = True
     traits = AttackTraits(
         batching="full", gradients=False, normless=True, leaves_ball=True, failure="best", seeds="generator"
     )
@@ -137,13 +138,11 @@ class SpatialTransformation(NativeAttack):
         if len(inputs) == 0:
             return inputs.clone()
         transforms = self._draw(len(inputs), batch.generator) if self.mode == "random" else self._grid()[:, None]
-        best = BestPoints(inputs, labels, loss=self.loss, targeted=batch.targeted)
+        best = BestPoints(inputs, labels, loss=self.loss, goal=batch.goal)
         for number, each in enumerate(transforms):
             moved = transform(inputs, each, pad=self.pad, lowest=batch.threat_model.bounds[0])
             moved = moved.clamp(*batch.threat_model.bounds)
-            loss = best.update(moved, query(batch.target, moved))
-            if batch.watch is not None:
-                batch.watch(Step(number=number, total=len(transforms), points=moved, loss=loss))
+            batch.show(number, len(transforms), moved, best.update(moved, query(batch.target, moved)))
         return best.points
 
     def _grid(self) -> Tensor:

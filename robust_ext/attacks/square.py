@@ -11,12 +11,13 @@ from bisect import bisect_left
 import torch
 from torch import Tensor
 
-from robust_ext.attacks._common.best_tracker import BestPoints
-from robust_ext.attacks._common.rows import check_batch, check_images, query
+from robust_ext.attacks._common.best import BestPoints
+from robust_ext.attacks._common.rows import check_batch, given_start, query
 from robust_ext.attacks._common.square_windows import L1Windows, L2Windows, LinfWindows, Windows
 from robust_ext.attacks.base import AttackTraits, draw_seed
-from robust_ext.attacks.native import Batch, NativeAttack, Step
+from robust_ext.attacks.native import Batch, NativeAttack
 from robust_ext.core.cost import Cost
+from robust_ext.core.errors import AttackRefusedError
 from robust_ext.core.random import CountedRows, derive_seed
 from robust_ext.core.settings import setting, settings_class
 from robust_ext.core.threat import ThreatModel
@@ -50,10 +51,12 @@ class Square(NativeAttack):
     point that is, and the search ends when all rows are. Points misclassified are kept before others. Each row draws
     one seed from the generator, in order, and all its windows from that seed.
 
-    Where the target has starting points, the first run begins at each row's first one, and not at random.
+    Where the target has starting points, the first run begins at each row's first one, projected onto the ball, and not
+    at random.
 
     In linf a window that would change nothing turns its signs, which the paper's sampling allows to happen. Images may
-    have any height and width: windows are squares of the same share of the pixels.
+    have any height and width: windows are squares of the same share of the pixels. Of vectors ``(N, D)`` and series
+    ``(N, C, L)`` they are intervals.
 
     Example:
         >>> Square(queries=200)
@@ -61,6 +64,7 @@ class Square(NativeAttack):
     """
 
     name = "Square"
+    ranks = True
     traits = AttackTraits(batching="full", gradients=False, failure="best", seeds="generator")
 
     queries: int = setting(
@@ -102,32 +106,34 @@ class Square(NativeAttack):
         return Cost(self.queries * self.restarts)
 
     def candidates(self, batch: Batch) -> Tensor:
-        """See :meth:`NativeAttack.candidates`; an AttackRefusedError where inputs are no images ``(N, C, H, W)``."""
+        """See :meth:`NativeAttack.candidates`; AttackRefusedError for inputs of more than four dimensions."""
         inputs, labels = check_batch(batch.target, batch.inputs, batch.labels, batch.threat_model)
-        check_images(self.name, inputs, "robust_ext:RandomSearch")
+        if inputs.dim() > 4:
+            raise AttackRefusedError(
+                f"{self.name}: works on images (N, C, H, W), series (N, C, L) and vectors (N, D), and inputs here are "
+                f"{tuple(inputs.shape)}; reshape them inside the model, or choose robust_ext:RandomSearch"
+            )
+        shape = inputs.shape
+        # A series is an image one pixel high, a vector a series of one channel.
+        images = inputs.view(len(inputs), *{2: (1, 1), 3: (shape[1], 1), 4: shape[1:3]}[inputs.dim()], shape[-1])
         seeds = [draw_seed(batch.generator) for _ in range(len(inputs))]
-        windows = _WINDOWS[batch.threat_model.norm](inputs, batch.threat_model)
-        best = BestPoints(inputs, labels, loss=self.loss, targeted=batch.targeted)
+        windows = _WINDOWS[batch.threat_model.norm](images, batch.threat_model)
+        best = BestPoints(images, labels, loss=self.loss, goal=batch.goal)
         for restart in range(self.restarts):
-            run = BestPoints(inputs, labels, loss=self.loss, targeted=batch.targeted)
+            run = BestPoints(images, labels, loss=self.loss, goal=batch.goal)
             draws = _Draws(seeds, restart)
             for turn in range(self.queries):
                 known = run if turn else best
                 closed = known.solved if self.stop_early else torch.zeros_like(known.solved)
                 if bool(closed.all()):
                     break
-                given = batch.target.starting_points
-                if turn == restart == 0 and given is not None:
-                    tried = given[:, 0]
-                else:
-                    tried = self._try(windows, turn, draws, run.points)
+                given = given_start(batch.target, inputs, batch.threat_model) if turn == restart == 0 else None
+                tried = self._try(windows, turn, draws, run.points) if given is None else given.view_as(images)
                 points = torch.where(closed[:, None, None, None], known.points, tried)
-                loss = run.update(points, query(batch.target, points), closed=closed if turn else None)
-                if batch.watch is not None:
-                    number = restart * self.queries + turn
-                    batch.watch(Step(number=number, total=self.restarts * self.queries, points=points, loss=loss))
+                loss = run.update(points, query(batch.target, points.view(shape)), closed=closed if turn else None)
+                batch.show(restart * self.queries + turn, self.restarts * self.queries, points.view(shape), loss)
             best.merge(run)
-        return best.points
+        return best.points.view(shape)
 
     def _try(self, windows: Windows, turn: int, draws: _Draws, points: Tensor) -> Tensor:
         if turn == 0:

@@ -13,12 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from robust_ext.attacks._common.best_tracker import BestPoints
-from robust_ext.attacks._common.rows import broken, check_batch, over_rows, project, query
+from robust_ext.attacks._common.best import BestPoints
+from robust_ext.attacks._common.rows import check_batch, hits, over_rows, project, query
 from robust_ext.attacks.apgd import APGD
 from robust_ext.attacks.base import Attack, AttackTraits, check_attack, draw_seed
 from robust_ext.attacks.running import run_attack
 from robust_ext.core.cost import Cost
+from robust_ext.core.criteria import Criterion
 from robust_ext.core.errors import AttackError, InvalidArgumentError
 from robust_ext.core.guard import frozen
 from robust_ext.core.random import stream
@@ -135,6 +136,11 @@ class Transfer(Settings, Attack):
         attacks = ", ".join(attack.description for attack in self._attacks)
         return f"Transfer(surrogates={list(self.surrogates)}, attacks=[{attacks}], loss={self.loss!r})"
 
+    def pursues(self, criterion: Criterion) -> bool:
+        """See :meth:`Attack.pursues`: whether all its attacks on surrogates do."""
+        found = [attack.pursues(criterion) for attack in self._attacks]  # Each may refuse
+        return all(found)
+
     def search(self, target: Target, inputs: Tensor, labels: Tensor, **options: Any) -> Tensor:
         """Return the candidates of :meth:`run`, see :meth:`Attack.search`."""
         return self.run(target, inputs, labels, **options).candidates
@@ -159,7 +165,7 @@ class Transfer(Settings, Attack):
         for attack in self._attacks:
             attack.check(threat_model=threat_model)
         seed = draw_seed(generator)
-        best = BestPoints(inputs, labels, loss=self.loss, targeted=False)
+        best = BestPoints(inputs, labels, loss=self.loss, goal=target.criterion)
         origin = labels.new_full((len(inputs),), -1)
         sources = tuple((name, attack.name) for name in self.surrogates for attack in self._attacks)
         fooled = origin.new_zeros((len(sources), len(inputs)), dtype=torch.bool)
@@ -168,7 +174,7 @@ class Transfer(Settings, Attack):
             logits = query(target, points)
             best.update(points, logits)
             origin = torch.where((best.loss != loss) | (best.solved != solved), number, origin)
-            fooled[number] = (logits.argmax(1) != labels) | broken(logits)
+            fooled[number] = hits(logits, labels, target.criterion)
         return TransferResult(
             candidates=best.points, found=best.solved, losses=best.loss, sources=sources, origin=origin, fooled=fooled
         )
@@ -200,7 +206,12 @@ def _stand_in(name: str, surrogate: nn.Module, x: Tensor, target: Target) -> Tar
         expected = f"logits (N, {target.classes}), the classes of the target in the same order"
         raise InvalidArgumentError("surrogates", f"{name!r} with logits of shape {shape}", expected)
     return Target(
-        module=surrogate, bounds=target.bounds, classes=target.classes, input_shape=tuple(x.shape[1:]), device=x.device
+        module=surrogate,
+        bounds=target.bounds,
+        classes=target.classes,
+        input_shape=tuple(x.shape[1:]),
+        device=x.device,
+        criterion=target.criterion,
     )
 
 

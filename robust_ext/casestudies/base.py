@@ -125,15 +125,12 @@ class Trained(Generic[M]):
 
     def attacked(self, attack: Attack) -> Tensor:
         """Return the candidates ``(N, ...)`` of an attack on the classifier, not verified."""
+        x, given, classes = self.inputs, self.threat_model, self.logits(self.inputs[:1]).shape[1]
         target = Target(
-            module=self.module,
-            bounds=self.threat_model.bounds,
-            classes=self.logits(self.inputs[:1]).shape[1],
-            input_shape=tuple(self.inputs.shape[1:]),
-            device=self.inputs.device,
+            module=self.module, bounds=given.bounds, classes=classes, input_shape=tuple(x.shape[1:]), device=x.device
         )
-        given, generator = self.threat_model, stream(self.seed, 0, "attacked")
-        return run_attack(attack, target, self.inputs, self.labels, threat_model=given, generator=generator)
+        generator = stream(self.seed, 0, "attacked")
+        return run_attack(attack, target, x, self.labels, threat_model=given, generator=generator)
 
     def misclassified(self, attack: Attack) -> Tensor:
         """Return the candidates ``(M, ...)`` of an attack on the classifier that are misclassified."""
@@ -223,25 +220,26 @@ class CaseStudy(ABC, Generic[M]):
 
 
 CASE_STUDIES = {
-    "thermometer": "Thermometer",
-    "k_winners": "KWinners",
-    "feature_scattering": "FeatureScattering",
-    "pcl": "PrototypeConformity",
-    "mixup_inference": "MixupInference",
-    "empir": "Empir",
-    "curriculum": "Curriculum",
-    "adversarial_interpolation": "AdversarialInterpolation",
-    "ecoc": "ErrorCorrectingCodes",
-    "mmc": "MaxMahalanobis",
-    "odds": "Odds",
-    "trapdoor": "Trapdoor",
-    "ml_loo": "MLLOO",
+    "thermometer": "thermometer:Thermometer",
+    "k_winners": "k_winners:KWinners",
+    "feature_scattering": "feature_scattering:FeatureScattering",
+    "pcl": "pcl:PrototypeConformity",
+    "mixup_inference": "mixup_inference:MixupInference",
+    "empir": "empir:Empir",
+    "curriculum": "curriculum:Curriculum",
+    "adversarial_interpolation": "adversarial_interpolation:AdversarialInterpolation",
+    "ecoc": "ecoc:ErrorCorrectingCodes",
+    "mmc": "mmc:MaxMahalanobis",
+    "odds": "detected:Odds",
+    "trapdoor": "detected:Trapdoor",
+    "ml_loo": "detected:MLLOO",
 }
-"""Names of the studies, which are those of their files, and their classes, in the order of the paper's section 4."""
+"""Names of the studies with their files and classes, in the order of the paper's section 4."""
 
 
 def load_case_study(name: str) -> CaseStudy[Any]:
     """Import and return the case study of a name, one of :data:`CASE_STUDIES`."""
     check_choice("name", name, tuple(CASE_STUDIES))
-    made: CaseStudy[Any] = getattr(import_module(f"robust_ext.casestudies.{name}"), CASE_STUDIES[name])()
+    file, _, kind = CASE_STUDIES[name].partition(":")
+    made: CaseStudy[Any] = getattr(import_module(f"robust_ext.casestudies.{file}"), kind)()
     return made

@@ -35,10 +35,8 @@ def small_features(shape: Sequence[int], features: int = 64, *, activation: type
     """
     channels, height, width = shape
     layers: list[nn.Module] = [nn.Conv2d(channels, 16, 3, padding=1), activation()]
-    layers += [nn.Conv2d(16, 32, 3, stride=2, padding=1), activation()]
-    height, width = -(-height // 2), -(-width // 2)
-    if height >= 8:
-        layers += [nn.Conv2d(32, 32, 3, stride=2, padding=1), activation()]
+    for channels in (16, 32) if height >= 15 else (16,):
+        layers += [nn.Conv2d(channels, 32, 3, stride=2, padding=1), activation()]
         height, width = -(-height // 2), -(-width // 2)
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(32 * height * width, features), activation())
 
@@ -58,17 +56,10 @@ def normalised_features(shape: Sequence[int], features: int = 64) -> nn.Sequenti
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """Settings of Adam; the first value of each pair is for images of less than 16 pixels, the second for others.
+    """Settings of Adam; the first value of each pair is for images of less than 16 pixels, the second for others."""
 
-    Args:
-        epochs: Passes over the images, at least.
-        images: Images to see in all the passes; small training sets get more passes.
-        batch_size: Images in a step.
-        learning_rate: Learning rate of Adam.
-    """
-
-    epochs: tuple[int, int]
-    images: int = 0
+    epochs: tuple[int, int]  # Passes over the images, at least
+    images: int = 0  # To see in all the passes; small training sets get more passes
     batch_size: int = 128
     learning_rate: tuple[float, float] = (1e-3, 1e-3)
 

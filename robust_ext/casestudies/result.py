@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from robust_ext.evaluations.binarization.verdict import REPAIRED
+from robust_ext.core.tabular import Columns, Row
 from robust_ext.evaluations.result import EvaluationResult, bounds_of
-from robust_ext.reports.tabular import Columns, Row
-
-_TEST = ("score", "score_interval", "random_score", "random_score_interval", "samples", "canaries", "depth", "depths")
 
 
 class CaseStudyResult(EvaluationResult):
@@ -73,40 +70,3 @@ class CaseStudyResult(EvaluationResult):
                     }
                 )
         return found
-
-
-def refused_entry(reason: str) -> dict[str, Any]:
-    """Return the entry of a recipe whose model the binarization test refuses."""
-    empty: dict[str, Any] = {"reason": "", "findings": [], "hardness": None, "tests": {}, **dict.fromkeys(_TEST)}
-    return {"refused": reason, "verdict": "refused", **empty}
-
-
-def tested_entry(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entry of a recipe from its binarization test; with a detector, from the worse of both tests."""
-    attack = content["attacks"][0]
-    tests = attack.get("tests", {})
-    worst = min(tests.values(), key=lambda test: -1.0 if test["score"] is None else test["score"]) if tests else attack
-    shown = {name: worst.get(name) for name in _TEST}
-    if tests:
-        shown["random_score"] = max((test["random_score"] or 0.0) for test in tests.values())
-    return {
-        "refused": None,
-        "verdict": attack["verdict"],
-        "reason": attack["reason"],
-        "findings": content["findings"],
-        "hardness": worst["hardness"],
-        "tests": {name: {key: test.get(key) for key in ("verdict", *_TEST)} for name, test in tests.items()},
-        **shown,
-    }
-
-
-def flagged_by(entry: Mapping[str, Any], causes: Sequence[str]) -> str | None:
-    """Return the evidence against a recipe: a refusal, canaries, the score, or a finding of one of the causes."""
-    if entry["refused"] is not None:
-        return "refused"
-    if (entry["canaries"] or {}).get("repaired", 0) >= REPAIRED:
-        return "canaries"
-    if entry["verdict"] == "failed":
-        return "score"
-    found = [finding["code"] for finding in entry["findings"] if finding["weight"] != "low"]
-    return next((f"diagnosis: {code}" for code in found if code in causes), None)

@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from robust_ext import __version__
-from robust_ext.cli.evaluations import accuracy, at_test_time, binarization, diagnosis
+from robust_ext.cli.evaluations import accuracy, at_test_time, binarization, diagnosis, evaluation
 from robust_ext.cli.mead import mead_command
 from robust_ext.cli.others import attacks, casestudies, compare_runs, demo, show
 from robust_ext.cli.run import run_study
@@ -75,6 +75,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Can this robustness evaluation be trusted? Tests of adversarial attacks for Foolbox, ART and PyTorch.",
 )
+app.command("evaluate")(evaluation)
 app.command("binarization")(binarization)
 app.command("diagnose")(diagnosis)
 app.command("mead")(mead_command)

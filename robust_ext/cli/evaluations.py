@@ -1,4 +1,4 @@
-"""``robust-ext binarization``, ``diagnose``, ``robust-accuracy`` and ``test-time``."""
+"""``robust-ext evaluate``, ``binarization``, ``diagnose``, ``robust-accuracy`` and ``test-time``."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from typing import Any
 
 import typer
 
+from robust_ext.cli.criteria import CriterionOptions
+from robust_ext.cli.entries import EntryOptions, ExportOptions
 from robust_ext.cli.loading import AdaptationOptions, RunOptions, ThreatOptions
 from robust_ext.cli.models import load_model
 from robust_ext.cli.options import command, numbers
@@ -17,11 +19,75 @@ from robust_ext.defenses.catalogue import NAMED, TRAINED
 from robust_ext.evaluations.adaptive import AdaptiveSettings, evaluate_defense
 from robust_ext.evaluations.binarization import BinarizationSettings, binarization_test
 from robust_ext.evaluations.diagnosis import DiagnosisSettings, diagnose
+from robust_ext.evaluations.evaluate import EvaluateSettings, evaluate
 from robust_ext.evaluations.robust_accuracy import robust_accuracy
 from robust_ext.evaluations.robust_accuracy.settings import RobustAccuracySettings
 
 FOUND = 3
 """Exit status of a diagnosis that found something of high or medium weight."""
+
+
+@settings_class
+class DetectorOptions(Settings):
+    """The detector of a command."""
+
+    detector: str | None = setting(
+        default=None,
+        help="package.module:object or file.py:object: a detector, or what makes one of a model.",
+        panel="detector",
+    )
+    detector_samples: int = setting(
+        default=200,
+        help="Further samples of the data to calibrate a detector without a threshold.",
+        minimum=1,
+        panel="detector",
+    )
+
+
+@settings_class
+class SideOptions(DetectorOptions):
+    """Options of ``robust-ext evaluate`` alone."""
+
+    defense: str | None = setting(
+        default=None,
+        help=f"A test-time defense of the model: {', '.join(NAMED)}, with settings as in hd(steps=5); or "
+        "package.module:object or file.py:object, see robust-ext test-time.",
+        panel="model",
+    )
+    defense_weights: str | None = setting(
+        default=None,
+        help=f"Trained parts of a named defense ({', '.join(TRAINED)}), a .safetensors file.",
+        panel="model",
+    )
+
+
+@command(EvaluateSettings, samples=128)
+def evaluation(
+    run: ThreatOptions, own: SideOptions, valid: ExportOptions, judged: CriterionOptions, settings: dict[str, Any]
+) -> None:
+    """Robust accuracy under a standard suite, with a certificate that the attack behind the number works."""
+    valid.check(run)
+    threat_model, further = valid.applied(run.threat_model), 0 if own.detector is None else own.detector_samples
+    samples = run.load_samples(seed=settings["seed"], further=further, at_most=True)
+    criterion, samples = judged.choose(samples, seed=settings["seed"])
+    defense = own.defense if own.defense_weights is None else f"{own.defense}, weights {own.defense_weights}"
+    with run.context(samples, defense=defense, detector=own.detector):
+        result = evaluate(
+            run.loaded.model,
+            samples.inputs,
+            samples.labels,
+            threat_model,
+            criterion=criterion,
+            defense=own.defense,
+            defense_weights=own.defense_weights,
+            detector=own.detector,
+            detector_data=samples.further,
+            sample_ids=samples.ids,
+            **run.keywords,
+            **settings,
+        )
+    run.show(result)
+    valid.export(run, samples, threat_model, criterion)
 
 
 @settings_class
@@ -37,29 +103,24 @@ class AttackOptions(AdaptationOptions):
 class BinarizationOptions(AttackOptions):
     """Options of ``robust-ext binarization`` alone."""
 
-    detector: str | None = setting(
-        default=None,
-        help="package.module:object or file.py:object: a detector, or what makes one of a model.",
-        panel="detector",
-    )
-    detector_samples: int = setting(
-        default=200,
-        help="Further samples of the data to calibrate a detector without a threshold.",
-        minimum=1,
-        panel="detector",
-    )
     calibrate: bool = setting(default=False, help="Find the hardness first, on --calibration-samples.")
     calibration_samples: int = setting(default=16, help="Samples for --calibrate.", minimum=1)
 
 
 # With up to 128 samples, the sequential rule passes a good attack as often as all of 64 samples do.
 @command(BinarizationSettings, samples=128, sequential=True)
-def binarization(run: ThreatOptions, own: BinarizationOptions, settings: dict[str, Any]) -> None:
+def binarization(
+    run: ThreatOptions,
+    own: BinarizationOptions,
+    detecting: DetectorOptions,
+    valid: EntryOptions,
+    settings: dict[str, Any],
+) -> None:
     """Plant adversarial examples in a model and see whether an attack finds them."""
-    threat_model = run.threat_model
-    further = 0 if own.detector is None else own.detector_samples
+    threat_model = valid.applied(run.threat_model)
+    further = 0 if detecting.detector is None else detecting.detector_samples
     samples = run.load_samples(seed=settings["seed"], further=further, at_most=settings["sequential"])
-    with run.context(samples, detector=own.detector):
+    with run.context(samples, detector=detecting.detector):
         result = binarization_test(
             own.model(run),
             own.attacks(own.attack),
@@ -68,7 +129,7 @@ def binarization(run: ThreatOptions, own: BinarizationOptions, settings: dict[st
             labels=samples.labels,
             sample_ids=samples.ids,
             calibrate_on=min(own.calibration_samples, len(samples.ids)) if own.calibrate else 0,
-            detector=own.detector,
+            detector=detecting.detector,
             detector_data=samples.further,
             **run.keywords,
             **settings,
@@ -87,12 +148,12 @@ class DiagnoseOptions(AttackOptions):
 
 
 @command(DiagnosisSettings, samples=32)
-def diagnosis(run: ThreatOptions, own: DiagnoseOptions, settings: dict[str, Any]) -> None:
+def diagnosis(run: ThreatOptions, own: DiagnoseOptions, valid: EntryOptions, settings: dict[str, Any]) -> None:
     """Find out whether an attack works on a model, and if not, why, and what to do.
 
     Exit status: 3 where something of high or medium weight was found, 0 where nothing was, 2 for errors.
     """
-    threat_model, samples = run.threat_model, run.load_samples(seed=settings["seed"])
+    threat_model, samples = valid.applied(run.threat_model), run.load_samples(seed=settings["seed"])
     with run.context(samples):
         result = diagnose(
             own.model(run),
@@ -122,27 +183,37 @@ class RobustAccuracyOptions(AdaptationOptions):
 
 
 @command(RobustAccuracySettings)
-def accuracy(run: RunOptions, own: RobustAccuracyOptions, settings: dict[str, Any]) -> None:
+def accuracy(
+    run: RunOptions,
+    own: RobustAccuracyOptions,
+    valid: ExportOptions,
+    judged: CriterionOptions,
+    settings: dict[str, Any],
+) -> None:
     """Robust accuracy at several budgets, under each attack and under all of them."""
     epsilons = RobustAccuracySettings(epsilons=tuple(numbers("--eps", own.eps))).epsilons or ()
     attacks = dict(_labelled(text) for text in own.attack)
     if len(attacks) < len(own.attack):
         expected = "a label of its own for each, LABEL=library:Name()"
         raise InvalidArgumentError("--attack", ", ".join(own.attack), expected)
-    samples = run.load_samples(seed=settings["seed"])
+    valid.check(run)
+    threat_model = valid.applied(ThreatModel(norm=own.norm, epsilon=epsilons[-1], bounds=run.limits))
+    criterion, samples = judged.choose(run.load_samples(seed=settings["seed"]), seed=settings["seed"])
     with run.context(samples):
         result = robust_accuracy(
             own.model(run),
             own.named(attacks),
             samples.inputs,
             samples.labels,
-            ThreatModel(norm=own.norm, epsilon=epsilons[-1], bounds=run.limits),
+            threat_model,
+            criterion=criterion,
             epsilons=epsilons,
             sample_ids=samples.ids,
             **run.keywords,
             **settings,
         )
     run.show(result)
+    valid.export(run, samples, threat_model, criterion)
 
 
 def _labelled(text: str) -> tuple[str, str]:
@@ -176,9 +247,9 @@ class DefenseOptions(Settings):
 
 
 @command(AdaptiveSettings, samples=64)
-def at_test_time(run: ThreatOptions, own: DefenseOptions, settings: dict[str, Any]) -> None:
+def at_test_time(run: ThreatOptions, own: DefenseOptions, valid: EntryOptions, settings: dict[str, Any]) -> None:
     """Evaluate a defense that acts at test time against the static model it defends."""
-    threat_model, device = run.threat_model, check_device(run.device, argument="--device")
+    threat_model, device = valid.applied(run.threat_model), check_device(run.device, argument="--device")
     samples = run.load_samples(seed=settings["seed"])
     surrogates = {}
     for text in own.surrogate:

@@ -8,6 +8,8 @@ from typing import Any
 
 import typer
 
+from robust_ext.cli.criteria import CriterionOptions
+from robust_ext.cli.entries import EntryOptions
 from robust_ext.cli.loading import AdaptationOptions, RunOptions, Samples
 from robust_ext.cli.options import command, numbers
 from robust_ext.core.errors import InvalidArgumentError, printable
@@ -17,8 +19,7 @@ from robust_ext.datasets import Dataset, load_dataset
 from robust_ext.engine.running import attack_worker
 from robust_ext.evaluations.arms import Arm
 from robust_ext.evaluations.mead.api import mead
-from robust_ext.evaluations.mead.fitting import NAMED
-from robust_ext.evaluations.mead.named import find_detectors
+from robust_ext.evaluations.mead.fitting import NAMED, find_detectors
 from robust_ext.evaluations.mead.settings import MeadSettings
 from robust_ext.evaluations.mead.suites import as_arms, parse_arm
 from robust_ext.registry.model import as_module
@@ -87,23 +88,27 @@ class MeadOptions(AdaptationOptions):
 
 
 @command(MeadSettings)
-def mead_command(run: RunOptions, own: MeadOptions, settings: dict[str, Any]) -> None:
+def mead_command(
+    run: RunOptions, own: MeadOptions, valid: EntryOptions, judged: CriterionOptions, settings: dict[str, Any]
+) -> None:
     """Evaluate detectors against many attacks at once."""
     # Naming an attack may load its code, which belongs into a process of its own.
     with attack_worker(**run.isolation):
-        _run(run, own, settings)
+        _run(run, own, valid, judged, settings)
 
 
-def _run(run: RunOptions, own: MeadOptions, settings: dict[str, Any]) -> None:
+def _run(
+    run: RunOptions, own: MeadOptions, valid: EntryOptions, judged: CriterionOptions, settings: dict[str, Any]
+) -> None:
     # Every arm brings a norm and an epsilon of its own.
     low, high = run.limits
-    threat_model = ThreatModel(norm="linf", epsilon=max(high - low, 1e-9), bounds=run.limits)
+    threat_model = valid.applied(ThreatModel(norm="linf", epsilon=max(high - low, 1e-9), bounds=run.limits))
     attacks = _attacks(own, threat_model)
     # Errors in arms come before any detector is fitted.
     arms, _ = as_arms(attacks, threat_model, allow_code=own.allow_code)
     if own.settings:
         attacks = own.arms(arms)
-    samples = run.load_samples(seed=settings["seed"])
+    criterion, samples = judged.choose(run.load_samples(seed=settings["seed"]), seed=settings["seed"])
     model = own.model(run)
     training = _training_data(run, own, samples)
     fitted, calibrating = _sizes(own, training)
@@ -136,6 +141,7 @@ def _run(run: RunOptions, own: MeadOptions, settings: dict[str, Any]) -> None:
             threat_model,
             detectors=detectors,
             detector_data=held_out,
+            criterion=criterion,
             sample_ids=samples.ids,
             allow_code=own.allow_code,
             **run.keywords,

@@ -18,9 +18,8 @@ from robust_ext.core.objects import resolve_object
 from robust_ext.core.specification import check_keywords
 from robust_ext.datasets.base import reading
 from robust_ext.demo.network import digits_network
-from robust_ext.models.compiled import evaluable
-from robust_ext.models.normalized import Normalized
-from robust_ext.models.wrapping import unwrapped
+from robust_ext.models.forms import evaluable
+from robust_ext.models.wrapping import Normalized, unwrapped
 from robust_ext.registry.base import Adapter, adapters
 from robust_ext.registry.model import as_module
 

@@ -16,6 +16,7 @@ from robust_ext.cli.options import command
 from robust_ext.core.errors import InvalidArgumentError, MissingDependencyError
 from robust_ext.core.files import replace_file
 from robust_ext.core.settings import Settings, setting, settings_class
+from robust_ext.core.tabular import table
 from robust_ext.core.validation import check_choice
 from robust_ext.demo.run import run_demo
 from robust_ext.engine.progress import showing
@@ -23,7 +24,6 @@ from robust_ext.evaluations.comparison import compare
 from robust_ext.evaluations.unfinished import show_run
 from robust_ext.registry.base import AttackListing, adapters
 from robust_ext.reports.conformance import matrix_cell, matrix_page, matrix_table
-from robust_ext.reports.tabular import table
 
 _OTHERS = (
     "Besides these: package.module:callable and path/to/file.py:callable, (model, x, y) -> x_adv; and any of them with "

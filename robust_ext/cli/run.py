@@ -180,7 +180,7 @@ def _check_reach(study: Study, file: Path, *, replaced: Mapping[str, Any]) -> No
     if executor.partition(":")[0] != "local":
         expected = f"local or local:N, as workers elsewhere run code here; {_TRUST}"
         raise InvalidArgumentError(f"{where} executor", executor, expected)
-    for key in ("out", "json", "markdown"):
+    for key in ("out", "json", "markdown", "png"):
         place = Path("" if key in replaced else str(study.options.get(key, "")))
         outside = place.is_absolute() or ".." in place.parts
         if outside and place.resolve() != file.parent.resolve():

@@ -36,18 +36,18 @@ def precision_of(module: nn.Module) -> torch.dtype:
     """The coarsest type in which a network computes, by its weights and by what its wrappers state; else float32."""
     types = (getattr(part, "precision", None) for part in module.modules())
     stated = [one for one in types if isinstance(one, torch.dtype)]
-    weights = {tensor.dtype for tensor in (*module.parameters(), *module.buffers()) if _computes(tensor)}
+    # Types of eight bits and less store weights; nothing is computed in them.
+    weights = {
+        one.dtype
+        for one in (*module.parameters(), *module.buffers())
+        if one.is_floating_point() and one.dtype.itemsize > 1
+    }
     return coarsest([*weights, *stated])
 
 
 def coarsest(types: list[torch.dtype]) -> torch.dtype:
     """The floating point type with the fewest digits; float32 of none."""
     return max(types, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)
-
-
-def _computes(tensor: Tensor) -> bool:
-    # Types of eight bits and less store weights; nothing is computed in them.
-    return tensor.is_floating_point() and tensor.dtype.itemsize > 1
 
 
 M = TypeVar("M", bound=nn.Module)

@@ -21,11 +21,9 @@ def printable(text: str) -> str:
         >>> print(printable("a\x1b[31mb"))
         a\x1b[31mb
     """
-    return "".join(char if char.isprintable() or char in "\n\t" else _escape(char) for char in text)
-
-
-def _escape(char: str) -> str:
-    return char.encode("unicode_escape").decode()
+    return "".join(
+        char if char.isprintable() or char in "\n\t" else char.encode("unicode_escape").decode() for char in text
+    )
 
 
 def duration(seconds: float) -> str:

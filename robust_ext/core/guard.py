@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn, overrides
-from torch.utils import _device, _python_dispatch
+from torch import Tensor, nn
+from torch.utils import _device
 
 # Where every module keeps parameters, buffers, submodules and hooks.
 _REGISTERS = tuple(name for name, value in vars(nn.Module()).items() if isinstance(value, (dict, set)))
@@ -198,20 +198,6 @@ def _is_plain(value: object) -> bool:
     return all(map(_is_plain, value)) if isinstance(value, (list, tuple, set)) else isinstance(value, _PLAIN)
 
 
-def _set_modes(pop: Callable[[], Any], push: Callable[[Any], Any], count: Callable[[], int]) -> Callable[[Any], None]:
-    def put(modes: list[Any]) -> None:
-        for _ in range(count()):
-            pop()
-        for mode in modes:
-            push(mode)
-
-    return put
-
-
-def _set_default_device(kept: tuple[Any, Any]) -> None:
-    torch._GLOBAL_DEVICE_CONTEXT.device_context, _device.CURRENT_DEVICE = kept
-
-
 _CUDNN: Any = torch.backends.cudnn
 # How each setting is read and put back.
 _SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
@@ -231,22 +217,12 @@ _SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
         lambda value: _CUDNN.set_flags(_enabled=value[0], _benchmark=value[1], _deterministic=value[2]),
     ),
     "numpy's error handling": (np.geterr, lambda value: np.seterr(**value)),
-    "the default device": (
-        lambda: (getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None), _device.CURRENT_DEVICE),
-        _set_default_device,
-    ),
+    # None where there is none.
+    "the default device": (lambda: _device.CURRENT_DEVICE, torch.set_default_device),
     "the working folder": (os.getcwd, os.chdir),
     "autocast": (
         lambda: [torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")],
         lambda value: [torch.set_autocast_enabled(*pair) for pair in zip(("cpu", "cuda"), value, strict=True)],
-    ),
-    "torch's function modes": (
-        overrides._get_current_function_mode_stack,
-        _set_modes(overrides._pop_mode, overrides._push_mode, torch._C._len_torch_function_stack),
-    ),
-    "torch's dispatch modes": (
-        _python_dispatch._get_current_dispatch_mode_stack,
-        _set_modes(_python_dispatch._pop_mode, _python_dispatch._push_mode, torch._C._len_torch_dispatch_stack),
     ),
 }
 

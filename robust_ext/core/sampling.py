@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
+from robust_ext.core.entries import EntryLimits
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.random import CountedRows
 from robust_ext.core.validation import check_number
@@ -25,108 +27,50 @@ from robust_ext.core.validation import check_number
 _BUDGET = 2**40
 
 
-class BallSampling:
-    """Random points of a ball, for :class:`robust_ext.core.threat.ThreatModel`."""
+Bound: TypeAlias = "float | Tensor"
 
-    norm: str
-    epsilon: float
-    bounds: tuple[float, float]
 
-    def sample_inner(
-        self, x: Tensor, count: int, *, key: int | Sequence[int], start: int = 0, radius: float = 1.0
-    ) -> Tensor:
-        """Points uniform in the ball of ``radius`` x epsilon, then clipped to the bounds.
+class Ball:
+    """Random displacements in a ball, from samples float64 ``(B, 1, D)``.
 
-        Args:
-            x: One sample of any shape, or with several keys a batch ``(B, ...)``.
-            count: Number of points around each sample.
-            key: A whole number in [0, 2**64), usually of :func:`robust_ext.core.random.derive_seed`; or one a sample.
-            start: Index of the first point: points 5 to 9 are the same when they are drawn alone.
-            radius: Relative radius, in (0, 1]; the paper's gap of .05 is a radius of .95 (appendix B).
+    ``bounds`` are numbers or tensors of the samples' shape; ``free`` is 1 for entries that may move and 0 for others.
+    """
 
-        Returns:
-            float32 ``(count, *x.shape)`` on the device of ``x``; with several keys ``(B, count, ...)``.
+    def __init__(self, norm: str, epsilon: float, bounds: tuple[Bound, Bound], free: Tensor | None = None) -> None:
+        self.norm, self.epsilon, self.bounds, self._free = norm, epsilon, bounds, free
 
-        Example:
-            >>> from robust_ext import ThreatModel
-            >>> ball, x = ThreatModel(norm="l2", epsilon=0.5), torch.full((3,), 0.5)
-            >>> torch.equal(ball.sample_inner(x, 9, key=1)[5:], ball.sample_inner(x, 4, key=1, start=5))
-            True
-        """
-        reach = self._reach(radius)
-        return self._points(x, count, key, start, lambda base, rows: self._inner(base, rows, reach))
-
-    def sample_surface(self, x: Tensor, count: int, *, key: int | Sequence[int], start: int = 0) -> Tensor:
-        """Random points at distance epsilon, inside the bounds.
-
-        A direction is drawn (linf: uniform in the cube, l2: normal, l1: Laplace) and stretched until the *clipped*
-        point lies at distance epsilon; where the bounds leave no room for that, the point goes as far as they allow.
-
-        Arguments and points are those of :meth:`sample_inner`.
-        """
-        return self._points(x, count, key, start, self._surface)
-
-    def sample_corners(
-        self, x: Tensor, count: int, *, key: int | Sequence[int], start: int = 0, radius: float = 1.0
-    ) -> Tensor:
-        """Random extreme points: the hardest places to plant an adversarial example (section 4.3, appendix B).
-
-        linf: corners of the cube, every value moved by epsilon up or down. l2: the points of the sphere in these
-        directions. l1: vertices of ball and bounds together, one value after another moved as far as it can go until
-        the budget is used up. All are clipped to the bounds, and lie at distance epsilon where the bounds leave room.
-
-        With a smaller ``radius`` they are those of the ball of ``radius`` x epsilon. In linf they are balanced there: a
-        value near a bound goes away from it so much more often that the mean of the clipped points is that of the
-        corners at epsilon, which their mean does not tell apart from these.
-
-        Arguments and points are those of :meth:`sample_inner`.
-        """
-        self._reach(radius)
-        return self._points(x, count, key, start, lambda base, rows: self._corners(base, rows, radius))
-
-    def _points(
-        self,
-        x: Tensor,
-        count: int,
-        key: int | Sequence[int],
-        start: int,
-        moved: Callable[[Tensor, CountedRows], Tensor],
-    ) -> Tensor:
-        """Points ``x + d`` in the bounds, of the displacements of all B samples, float64 ``(B, 1, D)``."""
-        keys, batch = (key, x) if isinstance(key, Sequence) else ([key], x[None])
-        if len(keys) != len(batch):
-            raise InvalidArgumentError("key", f"{len(keys)} keys", f"one for each of the {len(batch)} samples")
-        base = batch.detach().reshape(len(batch), 1, math.prod(batch.shape[1:]))
-        d = moved(base.double(), CountedRows(keys, count, start=start, device=x.device)).float()
-        points = d.add_(base.float()).clamp_(*self.bounds).reshape(len(batch), count, *batch.shape[1:])
-        return points if isinstance(key, Sequence) else points[0]
-
-    def _reach(self, radius: float) -> float:
-        return check_number("radius", radius, minimum=0, maximum=1, open_minimum=True) * self.epsilon
-
-    def _inner(self, base: Tensor, rows: CountedRows, reach: float) -> Tensor:
-        size = base.shape[-1]
+    def inner(self, base: Tensor, rows: CountedRows, radius: float) -> Tensor:
+        """See :meth:`BallSampling.sample_inner`; displacements ``(B, n, D)`` before they are clipped."""
+        size, reach = base.shape[-1], radius * self.epsilon
         if self.norm == "linf":
             return rows.centred(size).float().mul_(reach * 2.0**-23)
         if self.norm == "l2":
             # D of D + 2 coordinates of a point uniform on the sphere are uniform in the ball (Barthe et al. 2005).
-            drawn = rows.normals(size + 2)
+            drawn = self._where_free(rows.normals(size + 2))
             length = drawn.double().square_().sum(-1, keepdim=True).sqrt_()
         else:
             # D + 1 exponentials divided by their sum are uniform on the simplex; dropping one makes them uniform in it.
-            drawn = rows.laplaces(size + 1)
+            drawn = self._where_free(rows.laplaces(size + 1))
             length = drawn.double().abs_().sum(-1, keepdim=True)
         return drawn[..., :size] * length.reciprocal_().mul_(reach).float()
 
-    def _surface(self, base: Tensor, rows: CountedRows) -> Tensor:
+    def _where_free(self, drawn: Tensor) -> Tensor:
+        """Take fixed entries out of a norm; those beyond the entries of a sample stay."""
+        if self._free is not None:
+            drawn[..., : self._free.shape[-1]] *= self._free
+        return drawn
+
+    def surface(self, base: Tensor, rows: CountedRows) -> Tensor:
+        """See :meth:`BallSampling.sample_surface`."""
         size = base.shape[-1]
         if self.norm == "linf":
             return self._stretched_cube(base, rows.centred(size).double())
         drawn = rows.normals(size) if self.norm == "l2" else rows.laplaces(size)
         return self._stretched(base, drawn.double(), self.epsilon)
 
-    def _corners(self, base: Tensor, rows: CountedRows, radius: float) -> Tensor:
-        size, reach = base.shape[-1], self._reach(radius)
+    def corners(self, base: Tensor, rows: CountedRows, radius: float) -> Tensor:
+        """See :meth:`BallSampling.sample_corners`."""
+        size, reach = base.shape[-1], radius * self.epsilon
         if self.norm == "l1":
             return self._vertices(base, rows, reach)
         if self.norm == "l2":
@@ -146,7 +90,10 @@ class BallSampling:
         (u, d), (u_r, d_r) = (
             (up.clamp_max(size), down.clamp_max(size)) for size in (self.epsilon, radius * self.epsilon)
         )
-        return (((u - d) * 0.5 + d_r) / (u_r + d_r)).clamp_(0, 1).mul_(2.0**24).round_().int()
+        chances = ((u - d) * 0.5 + d_r) / (u_r + d_r)
+        if self._free is not None:
+            chances.nan_to_num_(0.5)  # Without any room
+        return chances.clamp_(0, 1).mul_(2.0**24).round_().int()
 
     def _room(self, base: Tensor, d: Tensor) -> Tensor:
         """Return the room of each value along ``d`` before it meets a bound, float64 ``(B, n, D)``.
@@ -200,6 +147,111 @@ class BallSampling:
         scale = scale.maximum(torch.cat([none, ends], -1).gather(-1, at))
         moved = weight * scale
         return torch.minimum(moved.sqrt_() if self.norm == "l2" else moved, room).mul_(d.sign())
+
+
+class BallSampling(EntryLimits):
+    """Random points of a ball, for :class:`robust_ext.core.threat.ThreatModel`.
+
+    Where entries have limits of their own, points are drawn among the entries that may change, in units of their
+    budgets, and rounded where entries are discrete: inner points towards the sample.
+    """
+
+    def sample_inner(
+        self, x: Tensor, count: int, *, key: int | Sequence[int], start: int = 0, radius: float = 1.0
+    ) -> Tensor:
+        """Points uniform in the ball of ``radius`` x epsilon, then clipped to the bounds.
+
+        Args:
+            x: One sample of any shape, or with several keys a batch ``(B, ...)``.
+            count: Number of points around each sample.
+            key: A whole number in [0, 2**64), usually of :func:`robust_ext.core.random.derive_seed`; or one a sample.
+            start: Index of the first point: points 5 to 9 are the same when they are drawn alone.
+            radius: Relative radius, in (0, 1]; the paper's gap of .05 is a radius of .95 (appendix B).
+
+        Returns:
+            float32 ``(count, *x.shape)`` on the device of ``x``; with several keys ``(B, count, ...)``.
+
+        Example:
+            >>> from robust_ext import ThreatModel
+            >>> ball, x = ThreatModel(norm="l2", epsilon=0.5), torch.full((3,), 0.5)
+            >>> torch.equal(ball.sample_inner(x, 9, key=1)[5:], ball.sample_inner(x, 4, key=1, start=5))
+            True
+        """
+        share = _share(radius)
+        return self._points(x, count, key, start, lambda ball, base, rows: ball.inner(base, rows, share), inward=True)
+
+    def sample_surface(self, x: Tensor, count: int, *, key: int | Sequence[int], start: int = 0) -> Tensor:
+        """Random points at distance epsilon, inside the bounds.
+
+        A direction is drawn (linf: uniform in the cube, l2: normal, l1: Laplace) and stretched until the *clipped*
+        point lies at distance epsilon; where the bounds leave no room for that, the point goes as far as they allow.
+
+        Arguments and points are those of :meth:`sample_inner`.
+        """
+        return self._points(x, count, key, start, Ball.surface)
+
+    def sample_corners(
+        self, x: Tensor, count: int, *, key: int | Sequence[int], start: int = 0, radius: float = 1.0
+    ) -> Tensor:
+        """Random extreme points: the hardest places to plant an adversarial example (section 4.3, appendix B).
+
+        linf: corners of the cube, every value moved by epsilon up or down. l2: the points of the sphere in these
+        directions. l1: vertices of ball and bounds together, one value after another moved as far as it can go until
+        the budget is used up. All are clipped to the bounds, and lie at distance epsilon where the bounds leave room.
+
+        With a smaller ``radius`` they are those of the ball of ``radius`` x epsilon. In linf they are balanced there: a
+        value near a bound goes away from it so much more often that the mean of the clipped points is that of the
+        corners at epsilon, which their mean does not tell apart from these.
+
+        Arguments and points are those of :meth:`sample_inner`.
+        """
+        share = _share(radius)
+        return self._points(
+            x, count, key, start, lambda ball, base, rows: ball.corners(base, rows, share), inward=share < 1
+        )
+
+    def _points(
+        self,
+        x: Tensor,
+        count: int,
+        key: int | Sequence[int],
+        start: int,
+        moved: Callable[[Ball, Tensor, CountedRows], Tensor],
+        *,
+        inward: bool = False,
+    ) -> Tensor:
+        """Points ``x + d`` in the bounds, of the displacements of all B samples, float64 ``(B, 1, D)``."""
+        keys, batch = (key, x) if isinstance(key, Sequence) else ([key], x[None])
+        if len(keys) != len(batch):
+            raise InvalidArgumentError("key", f"{len(keys)} keys", f"one for each of the {len(batch)} samples")
+        base = batch.detach().reshape(len(batch), 1, math.prod(batch.shape[1:]))
+        rows = CountedRows(keys, count, start=start, device=x.device)
+        if self.restricted:
+            points = self._among_entries(batch.detach(), rows, moved)
+        else:
+            d = moved(Ball(self.norm, self.epsilon, self.bounds), base.double(), rows).float()
+            points = d.add_(base.float()).clamp_(*self.bounds)
+        points = points.reshape(len(batch), count, *batch.shape[1:])
+        if self.discrete:
+            every = batch[:, None].expand_as(points).flatten(0, 1)
+            points = self.snap(points.flatten(0, 1), every, inward=inward).view_as(points)
+        return points if isinstance(key, Sequence) else points[0]
+
+    def _among_entries(
+        self, batch: Tensor, rows: CountedRows, moved: Callable[[Ball, Tensor, CountedRows], Tensor]
+    ) -> Tensor:
+        """Points ``(B, n, D)`` drawn in units of the entries' budgets."""
+        x = batch.double().flatten(1)[:, None]
+        low, high = (one.flatten(1)[:, None] for one in self.box(batch.double()))
+        scale = self.scale(batch).flatten(1)[:, None]
+        free = None if self.mask is None else self.mask.spread(batch).flatten(1)[:, None].float()
+        ball = Ball(self.norm, self.epsilon, (low / scale, high / scale), free)
+        d = moved(ball, x / scale, rows).double() * scale
+        return torch.minimum(torch.maximum(x + d, low), high).float()
+
+
+def _share(radius: float) -> float:
+    return check_number("radius", radius, minimum=0, maximum=1, open_minimum=True)
 
 
 def _parts(limit: Tensor, budget: float) -> Tensor:

@@ -195,16 +195,9 @@ def default_of(cls: type, name: str) -> Any:
 
 
 def make_settings(cls: type[S], options: Mapping[str, Any], *, base: S | None = None, **fixed: Any) -> S:
-    """Settings from keywords.
+    """Settings from keywords, as a caller wrote them; InvalidArgumentError for an unknown one or outside its range.
 
-    Args:
-        cls: Their class; its ``label`` is what error messages call the whole.
-        options: Settings by name, as a caller wrote them.
-        base: Where the other settings come from; the defaults when left out.
-        **fixed: Fields of the class that are no settings.
-
-    Raises:
-        InvalidArgumentError: One is unknown, or outside its range.
+    The others are those of ``base``, or the defaults; ``fixed`` are fields of the class that are no settings.
     """
     known = declared(cls)
     if base is not None and not isinstance(base, cls):
@@ -275,8 +268,8 @@ def _check_numeric(name: str, info: SettingInfo, value: Any, *, integer: bool) -
     if integer:
         # Every integer setting states where it begins.
         minimum, maximum = int(info.minimum or 0), None if info.maximum is None else int(info.maximum)
-        number = check_integer(name, value, minimum=minimum, maximum=maximum)
-        return number if maximum is not None else check_integer(name, number, minimum=minimum, maximum=LARGEST)
+        check_integer(name, value, minimum=minimum, maximum=maximum)
+        return check_integer(name, value, minimum=minimum, maximum=LARGEST if maximum is None else maximum)
     lowest = info.minimum if info.above is None else info.above
     highest = info.maximum if info.below is None else info.below
     return check_number(

@@ -20,7 +20,7 @@ _CALL = re.compile(
 _ANY_NAME = re.compile(
     r"\s*(?P<scope>[^:()]*[^:()\s])\s*:\s*(?P<name>[^()]*[^()\s])\s*(?P<arguments>\(.*\))?\s*", re.DOTALL
 )
-_FORM = "scope:name or scope:name(key=value, ...), as in foolbox:LinfPGD(steps=40) or file.py:make(depth=3)"
+FORM = "scope:name or scope:name(key=value, ...), as in foolbox:LinfPGD(steps=40) or file.py:make(depth=3)"
 _LITERALS = (
     "keyword arguments whose values are numbers, fractions such as 8/255, strings, True, False, None, or lists, tuples "
     "and dicts of these"
@@ -114,10 +114,10 @@ def did_you_mean(name: str, known: Collection[str]) -> str:
 def match_form(text: str, argument: str, form: re.Pattern[str] = _CALL) -> re.Match[str]:
     """The groups ``scope``, ``name`` and ``arguments`` (None without parentheses) of a text of this form."""
     if not isinstance(text, str):
-        raise InvalidArgumentError(argument, type(text).__name__, f"text of the form {_FORM}")
+        raise InvalidArgumentError(argument, type(text).__name__, f"text of the form {FORM}")
     match = form.fullmatch(text)
     if match is None:
-        raise InvalidArgumentError(argument, repr(text), _FORM)
+        raise InvalidArgumentError(argument, repr(text), FORM)
     return match
 
 
@@ -126,7 +126,7 @@ def _parse_arguments(source: str, text: str, argument: str) -> dict[str, Any]:
     try:
         call = ast.parse(f"f{source}", mode="eval").body
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
-            raise InvalidArgumentError(argument, repr(text), _FORM)
+            raise InvalidArgumentError(argument, repr(text), FORM)
         if call.args:
             shown = ast.unparse(call.args[0])
             got = f"{text} with the positional argument {shown}"

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from robust_ext.core.criteria import MISCLASSIFICATION, Criterion
 from robust_ext.core.errors import OutOfTimeError
 from robust_ext.core.reached import outermost_calls
 
@@ -159,6 +160,7 @@ class Target:
         defended: The classifier together with its detector, where there is one; ``module`` is a view of it.
         starting_points: Adversarial points to begin at, ``(N, S, *input_shape)``, S for each row.
         references: Points of other classes that the detector accepts, ``(N, R, *input_shape)``, one group a row.
+        criterion: When a point is adversarial, by the labels that the attack is given.
     """
 
     module: nn.Module
@@ -170,6 +172,7 @@ class Target:
     defended: Defended | None = None
     starting_points: Tensor | None = None
     references: Tensor | None = None
+    criterion: Criterion = MISCLASSIFICATION
 
 
 def module_device(module: nn.Module) -> torch.device:

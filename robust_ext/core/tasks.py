@@ -21,9 +21,10 @@ OWN_GRADIENTS = (
     "(robust-ext test-time), or switches gradients on itself (torch.enable_grad())"
 )
 SIGMOIDS = (
-    "columns of sigmoids, as a multi-label model returns, expected logits. Multi-label models are not supported: "
-    f"{ONLY}. Where one class is right for each input, return what the sigmoid is taken of; to evaluate the decision "
-    "about one class k, robust_ext.models.outputs.TwoClass(module), where module returns column k of that"
+    "columns of sigmoids, as a multi-label model returns, expected logits: return what the sigmoid is taken of. With "
+    "labels (N, L) of zeros and ones, give robust_accuracy, evaluate or mead criterion=robust_ext.MultiLabel() "
+    "(--multi-label all); elsewhere, the decision about one class k is robust_ext.models.outputs.TwoClass(module), "
+    "where module returns column k of that"
 )
 _BOXES = (
     f"the outputs of a detection model (boxes). Detection is not supported: {ONLY}. To evaluate the classes of whole "
@@ -95,9 +96,9 @@ def name_labels(labels: Tensor) -> str | None:
     zeros_and_ones = bool(((labels == 0) | (labels == 1)).all())
     if labels.dim() == 2 and labels.shape[1] > 1 and zeros_and_ones:
         return (
-            f"multi-label targets (rows with other than a single 1). Multi-label models are not supported: {ONLY}. To "
-            "evaluate the decision about one class k, give labels[:, k] and a model that returns two columns: "
-            "robust_ext.models.outputs.TwoClass(module), where module returns self.model(x)[:, k]"
+            "multi-label targets (rows with other than a single 1): give robust_accuracy, evaluate or mead "
+            "criterion=robust_ext.MultiLabel() (--multi-label all); elsewhere, the decision about one class k is "
+            "labels[:, k] with robust_ext.models.outputs.TwoClass(module), where module returns self.model(x)[:, k]"
         )
     if labels.dim() == 2 and labels.is_floating_point() and bool(((labels.sum(1) - 1).abs() < 1e-4).all()):
         return "soft labels (rows that sum to one): give labels.argmax(1)"

@@ -128,8 +128,9 @@ def check_labels(argument: str, labels: object, *, samples: int, classes: int | 
     """
     labels = as_tensor(argument, labels, expected="of shape (N,)")
     dense = labels.layout == torch.strided and not labels.is_meta
-    if dense and labels.dim() == 2 and labels.shape[1] > 1 and not labels.is_complex() and _is_one_hot(labels):
-        labels = (labels == 1).int().argmax(1)
+    if dense and labels.dim() == 2 and labels.shape[1] > 1 and not labels.is_complex():
+        one_hot = ((labels != 0).sum(1) == 1).all() & ((labels == 1).sum(1) == 1).all()
+        labels = (labels == 1).int().argmax(1) if one_hot else labels
     task = name_labels(labels) if dense else None
     if task is not None:
         expected = f"class indices of shape ({samples},), or one-hot rows, each with a single 1 beside zeros"
@@ -152,10 +153,6 @@ def check_labels(argument: str, labels: object, *, samples: int, classes: int | 
                 top += "; if they are counted from 1, give labels - 1"
             raise InvalidArgumentError(argument, f"labels in {low}..{high}", f"labels of at least 0{top}")
     return labels
-
-
-def _is_one_hot(labels: Tensor) -> bool:
-    return bool(((labels != 0).sum(1) == 1).all() & ((labels == 1).sum(1) == 1).all())
 
 
 def _as_floats(inputs: Tensor) -> str:

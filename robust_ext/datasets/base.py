@@ -27,8 +27,9 @@ class Dataset:
         name: What reports call it.
         images: ``(N, C, H, W)``, uint8 of 0..255 or float32 of 0..1; kept as they are (a memory map stays one) and
             read-only from here.
-        labels: Integers ``(N,)`` of at least 0 and below the number of classes; kept as int64.
-        class_names: One name a class, in the order of the labels.
+        labels: Integers ``(N,)`` of at least 0 and below the number of classes; kept as int64. Of data with several
+            labels a sample, zeros and ones ``(N, L)``.
+        class_names: One name a class, in the order of the labels or of their columns.
 
     Raises:
         InvalidArgumentError: Shapes, dtypes, lengths or values are others; the text names the field.
@@ -88,8 +89,8 @@ class Dataset:
             size: Height and width that images are resized to, bilinear with antialiasing; theirs when left out.
 
         Returns:
-            Inputs ``(len(indices), C, H, W)`` float32 in ``bounds`` and labels ``(len(indices),)`` int64, both new
-            and on the CPU.
+            Inputs ``(len(indices), C, H, W)`` float32 in ``bounds`` and labels ``(len(indices),)`` or
+            ``(len(indices), L)`` int64, both new and on the CPU.
 
         Raises:
             InvalidArgumentError: An index or the bounds are not acceptable.
@@ -143,20 +144,19 @@ class Dataset:
         return permutation[:count].copy()
 
     def _check_indices(self, indices: Sequence[int] | NDArray[Any] | Tensor) -> NDArray[np.int64]:
-        expected = f"a list of integers of at least 0 and below {len(self)}, the number of images in {self.name}"
         try:
             values = np.asarray(indices.detach().cpu() if isinstance(indices, Tensor) else indices)
-        except (TypeError, ValueError) as error:
-            raise InvalidArgumentError("indices", type(indices).__name__, expected) from error
-        if values.ndim != 1:
-            raise InvalidArgumentError("indices", f"shape {values.shape}", expected)
-        if values.size == 0:
+        except (TypeError, ValueError):
+            values = np.array(None)
+        if values.ndim == 1 and values.size == 0:
             return np.empty(0, dtype=np.int64)
-        if values.dtype.kind not in "iu":
-            raise InvalidArgumentError("indices", f"dtype {values.dtype}", expected)
-        if values.min() < 0 or values.max() >= len(self):
-            raise InvalidArgumentError("indices", f"values in {values.min()}..{values.max()}", expected)
-        return values.astype(np.int64)
+        got = f"shape {values.shape} of dtype {values.dtype}"
+        if values.ndim == 1 and values.dtype.kind in "iu":
+            if values.min() >= 0 and values.max() < len(self):
+                return values.astype(np.int64)
+            got = f"values in {values.min()}..{values.max()}"
+        expected = f"a list of integers of at least 0 and below {len(self)}, the number of images in {self.name}"
+        raise InvalidArgumentError("indices", got, expected)
 
 
 def _check_images(images: object) -> NDArray[np.uint8] | NDArray[np.float32]:
@@ -177,10 +177,11 @@ def _check_images(images: object) -> NDArray[np.uint8] | NDArray[np.float32]:
 
 
 def _check_labels(labels: object, *, samples: int, classes: int) -> NDArray[np.int64]:
-    if not isinstance(labels, np.ndarray):
-        raise InvalidArgumentError("labels", type(labels).__name__, "a numpy array of shape (N,)")
-    if labels.dtype.kind not in "iu":
-        raise InvalidArgumentError("labels", f"dtype {labels.dtype}", "integer class labels (int64)")
+    if not isinstance(labels, np.ndarray) or labels.dtype.kind not in "iu":
+        got = f"dtype {labels.dtype}" if isinstance(labels, np.ndarray) else type(labels).__name__
+        raise InvalidArgumentError("labels", got, "a numpy array of integer class labels (int64)")
+    if labels.shape == (samples, classes) and classes > 1 and bool(((labels == 0) | (labels == 1)).all()):
+        return labels.astype(np.int64)
     if labels.shape != (samples,):
         raise InvalidArgumentError("labels", f"shape {labels.shape}", f"shape ({samples},), one label an image")
     if samples and (labels.min() < 0 or labels.max() >= classes):
@@ -213,20 +214,17 @@ def find_files(places: Sequence[tuple[Path, Sequence[Sequence[str]]]], *, data: 
     ``places`` are folders with the files wanted there, each file by its alternative names. Where no folder holds all,
     a :class:`DataError` names ``data``, what is missing, where it was looked for, and the ``source`` of the files.
     """
-    looked: list[Path] = []
-    incomplete: Path | None = None
+    looked, incomplete = [], []
     for folder, wanted in places:
         found = [next((folder / name for name in names if (folder / name).is_file()), None) for names in wanted]
         paths = [path for path in found if path is not None]
         if len(paths) == len(wanted):
             return paths
-        missing = folder / wanted[found.index(None)][0]
-        looked.append(missing)
-        if paths and incomplete is None:
-            incomplete = missing
-    if incomplete is not None:
+        looked.append(folder / wanted[found.index(None)][0])
+        incomplete += looked[-1:] if paths else []
+    if incomplete:
         expected = f"it next to the other files of {data}"
-        raise unusable(incomplete, "no such file", expected, f"add it; download it from {source}")
+        raise unusable(incomplete[0], "no such file", expected, f"add it; download it from {source}")
     raise DataError(
         f"{data}: no files found, looked for {', '.join(map(str, looked))} (and their other usual names); name the "
         f"folder that holds them as root (--data-root); download them from {source}"

@@ -11,9 +11,8 @@ import io
 import math
 import pickle
 import pickletools
-from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +21,8 @@ from robust_ext.datasets.base import Dataset, build_dataset, find_files, reading
 
 SOURCE = "https://www.cs.toronto.edu/~kriz/cifar.html"
 SHAPE = (3, 32, 32)
+_PIXELS = math.prod(SHAPE)
+_NDARRAY = "numpy.ndarray"
 
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 _FINE_NAMES = """
@@ -34,47 +35,7 @@ _FINE_NAMES = """
     wardrobe whale willow_tree wolf woman worm
 """
 CIFAR100_CLASSES = tuple(_FINE_NAMES.split())
-
-_NDARRAY = "numpy.ndarray"
-_MEMO_OPCODES = ("PUT", "BINPUT", "LONG_BINPUT")
 _EXPECTED = "a CIFAR batch: a pickled dict of arrays of unsigned bytes, lists and texts"
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Layout:
-    """The files of one of the two datasets.
-
-    The archives of both versions unpack to the folders; ``files`` are the names of each split without ``.bin``. The
-    last of the ``label_bytes`` before the pixels of a binary record is the label.
-    """
-
-    name: str
-    binary_folder: str
-    python_folder: str
-    files: dict[str, tuple[str, ...]]
-    label_bytes: int
-    label_key: str
-    class_names: tuple[str, ...]
-
-
-_CIFAR10 = _Layout(
-    name="cifar10",
-    binary_folder="cifar-10-batches-bin",
-    python_folder="cifar-10-batches-py",
-    files={"train": tuple(f"data_batch_{i}" for i in range(1, 6)), "test": ("test_batch",)},
-    label_bytes=1,
-    label_key="labels",
-    class_names=CIFAR10_CLASSES,
-)
-_CIFAR100 = _Layout(
-    name="cifar100",
-    binary_folder="cifar-100-binary",
-    python_folder="cifar-100-python",
-    files={"train": ("train",), "test": ("test",)},
-    label_bytes=2,
-    label_key="fine_labels",
-    class_names=CIFAR100_CLASSES,
-)
 
 
 def load_cifar10(root: Path, split: str) -> Dataset:
@@ -82,39 +43,51 @@ def load_cifar10(root: Path, split: str) -> Dataset:
 
     The binary version is looked for before the python version.
     """
-    return _load(_CIFAR10, root, split)
+    files = ["test_batch"] if split == "test" else [f"data_batch_{number}" for number in range(1, 6)]
+    folders = ("cifar-10-batches-bin", "cifar-10-batches-py")
+    return _load("cifar10", root, split, files, folders, CIFAR10_CLASSES, label_key="labels", label_bytes=1)
 
 
 def load_cifar100(root: Path, split: str) -> Dataset:
     """CIFAR-100 with its 100 fine labels; as :func:`load_cifar10`."""
-    return _load(_CIFAR100, root, split)
+    folders = ("cifar-100-binary", "cifar-100-python")
+    return _load("cifar100", root, split, [split], folders, CIFAR100_CLASSES, label_key="fine_labels", label_bytes=2)
 
 
-def _load(layout: _Layout, root: Path, split: str) -> Dataset:
-    python = [(name,) for name in layout.files[split]]
-    binary = [(f"{name}.bin",) for name in layout.files[split]]
-    places: list[tuple[Path, list[tuple[str]]]] = []
-    for base in (root / layout.name, root):
-        places += [(base / layout.binary_folder, binary), (base / layout.python_folder, python)]
-        places += [(base, binary), (base, python)]
-    parts: list[Dataset] = []
-    name, classes = f"{layout.name}-{split}", layout.class_names
-    for path in find_files(places, data=f"{layout.name} ({split})", source=SOURCE):
-        rows, labels = _read_records(path, layout) if path.suffix == ".bin" else read_batch(path, layout.label_key)
-        images = rows.reshape(-1, *SHAPE)
-        parts.append(build_dataset([path], name=name, images=images, labels=labels, class_names=classes))
-    whole, targets = np.concatenate([part.images for part in parts]), np.concatenate([part.labels for part in parts])
-    return Dataset(name=name, images=whole, labels=targets, class_names=classes)
+def _load(
+    data: str,
+    root: Path,
+    split: str,
+    files: list[str],
+    folders: tuple[str, str],
+    classes: tuple[str, ...],
+    *,
+    label_key: str,
+    label_bytes: int,
+) -> Dataset:
+    versions = ([(f"{name}.bin",) for name in files], [(name,) for name in files])
+    places = []
+    for base in (root / data, root):
+        unpacked = [(base / folder, names) for folder, names in zip(folders, versions, strict=True)]
+        places += [*unpacked, *((base, names) for names in versions)]
+    parts, name = [], f"{data}-{split}"
+    for path in find_files(places, data=f"{data} ({split})", source=SOURCE):
+        read = _read_records(path, data, label_bytes) if path.suffix == ".bin" else read_batch(path, label_key)
+        images = read[0].reshape(-1, *SHAPE)
+        parts.append(build_dataset([path], name=name, images=images, labels=read[1], class_names=classes))
+    images, labels = np.concatenate([part.images for part in parts]), np.concatenate([part.labels for part in parts])
+    return Dataset(name=name, images=images, labels=labels, class_names=classes)
 
 
-def _read_records(path: Path, layout: _Layout) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    size = layout.label_bytes + math.prod(SHAPE)
+def _read_records(path: Path, data: str, label_bytes: int) -> tuple[NDArray[np.uint8], NDArray[Any]]:
+    """Return rows and labels of binary records; the last byte before the pixels is the label."""
+    size = label_bytes + _PIXELS
     with reading(path):
         content = np.fromfile(path, dtype=np.uint8)
     if content.size == 0 or content.size % size:
-        raise unusable(path, f"{content.size} bytes", f"a multiple of {size}, the size of a record of {layout.name}")
+        raise unusable(path, f"{content.size} bytes", f"a multiple of {size}, the size of a record of {data}")
     records = content.reshape(-1, size)
-    return records[:, layout.label_bytes :], records[:, layout.label_bytes - 1]
+    return records[:, label_bytes:], records[:, label_bytes - 1]
 
 
 class _RefusedError(pickle.UnpicklingError):
@@ -212,7 +185,7 @@ def _check_memo(content: bytes) -> None:
     up from 0 or 1, at most once an opcode. ``genops`` only takes the pickle apart and runs nothing of it.
     """
     for count, (opcode, position, _) in enumerate(pickletools.genops(content)):
-        if opcode.name in _MEMO_OPCODES and position is not None and position > count:
+        if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT") and position is not None and position > count:
             raise ValueError(f"position {position} in the memo of a pickle that has used at most {count}")
 
 
@@ -235,9 +208,9 @@ def read_batch(path: Path, label_key: str) -> tuple[NDArray[np.uint8], NDArray[n
     entries = {key.decode("latin1") if isinstance(key, bytes) else key: value for key, value in batch.items()}
     data, labels = entries.get("data"), entries.get(label_key)
     rows = getattr(data, "values", None) if isinstance(data, _Array) else None
-    if rows is None or rows.ndim != 2 or rows.shape[1] != 3072:
+    if rows is None or rows.ndim != 2 or rows.shape[1] != _PIXELS:
         got = "no 'data'" if data is None else "'data' of another shape or type"
-        raise unusable(path, got, "'data', (N, 3072) unsigned bytes")
+        raise unusable(path, got, f"'data', (N, {_PIXELS}) unsigned bytes")
     # Labels are at most 99: the limit only keeps numpy from an overflow.
     if not isinstance(labels, list) or not all(isinstance(label, int) and abs(label) < 2**31 for label in labels):
         got = f"no {label_key!r}" if labels is None else f"{label_key!r} of another type"

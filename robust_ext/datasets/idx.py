@@ -20,8 +20,6 @@ FASHION_CLASSES = tuple(_FASHION.split(", "))
 
 _UBYTE = 0x08
 _OTHER_TYPES = {0x09: "int8", 0x0B: "int16", 0x0C: "int32", 0x0D: "float32", 0x0E: "float64"}
-_GZIP_MAGIC = b"\x1f\x8b"
-_CHUNK = 1 << 20
 _LARGEST_PACKED = 1 << 30
 """Bytes that a gzipped file may hold, 20 times those of MNIST: a small file can unpack to fill any memory."""
 
@@ -39,13 +37,28 @@ def load_fashion_mnist(root: Path, split: str) -> Dataset:
     return _load("fashion-mnist", root, split, folders=folders, class_names=FASHION_CLASSES, source=source)
 
 
+def _load(
+    name: str, root: Path, split: str, *, folders: tuple[str, ...], class_names: tuple[str, ...], source: str
+) -> Dataset:
+    prefix = "train" if split == "train" else "t10k"
+    wanted = [
+        [f"{prefix}-{stem}{end}" for end in ("", ".gz") for stem in (f"{kind}-{idx}", f"{kind}.{idx}")]
+        for kind, idx in (("images", "idx3-ubyte"), ("labels", "idx1-ubyte"))
+    ]
+    # The root itself comes last: it may hold the other of the two datasets, whose files have the same names.
+    places = [place for folder in (*folders, "") for place in (root / folder, root / folder / "raw")]
+    files = find_files([(place, wanted) for place in places], data=f"{name} ({split})", source=source)
+    images, labels = read_idx(files[0], dimensions=3), read_idx(files[1], dimensions=1)
+    return build_dataset(files, name=f"{name}-{split}", images=images[:, None], labels=labels, class_names=class_names)
+
+
 def read_idx(path: Path, *, dimensions: int) -> NDArray[np.uint8]:
     """The read-only array, of as many ``dimensions``, in an idx file of unsigned bytes.
 
     Whether the file is gzipped follows from its first bytes: browsers unpack downloads and keep the name.
     """
     with reading(path), path.open("rb") as file:
-        packed = file.read(2) == _GZIP_MAGIC
+        packed = file.read(2) == b"\x1f\x8b"
         file.seek(0)
         if not packed:
             return _parse(file, path, dimensions)
@@ -57,8 +70,7 @@ def read_idx(path: Path, *, dimensions: int) -> NDArray[np.uint8]:
 
 
 def _parse(file: IO[bytes] | gzip.GzipFile, path: Path, dimensions: int) -> NDArray[np.uint8]:
-    header_size = 4 + 4 * dimensions
-    header = file.read(header_size)
+    header = file.read(4 + 4 * dimensions)
     expected = f"an idx file of unsigned bytes with {dimensions} dimension(s)"
     if len(header) < 4:
         raise unusable(path, f"{len(header)} bytes", expected)
@@ -71,40 +83,17 @@ def _parse(file: IO[bytes] | gzip.GzipFile, path: Path, dimensions: int) -> NDAr
     if stated != dimensions:
         then = "check that images (3 dimensions) and labels (1 dimension) are not exchanged"
         raise unusable(path, f"an idx file with {stated} dimension(s)", expected, then)
-    if len(header) < header_size:
-        raise unusable(path, f"{len(header)} bytes", f"a header of {header_size}")
+    if len(header) < 4 + 4 * dimensions:
+        raise unusable(path, f"{len(header)} bytes", f"a header of {4 + 4 * dimensions}")
     shape = struct.unpack(f">{dimensions}I", header[4:])
     size = math.prod(shape)
     if size > _LARGEST_PACKED and isinstance(file, gzip.GzipFile):
         got = f"a header for {size:,} bytes of values, of shape {shape}"
         expected = f"at most {_LARGEST_PACKED:,} in a gzipped file"
         raise unusable(path, got, expected, "unpack it with gunzip first if the file is really that large")
-    values = _read_at_most(file, size + 1)
+    # The size comes from the file: a damaged header must not reserve memory that no data fills.
+    values = file.read(size + 1) if isinstance(file, gzip.GzipFile) else file.read()
     if len(values) != size:
         got = f"{len(values)} bytes of values" if len(values) < size else f"more than {size} bytes of values"
         raise unusable(path, got, f"{size}, for the stated shape {shape}")
     return np.frombuffer(values, dtype=np.uint8).reshape(shape)
-
-
-def _read_at_most(file: IO[bytes] | gzip.GzipFile, size: int) -> bytes:
-    # Bit by bit, because the size comes from the file: a damaged header must not reserve memory that no data fills.
-    parts: list[bytes] = []
-    while size and (part := file.read(min(size, _CHUNK))):
-        parts.append(part)
-        size -= len(part)
-    return b"".join(parts)
-
-
-def _load(
-    name: str, root: Path, split: str, *, folders: tuple[str, ...], class_names: tuple[str, ...], source: str
-) -> Dataset:
-    prefix = "train" if split == "train" else "t10k"
-    wanted = [
-        [f"{prefix}-{stem}{end}" for end in ("", ".gz") for stem in (f"{kind}-{idx}", f"{kind}.{idx}")]
-        for kind, idx in (("images", "idx3-ubyte"), ("labels", "idx1-ubyte"))
-    ]
-    # The root itself comes last: it may hold the other of the two datasets, whose files have the same names.
-    places = [place for folder in folders for place in (root / folder, root / folder / "raw")] + [root, root / "raw"]
-    files = find_files([(place, wanted) for place in places], data=f"{name} ({split})", source=source)
-    images, labels = read_idx(files[0], dimensions=3), read_idx(files[1], dimensions=1)
-    return build_dataset(files, name=f"{name}-{split}", images=images[:, None], labels=labels, class_names=class_names)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,35 +12,41 @@ from torch import Tensor
 from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.core.modules import given, module_class
 from robust_ext.core.settings import setting
-from robust_ext.models.purifier import Purifier
-from robust_ext.models.row_rng import RowRNG
+from robust_ext.models.adaptive import Purifier
+from robust_ext.models.rows import RowRNG, State
+from robust_ext.models.vjp import row_gradient
 
 
 @module_class
 class SignPurifier(Purifier):
-    """A purifier whose steps go by ``step_size`` along a direction of signs, back into an linf ball and the bounds.
+    """A purifier whose steps go by ``step_size`` along the sign of a gradient, back into an linf ball and the bounds.
 
-    A subclass implements :meth:`direction`. Radius and step size follow the width of the bounds.
+    A subclass implements :meth:`loss`, which steps raise, or lower where ``sign`` is -1. Radius and step size follow
+    the width of the bounds; ``clip`` states whether points are kept in these.
     """
 
     needs_gradients = True
     stretched = ("radius", "step_size")
 
     bounds: tuple[float, float] = given("Of the inputs.", default=(0.0, 1.0))
-    checkpoint: bool = setting(default=False, help="See :class:`~robust_ext.models.purifier.Purifier`.")
+    checkpoint: bool = setting(default=False, help="See :class:`~robust_ext.models.adaptive.Purifier`.")
     radius: float | None = setting(
         default=None, help="Of the linf ball around the input, in units of [0, 1]; None for no ball.", minimum=0
     )
     step_size: float | None = setting(default=None, help="In units of [0, 1], above 0.", above=0)
 
-    # Whether points are kept in the bounds.
     clip = True
+    sign = 1
 
     @abstractmethod
-    def direction(self, point: Tensor, *, number: int, state: Mapping[str, Tensor], rng: RowRNG) -> Tensor:
-        """Return the direction of points ``(N, ...)``, to be multiplied by the step size; see :meth:`Purifier.step`."""
+    def loss(self, point: Tensor, **held: Any) -> Tensor:
+        """Return what steps change, ``(N,)``, at points ``(N, ...)``; ``held`` is as for :meth:`Purifier.step`."""
 
-    def step(self, point: Tensor, *, x: Tensor, number: int, state: Mapping[str, Tensor], rng: RowRNG) -> Tensor:
+    def direction(self, point: Tensor, **held: Any) -> Tensor:
+        """Return the direction of points ``(N, ...)``, to be multiplied by the step size."""
+        return self.sign * row_gradient(lambda leaf: self.loss(leaf, **held), point).sign()
+
+    def step(self, point: Tensor, *, x: Tensor, number: int, state: State, rng: RowRNG) -> Tensor:
         """Take one step, and project it into ball and bounds."""
         size: Any = self.step_size
         moved = point + size * self.direction(point, number=number, state=state, rng=rng)
@@ -93,20 +99,5 @@ def check_images(x: Tensor) -> None:
 
 
 def with_zero_gradient(value: Tensor, source: Tensor) -> Tensor:
-    """Give a value without gradient a gradient of zero by its source."""
-    if not (torch.is_grad_enabled() and source.requires_grad):
-        return value
-    flat: Tensor = _Flat.apply(value, source)  # type: ignore[no-untyped-call]
-    return flat
-
-
-class _Flat(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, value: Tensor, source: Tensor) -> Tensor:
-        ctx.save_for_backward(source)
-        return value.clone()
-
-    @staticmethod
-    def backward(ctx: Any, cotangent: Tensor) -> tuple[None, Tensor]:
-        (source,) = ctx.saved_tensors
-        return None, torch.zeros_like(source)
+    """Give a value a gradient of zero by its source of the same shape."""
+    return torch.where(torch.ones((), dtype=torch.bool, device=value.device), value, source)

@@ -6,7 +6,7 @@ Source: Yoon et al., "Adversarial Purification with Score-based Generative Model
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any
@@ -21,9 +21,8 @@ from robust_ext.core.settings import setting, settings_class
 from robust_ext.core.validation import check_integer, check_number, from_unit, to_unit
 from robust_ext.defenses._common import check_images, over_rows
 from robust_ext.defenses.training.loop import NetworkTraining, TrainedPart
-from robust_ext.models.adaptive_solution import Solution
-from robust_ext.models.purifier import Purifier
-from robust_ext.models.row_rng import RowRNG
+from robust_ext.models.adaptive import Purifier
+from robust_ext.models.rows import RowRNG, Solution, State
 
 
 class ScoreNetwork(TrainedPart):
@@ -38,10 +37,8 @@ class ScoreNetwork(TrainedPart):
         check_integer("width", width, minimum=1)
         sizes = [channels, *[width] * check_integer("depth", depth, minimum=1)]
         self.noise = check_number("noise", noise, minimum=0, open_minimum=True)
-        hidden = [(nn.Conv2d(*pair, 3, padding=1), nn.SiLU()) for pair in pairwise(sizes)]
-        self.layers = nn.Sequential(
-            *[part for pair in hidden for part in pair], nn.Conv2d(width, channels, 3, padding=1)
-        )
+        hidden = [part for pair in pairwise(sizes) for part in (nn.Conv2d(*pair, 3, padding=1), nn.SiLU())]
+        self.layers = nn.Sequential(*hidden, nn.Conv2d(width, channels, 3, padding=1))
         self.settings = {"channels": channels, "width": width, "depth": depth, "noise": self.noise}
         self.eval()
 
@@ -102,6 +99,7 @@ class AdaptiveDenoising(Purifier):
     """
 
     name = "adp"
+    building_blocks = ("IP", "IA", "AN", "R")
     part_class = ScoreNetwork
     training_class = ScoreTraining
     random = True
@@ -127,7 +125,7 @@ class AdaptiveDenoising(Purifier):
         default=False, help="Whether gradients flow through the lengths too. Croce et al. hold them (appendix B.9)."
     )
     bounds: tuple[float, float] = given("Of the inputs.", default=(0.0, 1.0))
-    checkpoint: bool = setting(default=False, help="See :class:`~robust_ext.models.purifier.Purifier`.")
+    checkpoint: bool = setting(default=False, help="See :class:`~robust_ext.models.adaptive.Purifier`.")
     seed: int | None = given("Of the noise.", default=None)
 
     def __post_init__(self) -> None:
@@ -145,19 +143,21 @@ class AdaptiveDenoising(Purifier):
 
     def solve(self, x: Tensor, rng: RowRNG, *, record: bool) -> Solution:
         """Do all runs in order; a row's noise in a run comes from the row's seed and the run's number."""
-        first = super().solve(x, self._rng_of(rng, 0), record=record)
-        offsets = []
-        for run in range(1, self.runs):
-            offsets.append(super().solve(x, self._rng_of(rng, run), record=False).final - first.final)
+        runs = []
+        for run in range(self.runs):
+            seeds = torch.tensor([derive_seed(seed, "run", run) for seed in rng.seeds], dtype=torch.int64)
+            runs.append(super().solve(x, RowRNG(seeds), record=record and run == 0))
+        first, *others = runs
+        offsets = [other.final - first.final for other in others]
         state = {"offsets": torch.stack(offsets, 1)} if offsets else {}
         return Solution(first.final, first.iterates if record else (), state)
 
-    def start(self, x: Tensor, rng: RowRNG) -> tuple[Tensor, Mapping[str, Tensor]]:
+    def start(self, x: Tensor, rng: RowRNG) -> tuple[Tensor, State]:
         """Return the input with noise."""
         width = self.bounds[1] - self.bounds[0]
         return self._clipped(x + width * self.noise * rng.normal(x, "noise")), {}
 
-    def step(self, point: Tensor, *, x: Tensor, number: int, state: Mapping[str, Tensor], rng: RowRNG) -> Tensor:
+    def step(self, point: Tensor, *, x: Tensor, number: int, state: State, rng: RowRNG) -> Tensor:
         """Take one step along the score."""
         unit = to_unit(point, self.bounds)
         score: Tensor = self.score(unit)
@@ -177,18 +177,12 @@ class AdaptiveDenoising(Purifier):
         lengths = torch.where(even, self.lengths[1], lengths)
         return torch.where(lengths > self.stop, lengths, 0.0)
 
-    def readout(self, point: Tensor, state: Mapping[str, Tensor]) -> Tensor:
+    def readout(self, point: Tensor, state: State) -> Tensor:
         """Return probabilities ``(N, K)``, the mean over runs."""
         total: Tensor = self.classifier(point).softmax(1)
-        offsets = state.get("offsets")
-        if offsets is None:
-            return total
-        for offset in offsets.unbind(1):
+        for offset in state["offsets"].unbind(1) if self.runs > 1 else ():
             total = total + self.classifier(point + offset).softmax(1)
         return total / self.runs
-
-    def _rng_of(self, rng: RowRNG, run: int) -> RowRNG:
-        return RowRNG(torch.tensor([derive_seed(seed, "run", run) for seed in rng.seeds], dtype=torch.int64))
 
     def _clipped(self, point: Tensor) -> Tensor:
         return point.clamp(*self.bounds) if self.clip else point

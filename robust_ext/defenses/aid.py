@@ -7,7 +7,6 @@ and how it is attacked, as in Croce et al., "Evaluating the Adversarial Robustne
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -18,8 +17,6 @@ from robust_ext.core.settings import setting
 from robust_ext.defenses._common import SignPurifier, layer_names, one_a_row
 from robust_ext.defenses.training.discriminator import Discriminator, DiscriminatorTraining
 from robust_ext.detectors.observation import observe
-from robust_ext.models.row_rng import RowRNG
-from robust_ext.models.vjp import row_gradient
 
 
 @module_class
@@ -31,6 +28,7 @@ class AIDPurifier(SignPurifier):
     """
 
     name = "aid"
+    building_blocks = ("IP", "IA", "AN")
     part_class = Discriminator
     training_class = DiscriminatorTraining
 
@@ -77,12 +75,8 @@ class AIDPurifier(SignPurifier):
         part(*(seen[name] for name in part.layers))
         return {"discriminator": part}
 
-    def direction(self, point: Tensor, *, number: int, state: Mapping[str, Tensor], rng: RowRNG) -> Tensor:
-        """Return the ascent direction."""
-        return row_gradient(self.cleanness, point).sign()
-
-    def cleanness(self, point: Tensor) -> Tensor:
-        """Return the value that steps raise, ``(N,)``."""
+    def loss(self, point: Tensor, **held: Any) -> Tensor:
+        """Return how clean points are, ``(N,)``."""
         seen = observe(self.classifier, point, self.layers)
         value = one_a_row(self.discriminator(*(seen.layers[name] for name in self.layers)), len(point))
         return value.sigmoid() if self.saturating else value

@@ -6,7 +6,7 @@ in Croce et al., "Evaluating the Adversarial Robustness of Adaptive Test-time De
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from robust_ext.core.modules import module_class
 from robust_ext.core.settings import setting
 from robust_ext.defenses._common import SignPurifier
-from robust_ext.models.row_rng import RowRNG
-from robust_ext.models.vjp import row_gradient
+from robust_ext.models.rows import RowRNG, State
 
 
 @module_class
@@ -35,21 +34,19 @@ class AntiAdversary(SignPurifier):
     """
 
     name = "anti-adversary"
+    building_blocks = ("IP", "IA")
+    sign = -1
 
     steps: int = setting(default=2, help="At least 0.", minimum=0)
     step_size: float = setting(default=0.15)
     clip: bool = setting(default=False, help="Whether every point is clipped to the bounds.")
 
-    def start(self, x: Tensor, rng: RowRNG) -> tuple[Tensor, Mapping[str, Tensor]]:
+    def start(self, x: Tensor, rng: RowRNG) -> tuple[Tensor, State]:
         """Return the input; the state holds its prediction, ``"predicted"``, int64 ``(N,)``."""
         with torch.no_grad():
             logits: Tensor = self.classifier(x)
         return x, {"predicted": logits.argmax(1)}
 
-    def direction(self, point: Tensor, *, number: int, state: Mapping[str, Tensor], rng: RowRNG) -> Tensor:
-        """Return the descent direction."""
-
-        def loss(point: Tensor) -> Tensor:
-            return nn.functional.cross_entropy(self.classifier(point), state["predicted"], reduction="none")
-
-        return -row_gradient(loss, point).sign()
+    def loss(self, point: Tensor, **held: Any) -> Tensor:
+        """Return the cross-entropy of the class that was predicted, ``(N,)``."""
+        return nn.functional.cross_entropy(self.classifier(point), held["state"]["predicted"], reduction="none")

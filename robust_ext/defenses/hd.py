@@ -6,15 +6,14 @@ Croce et al., "Evaluating the Adversarial Robustness of Adaptive Test-time Defen
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from typing import Any
 
 from torch import Tensor
 
 from robust_ext.core.modules import given, module_class
 from robust_ext.core.settings import setting
 from robust_ext.defenses._common import SignPurifier, random_start
-from robust_ext.models.row_rng import RowRNG
-from robust_ext.models.vjp import row_gradient
+from robust_ext.models.rows import RowRNG, State
 
 
 @module_class
@@ -34,6 +33,7 @@ class HedgeDefense(SignPurifier):
     """
 
     name = "hd"
+    building_blocks = ("IP", "IA", "R")
     random = True
 
     steps: int = setting(default=20, help="At least 0.", minimum=0)
@@ -53,15 +53,11 @@ class HedgeDefense(SignPurifier):
         super().__post_init__()
         self.random = self.random_start
 
-    def start(self, x: Tensor, rng: RowRNG) -> tuple[Tensor, Mapping[str, Tensor]]:
+    def start(self, x: Tensor, rng: RowRNG) -> tuple[Tensor, State]:
         """Return the input, or a point drawn uniformly from the ball around it."""
         return random_start(self, x, rng, clip=self.clip_start) if self.random else x, {}
 
-    def direction(self, point: Tensor, *, number: int, state: Mapping[str, Tensor], rng: RowRNG) -> Tensor:
-        """Return the ascent direction."""
-        return row_gradient(self.loss, point).sign()
-
-    def loss(self, point: Tensor) -> Tensor:
+    def loss(self, point: Tensor, **held: Any) -> Tensor:
         """Return the cross-entropy summed over all classes, ``(N,)``."""
         logits: Tensor = self.classifier(point)
         return -logits.log_softmax(1).sum(1)

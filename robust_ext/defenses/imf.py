@@ -7,7 +7,6 @@ Robustness of Adaptive Test-time Defenses" (2022), appendix A.1.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -16,11 +15,8 @@ from torch import Tensor, nn
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.modules import module_class, positional
 from robust_ext.core.settings import setting
-from robust_ext.core.validation import check_number
 from robust_ext.defenses._common import SignPurifier, one_a_row, over_rows
 from robust_ext.defenses.training.discriminator import Discriminator, DiscriminatorTraining
-from robust_ext.models.row_rng import RowRNG
-from robust_ext.models.vjp import row_gradient
 
 
 @module_class
@@ -37,6 +33,8 @@ class IMF(SignPurifier):
     """
 
     name = "imf"
+    building_blocks = ("IP", "IA", "AN")
+    sign = -1
     part_class = Discriminator
     training_class = DiscriminatorTraining
 
@@ -72,8 +70,6 @@ class IMF(SignPurifier):
             self.step_size = self.radius
         if not isinstance(self.doubtful, (tuple, list)) or len(self.doubtful) != 2:
             raise InvalidArgumentError("doubtful", self.doubtful, "a pair (lower, higher)")
-        low, high = (check_number("doubtful", value, minimum=0, maximum=1) for value in self.doubtful)
-        self.doubtful = (low, high)
 
     @classmethod
     def part_arguments(cls, part: Any, classifier: nn.Module, inputs: Tensor) -> dict[str, Any]:
@@ -83,19 +79,19 @@ class IMF(SignPurifier):
         part(classifier(inputs))
         return {"discriminator": part}
 
-    def direction(self, point: Tensor, *, number: int, state: Mapping[str, Tensor], rng: RowRNG) -> Tensor:
+    def direction(self, point: Tensor, **held: Any) -> Tensor:
         """Return the descent direction, shortened in doubt."""
         seen: list[Tensor] = []
-
-        def loss(point: Tensor) -> Tensor:
-            value = one_a_row(self.discriminator(self.classifier(point)), len(point))
-            seen.append(value.detach())
-            if not self.saturating:
-                return nn.functional.softplus(-value)
-            return nn.functional.binary_cross_entropy(value.sigmoid(), torch.ones_like(value), reduction="none")
-
-        gradient = row_gradient(loss, point)
+        direction = super().direction(point, seen=seen)
         probability = seen[0].sigmoid()
         unsure = (probability > self.doubtful[0]) & (probability < self.doubtful[1])
         share = torch.ones_like(probability).masked_fill(unsure, self.doubt).to(point)
-        return -over_rows(share, point) * gradient.sign()
+        return over_rows(share, point) * direction
+
+    def loss(self, point: Tensor, **held: Any) -> Tensor:
+        """Return the binary cross-entropy to the class "clean", ``(N,)``."""
+        value = one_a_row(self.discriminator(self.classifier(point)), len(point))
+        held["seen"].append(value.detach())
+        if not self.saturating:
+            return nn.functional.softplus(-value)
+        return nn.functional.binary_cross_entropy(value.sigmoid(), torch.ones_like(value), reduction="none")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -21,8 +21,8 @@ from robust_ext.core.settings import setting
 from robust_ext.core.validation import from_unit, to_unit
 from robust_ext.defenses._common import check_images, with_zero_gradient
 from robust_ext.detectors._features.squeezers import BitDepth, Median
-from robust_ext.models.purifier import Purifier
-from robust_ext.models.row_rng import RowRNG
+from robust_ext.models.adaptive import Purifier
+from robust_ext.models.rows import RowRNG, State
 
 
 @module_class
@@ -32,7 +32,7 @@ class _Transformation(Purifier):
     transform: Callable[[Tensor], Tensor] = dataclasses.field(init=False)
     steps: int = 1
 
-    def step(self, point: Tensor, *, x: Tensor, number: int, state: Mapping[str, Tensor], rng: RowRNG) -> Tensor:
+    def step(self, point: Tensor, *, x: Tensor, number: int, state: State, rng: RowRNG) -> Tensor:
         """Return the transformed points."""
         return self.transform(point)
 
@@ -57,6 +57,7 @@ class BitDepthReduction(_Transformation):
     """Rounding to ``2 ** bits`` levels (Xu et al. 2018, section 3.1); its gradient is 0."""
 
     name = "bit-depth"
+    building_blocks = ("IP",)
 
     bits: int = setting(default=3, help="From 1 to 16.", minimum=1, maximum=16)
     bounds: tuple[float, float] = given("Of the inputs.", default=(0.0, 1.0))
@@ -74,6 +75,7 @@ class MedianSmoothing(_Transformation):
     """
 
     name = "median"
+    building_blocks = ("IP",)
 
     size: int = setting(default=3, help="Side of the window, at least 2.", minimum=2)
 
@@ -93,6 +95,7 @@ class JPEGCompression(_Transformation):
     """
 
     name = "jpeg"
+    building_blocks = ("IP",)
 
     quality: int = setting(default=50, help="From 1 to 100.", minimum=1, maximum=100)
     truncate: bool = setting(
@@ -104,28 +107,24 @@ class JPEGCompression(_Transformation):
         super().__post_init__()
         _pillow()
 
-    def step(self, point: Tensor, *, x: Tensor, number: int, state: Mapping[str, Tensor], rng: RowRNG) -> Tensor:
+    def step(self, point: Tensor, *, x: Tensor, number: int, state: State, rng: RowRNG) -> Tensor:
         """Return the images after saving and reading."""
         check_images(point)
         with torch.no_grad():
             values = to_unit(point, self.bounds).float() * 255
             whole = (values if self.truncate else values.round()).clamp(0, 255).to(torch.uint8).cpu().numpy()
-        read = np.stack([_as_jpeg(image, self.quality) for image in whole])
-        coded = from_unit(torch.from_numpy(read).to(point) / 255, self.bounds)
-        return with_zero_gradient(coded, point)
+        coded = torch.from_numpy(np.stack([self._coded(image) for image in whole])).to(point)
+        return with_zero_gradient(from_unit(coded / 255, self.bounds), point)
 
-
-def _as_jpeg(image: np.ndarray[Any, np.dtype[np.uint8]], quality: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Save an image ``(C, H, W)`` and read it again."""
-    library = _pillow()
-    together = len(image) == 3
-    parts = []
-    for part in [image.transpose(1, 2, 0)] if together else image:
-        buffer = io.BytesIO()
-        library.fromarray(part).save(buffer, format="jpeg", quality=quality)
-        with library.open(buffer) as saved:
-            parts.append(np.array(saved))
-    return parts[0].transpose(2, 0, 1) if together else np.stack(parts)
+    def _coded(self, image: np.ndarray[Any, np.dtype[np.uint8]]) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """Save an image ``(C, H, W)`` and read it again."""
+        library, together, parts = _pillow(), len(image) == 3, []
+        for part in [image.transpose(1, 2, 0)] if together else image:
+            buffer = io.BytesIO()
+            library.fromarray(part).save(buffer, format="jpeg", quality=self.quality)
+            with library.open(buffer) as saved:
+                parts.append(np.array(saved))
+        return parts[0].transpose(2, 0, 1) if together else np.stack(parts)
 
 
 def _pillow() -> Any:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor, nn
 
@@ -11,8 +9,7 @@ from robust_ext.core.modules import given, module_class, positional
 from robust_ext.core.settings import setting
 from robust_ext.defenses._common import with_zero_gradient
 from robust_ext.models.adaptive import AdaptiveDefense
-from robust_ext.models.adaptive_solution import Solution
-from robust_ext.models.row_rng import RowRNG
+from robust_ext.models.rows import RowRNG, Solution, State
 
 
 @module_class
@@ -30,6 +27,7 @@ class RandomizedSmoothing(AdaptiveDefense):
     """
 
     name = "randomized-smoothing"
+    building_blocks = ("IP", "R")
     random = True
     output = "probabilities"
     stretched = ("noise",)
@@ -52,18 +50,14 @@ class RandomizedSmoothing(AdaptiveDefense):
         """Return the unchanged input, and the seeds of the noise."""
         return Solution(x, (x,), {"seeds": torch.tensor(rng.seeds, dtype=torch.int64)})
 
-    def readout(self, point: Tensor, state: Mapping[str, Tensor]) -> Tensor:
+    def readout(self, point: Tensor, state: State) -> Tensor:
         """Return probabilities ``(N, K)``, or shares of votes."""
-        rng = RowRNG(state["seeds"])
-        parts = []
+        rng, parts = RowRNG(state["seeds"]), []
         for first in range(0, self.samples, self.chunk):
             numbers = range(first, min(first + self.chunk, self.samples))
             noisy = torch.cat([point + self.noise * rng.normal(point, "noise", number) for number in numbers])
-            parts.append(self._shares(self.classifier(noisy)).view(len(numbers), len(point), -1).sum(0))
+            logits: Tensor = self.classifier(noisy)
+            votes = nn.functional.one_hot(logits.argmax(1), logits.shape[1]).to(logits)
+            shares = logits.softmax(1) if self.vote == "mean" else with_zero_gradient(votes, logits)
+            parts.append(shares.view(len(numbers), len(point), -1).sum(0))
         return torch.stack(parts).sum(0) / self.samples
-
-    def _shares(self, logits: Tensor) -> Tensor:
-        if self.vote == "mean":
-            return logits.softmax(1)
-        votes = nn.functional.one_hot(logits.argmax(1), logits.shape[1]).to(logits)
-        return with_zero_gradient(votes, logits)

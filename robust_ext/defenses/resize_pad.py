@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor, nn
 
@@ -12,8 +10,7 @@ from robust_ext.core.settings import setting
 from robust_ext.core.validation import check_number
 from robust_ext.defenses._common import check_images
 from robust_ext.models.adaptive import AdaptiveDefense
-from robust_ext.models.adaptive_solution import Solution
-from robust_ext.models.row_rng import RowRNG
+from robust_ext.models.rows import RowRNG, Solution, State
 
 _PLACE = ("height", "width", "top", "left")
 
@@ -33,6 +30,7 @@ class RandomResizePad(AdaptiveDefense):
     """
 
     name = "resize-pad"
+    building_blocks = ("IP", "R")
     random = True
     stretched = ("fill",)
 
@@ -66,14 +64,14 @@ class RandomResizePad(AdaptiveDefense):
         places = torch.tensor([self._place(rng.generator(row, "place"), x) for row in range(len(x))])
         return Solution(x, (x,), {name: places[:, column].to(x.device) for column, name in enumerate(_PLACE)})
 
-    def readout(self, point: Tensor, state: Mapping[str, Tensor]) -> Tensor:
+    def readout(self, point: Tensor, state: State) -> Tensor:
         """Return logits ``(N, K)`` of the images in their places."""
         out: Tensor = self.classifier(self.place(point, state))
         return out
 
-    def place(self, point: Tensor, state: Mapping[str, Tensor]) -> Tensor:
+    def place(self, point: Tensor, state: State) -> Tensor:
         """Return the classifier's inputs for images ``(N, C, H, W)`` and a state."""
-        full = self._limits(point)[1]
+        _, full = self._limits(point)
         placed = []
         for row, values in enumerate(zip(*(state[name].tolist() for name in _PLACE), strict=True)):
             height, width, top, left = values
@@ -83,18 +81,16 @@ class RandomResizePad(AdaptiveDefense):
             placed.append(nn.functional.pad(small, around, value=self.fill))
         return torch.cat(placed)
 
-    def _limits(self, x: Tensor) -> tuple[tuple[int, int], tuple[int, int]]:
+    def _limits(self, x: Tensor) -> list[list[int]]:
         """Return least and greatest height and width."""
-        height, width = x.shape[-2:]
-        least = max(1, round(self.smallest * height)), max(1, round(self.smallest * width))
-        return least, (max(1, round(self.largest * height)), max(1, round(self.largest * width)))
+        return [[max(1, round(share * length)) for length in x.shape[-2:]] for share in (self.smallest, self.largest)]
 
     def _place(self, generator: torch.Generator, x: Tensor) -> tuple[int, int, int, int]:
         def draw(below: int) -> int:
             return int(torch.randint(below, (), generator=generator))
 
         least, full = self._limits(x)
-        height = least[0] + draw(max(full[0] - least[0], 1))
-        share = (height - least[0]) / max(full[0] - least[0], 1)
-        width = round(least[1] + share * (full[1] - least[1]))
+        rows = max(full[0] - least[0], 1)
+        height = least[0] + draw(rows)
+        width = round(least[1] + (height - least[0]) / rows * (full[1] - least[1]))
         return height, width, draw(full[0] - height + 1), draw(full[1] - width + 1)

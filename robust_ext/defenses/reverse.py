@@ -6,7 +6,6 @@ Source: Mao et al., "Adversarial Attacks are Reversible with Natural Supervision
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -21,8 +20,7 @@ from robust_ext.defenses._common import SignPurifier, random_start
 from robust_ext.defenses.training.loop import NetworkTraining, TrainedPart
 from robust_ext.defenses.training.views import RandomViews
 from robust_ext.models.features import split
-from robust_ext.models.row_rng import RowRNG, seeds_of
-from robust_ext.models.vjp import row_gradient
+from robust_ext.models.rows import RowRNG, State, seeds_of
 
 POSITIVES = ("first", "all")
 
@@ -37,9 +35,8 @@ class ContrastiveHead(TrainedPart):
         self, features: int, *, width: int = 256, dimension: int = 16, views: RandomViews | None = None
     ) -> None:
         super().__init__()
-        self.layers = nn.Sequential(
-            nn.Linear(features, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, dimension)
-        )
+        first, last = nn.Linear(features, width), nn.Linear(width, dimension)
+        self.layers = nn.Sequential(first, nn.BatchNorm1d(width), nn.ReLU(), last)
         self.views = RandomViews() if views is None else views
         self.settings = {"features": features, "width": width, "dimension": dimension, "views": self.views.settings}
         self.eval()
@@ -143,6 +140,8 @@ class ContrastiveReversal(SignPurifier):
     """
 
     name = "reverse"
+    building_blocks = ("IP", "IA", "AN", "R", "ED")
+    sign = -1
     part_class = ContrastiveHead
     training_class = ContrastiveTraining
     random = True
@@ -159,9 +158,7 @@ class ContrastiveReversal(SignPurifier):
     views: int = setting(default=4, help="Views of each image, at least 2; the paper has 2 or 4.", minimum=2)
     temperature: float = setting(default=0.2, help="Of the loss.", above=0)
     positives: str = setting(
-        default="first",
-        help="See :func:`robust_ext.defenses.reverse.contrastive_losses`.",
-        choices=POSITIVES,
+        default="first", help="See :func:`robust_ext.defenses.reverse.contrastive_losses`.", choices=POSITIVES
     )
     augment: nn.Module = given(
         "How views are drawn, a :class:`~robust_ext.defenses.training.views.RandomViews`; those of the authors "
@@ -182,19 +179,14 @@ class ContrastiveReversal(SignPurifier):
         encoder(inputs)
         return {"encoder": encoder, "augment": part.views}
 
-    def start(self, x: Tensor, rng: RowRNG) -> tuple[Tensor, Mapping[str, Tensor]]:
+    def start(self, x: Tensor, rng: RowRNG) -> tuple[Tensor, State]:
         """Return the input, or a point drawn uniformly from the ball around it, in bounds."""
         return random_start(self, x, rng) if self.random_start else x, {}
 
-    def direction(self, point: Tensor, *, number: int, state: Mapping[str, Tensor], rng: RowRNG) -> Tensor:
-        """Return the descent direction."""
-        return -row_gradient(lambda leaf: self.loss(leaf, rng, number), point).sign()
-
-    def loss(self, point: Tensor, rng: RowRNG, number: int) -> Tensor:
-        """Return the contrastive loss ``(N,)`` of each row of a group ``(N, C, H, W)`` at step ``number``."""
+    def loss(self, point: Tensor, **held: Any) -> Tensor:
+        """Return the contrastive loss ``(N,)`` of each row of a group ``(N, C, H, W)`` at a step."""
         unit = to_unit(point, self.bounds)
-        seen = torch.cat([self.augment(unit, rng, "view", number, view) for view in range(self.views)])
-        embeddings: Tensor = self.encoder(from_unit(seen, self.bounds))
-        return contrastive_losses(
-            embeddings.view(self.views, len(point), -1), temperature=self.temperature, positives=self.positives
-        )
+        keys = [("view", held["number"], view) for view in range(self.views)]
+        seen = torch.cat([self.augment(unit, held["rng"], *key) for key in keys])
+        embeddings: Tensor = self.encoder(from_unit(seen, self.bounds)).view(self.views, len(point), -1)
+        return contrastive_losses(embeddings, temperature=self.temperature, positives=self.positives)

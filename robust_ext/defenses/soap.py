@@ -18,8 +18,7 @@ from robust_ext.core.modules import given, module_class
 from robust_ext.core.settings import setting
 from robust_ext.defenses._common import keep_in, over_rows
 from robust_ext.models.adaptive import AdaptiveDefense
-from robust_ext.models.adaptive_solution import Solution
-from robust_ext.models.row_rng import RowRNG
+from robust_ext.models.rows import RowRNG, Solution
 from robust_ext.models.vjp import row_gradient
 
 
@@ -30,11 +29,8 @@ def flipped_crop(x: Tensor, *, crop: int = 2, flip: bool = True) -> Tensor:
     for images whose mirror images are no such images, as digits. Too small ones raise InvalidArgumentError.
     """
     if x.dim() != 4 or 2 * crop >= min(x.shape[2:]):
-        raise InvalidArgumentError(
-            "x",
-            f"shape {tuple(x.shape)}",
-            f"images (N, C, H, W) of more than {2 * crop} pixels; or choose another view",
-        )
+        expected = f"images (N, C, H, W) of more than {2 * crop} pixels; or choose another view"
+        raise InvalidArgumentError("x", f"shape {tuple(x.shape)}", expected)
     height, width = x.shape[2:]
     part = (x.flip(3) if flip else x)[:, :, crop : height - crop, crop : width - crop]
     return nn.functional.interpolate(part, size=(height, width), mode="nearest")
@@ -47,13 +43,11 @@ class SOAP(AdaptiveDefense):
     The loss is the mean squared difference between the logits of an input and of a view of it. For each radius
     ``e * radius``, e from 0 to ``radii - 1``, ``steps`` steps start at the input; of the points they end at, the one of
     lowest loss is classified, the smallest radius where several are. The iterates are those of the chosen radius, which
-    are what ``"trajectory"`` of :class:`~robust_ext.models.bpda.BPDA` averages gradients over.
+    is the state ``"radius"`` ``(N,)`` in the units of the inputs.
 
     Each row costs ``2 radii (steps + 1) + 1`` forward and ``2 radii steps`` backward passes of the classifier, by
-    default 133 and 110. (The case study counts 111 and 110, without those that choose the radius.)
-
-    A classifier should be trained with the same loss besides its own; others may lose accuracy. The state holds the
-    chosen radius in the units of the inputs, ``"radius"`` ``(N,)``.
+    default 133 and 110. (The case study counts 111 and 110, without those that choose the radius.) A classifier should
+    be trained with the same loss besides its own; others may lose accuracy.
 
     Example:
         >>> defense = SOAP(nn.Sequential(nn.Flatten(), nn.Linear(64, 3)))
@@ -63,6 +57,7 @@ class SOAP(AdaptiveDefense):
     """
 
     name = "soap"
+    building_blocks = ("IP", "IA", "AN")
     needs_gradients = True
     stretched = ("radius", "step_size")
 
@@ -108,13 +103,11 @@ class SOAP(AdaptiveDefense):
         """Try all radii, see :meth:`~robust_ext.models.adaptive.AdaptiveDefense.solve`."""
         path, lowest = self._tried(x, 0.0, record)
         chosen = torch.zeros_like(lowest)
-        for number in range(1, self.radii):
-            radius = number * self.radius
+        for radius in (number * self.radius for number in range(1, self.radii)):
             other, loss = self._tried(x, radius, record)
             better = loss < lowest
             path = [torch.where(over_rows(better, x), b, a) for a, b in zip(path, other, strict=True)]
-            lowest = torch.where(better, loss, lowest)
-            chosen = torch.where(better, radius, chosen)
+            lowest, chosen = torch.where(better, loss, lowest), torch.where(better, radius, chosen)
         return Solution(path[-1], tuple(path), {"radius": chosen})
 
     def _tried(self, x: Tensor, radius: float, record: bool) -> tuple[list[Tensor], Tensor]:

@@ -76,9 +76,9 @@ def run_demo(*, samples: int = 64, seed: int = 0, progress: bool = False) -> Bin
     threat_model = ThreatModel(norm="linf", epsilon=0.1)
     strong, weak = "foolbox:LinfPGD(steps=40, rel_stepsize=0.1)", "foolbox:LinfPGD(steps=20, rel_stepsize=0.005)"
     cases: dict[str, tuple[nn.Module, dict[str, str]]] = {
-        "a plain net": (network, {"PGD": strong, "tiny steps": weak}),
-        "logits x 1000": (Saturated(network), {"CE loss": strong}),
-        "rounded inputs": (Rounded(network), {"no BPDA": strong}),
+        "digits": (network, {"PGD": strong, "tiny steps": weak}),
+        "logits x 1000": (Saturated(network), {"CE": strong}),
+        "rounding": (Rounded(network), {"no BPDA": strong}),
     }
     results = []
     for target, (model, attacks) in cases.items():

@@ -20,5 +20,5 @@ from robust_ext.detectors.observation import observe as observe
 from robust_ext.detectors.odds import OddsDetector as OddsDetector
 from robust_ext.detectors.scored import ScoreDetector as ScoreDetector
 from robust_ext.detectors.trapdoor import TrapdoorDetector as TrapdoorDetector
-from robust_ext.detectors.triggers import Triggers as Triggers
-from robust_ext.detectors.triggers import make_triggers as make_triggers
+from robust_ext.detectors.trapdoor import Triggers as Triggers
+from robust_ext.detectors.trapdoor import make_triggers as make_triggers

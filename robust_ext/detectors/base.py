@@ -36,9 +36,15 @@ T = TypeVar("T")
 class Detector(SettingsModule, ABC):
     """A detector next to a classifier. A subclass computes a score from one forward pass of the classifier.
 
-    Settings of a subclass are declared, see :mod:`robust_ext.core.modules`. One that is in
-    :data:`robust_ext.detectors.catalogue.DETECTORS` is fitted by its name: with ``presets``,
+    It declares its settings, see :mod:`robust_ext.core.modules`. What
+    :data:`robust_ext.detectors.catalogue.DETECTORS` holds is fitted by its name, with ``presets``,
     :meth:`training_settings` and :meth:`fit_to`.
+
+    Where there is something to fit, ``fit`` takes clean training inputs ``(N, ...)``, floating point and in the bounds;
+    a supervised detector also adversarial ones ``(M, ...)``, made by the attacks to detect. Its ``batch_size`` is the
+    number of inputs in one pass or step, and its ``seed`` that of everything that is drawn; global generators are left
+    alone. It raises InvalidArgumentError for other tensors and settings, ModelError where features are not finite, and
+    MissingDependencyError where scikit-learn is needed.
 
     Attributes:
         layers: Names of the classifier's layers whose outputs the score needs.
@@ -67,13 +73,9 @@ class Detector(SettingsModule, ABC):
 
     @abstractmethod
     def score_of(self, observed: Observation) -> Tensor:
-        """The score of each input, ``(N,)``: higher means more adversarial.
+        """The score of each input, ``(N,)``, from a forward pass that has :attr:`layers`: higher for more adversarial.
 
-        Args:
-            observed: One forward pass of the classifier, with the outputs of :attr:`layers`.
-
-        Raises:
-            ModelError: The detector is not fitted, or to another classifier or other inputs.
+        ModelError: the detector is not fitted, or to another classifier or other inputs.
         """
 
     def score(self, x: Tensor) -> Tensor:
@@ -91,16 +93,12 @@ class Detector(SettingsModule, ABC):
             scores = self.score_of(observed)
         if not isinstance(scores, Tensor) or not scores.is_floating_point() or scores.shape != (rows,):
             shown = f"shape {tuple(scores.shape)}" if isinstance(scores, Tensor) else type(scores).__name__
-            raise self.error(
-                f"returned {shown} for {rows} inputs, expected one floating point score an input, of shape ({rows},)"
-            )
+            expected = f"expected one floating point score an input, of shape ({rows},)"
+            raise self.error(f"returned {shown} for {rows} inputs, {expected}")
         return scores
 
     def score_margin_of(self, observed: Observation) -> Tensor:
-        """Return the margins of the scores of a forward pass above the threshold, ``(N,)``: detected above 0.
-
-        ModelError: the detector has no threshold yet.
-        """
+        """Return the margins of the scores of a forward pass above the threshold, ``(N,)``; ModelError without one."""
         if bool(self.threshold.isnan().all()):
             raise self.error("has no threshold; call calibrate(clean_inputs, false_positive_rate=0.05) first")
         limit = self.threshold if self.threshold.dim() == 0 else self.threshold[observed.predicted]
@@ -111,25 +109,14 @@ class Detector(SettingsModule, ABC):
         return self.score_margin_of(observe(self.classifier, x, self.layers))
 
     def decide(self, x: Tensor) -> Tensor:
-        """Return a mask of detected inputs ``(N, ...)``, bool ``(N,)``; scores of NaN count as detected.
-
-        Raises:
-            ModelError: The detector has no threshold yet.
-        """
+        """Return a mask of detected inputs ``(N, ...)``, bool ``(N,)``; scores of NaN count as detected."""
         with torch.no_grad():
             return rejected(self.score_margin(x))
 
     def calibrate(
-        self,
-        inputs: Tensor,
-        *,
-        false_positive_rate: float = 0.05,
-        per_class: bool = False,
-        batch_size: int = 256,
+        self, inputs: Tensor, *, false_positive_rate: float = 0.05, per_class: bool = False, batch_size: int = 256
     ) -> Calibration:
-        """Set the threshold so that at most a share of clean inputs is detected.
-
-        It is the lowest of the scores above which at most that share lies.
+        """Set the threshold: the lowest of the scores above which at most a share of clean inputs lies.
 
         Args:
             inputs: Clean inputs ``(N, ...)`` that the detector was not fitted on.
@@ -180,30 +167,19 @@ class Detector(SettingsModule, ABC):
     def training_settings(
         cls, classifier: nn.Module, clean: Tensor, constants: Mapping[str, Any], given: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Settings of the constructor and of ``fit`` for a fit by name.
+        """Settings of the constructor and of ``fit`` for a fit by name, on clean training inputs ``(N, ...)``.
 
-        Args:
-            classifier: The network to watch.
-            clean: Training inputs ``(N, ...)``.
-            constants: Those of :attr:`presets` for such inputs.
-            given: What the caller has set, which takes precedence.
+        ``constants`` are those of :attr:`presets` for such inputs; what the caller has ``given`` takes precedence.
         """
         return {**constants, **given}
 
     def fit_to(self, data: TrainingSet, settings: Mapping[str, Any], *, seed: int) -> None:
-        """Fit it on training data; nothing where nothing is fitted.
-
-        Args:
-            data: Clean inputs, and where adversarial ones come from.
-            settings: Keyword arguments of ``fit``.
-            seed: Of all draws.
-        """
+        """Fit it on training data, with keyword arguments of ``fit`` and all draws by the seed; nothing by default."""
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write what was fitted and calibrated to a safetensors file, without the classifier.
 
-        Raises:
-            ModelError: It contains code, which no file can hold.
+        ModelError: it contains code, which no file can hold.
         """
         about, values = self.packed()
         about["checksum"] = _checksum(about, values)
@@ -211,15 +187,9 @@ class Detector(SettingsModule, ABC):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], classifier: nn.Module, *, kinds: Sequence[type[Detector]] = ()) -> Self:
-        """Read what :meth:`save` wrote.
+        """Read what :meth:`save` wrote, for the classifier that was watched; DataError for any other file.
 
-        Args:
-            path: The file.
-            classifier: The network that it watched.
-            kinds: Classes of members of a combined detector that are not in :mod:`robust_ext.detectors`.
-
-        Raises:
-            DataError: The file cannot be read, or holds another detector.
+        ``kinds`` are classes of members of a combined detector that are not in :mod:`robust_ext.detectors`.
         """
         try:
             with safetensors.safe_open(path, framework="pt") as file:

@@ -38,7 +38,7 @@ class Calibration:
 def find_threshold(
     scores: Tensor, predicted: Tensor, *, classes: int | None, rate: float
 ) -> tuple[Tensor, Calibration]:
-    """The threshold of clean scores ``(N,)``, ``()`` or one a predicted class ``(classes,)``, and how it came about.
+    """The threshold of clean scores ``(N,)``, ``()`` or one a predicted class ``(classes,)``, and its origin.
 
     InvalidArgumentError: there are too few scores to tell the share ``rate`` from none. ModelError: scores are NaN, or
     all the same.
@@ -50,12 +50,19 @@ def find_threshold(
             f"scored all {len(scores)} clean inputs {float(scores[0]):.6g}, so that it detects either everything or "
             "nothing; look at its score"
         )
-    if classes is None:
-        threshold = _limit(scores, rate, "")
-    else:
-        parts = [scores[predicted == label] for label in range(classes)]
-        threshold = torch.stack([_limit(part, rate, f" of class {label}") for label, part in enumerate(parts)])
-    flagged = int((scores > (threshold if classes is None else threshold[predicted])).sum())
+
+    def limit(own: Tensor, which: str = "") -> Tensor:
+        detected = int(rate * len(own) + 1e-9)
+        if detected < 1:
+            expected = f"at least {-int(-1 // rate)} clean inputs{which}, of which one may be detected"
+            raise InvalidArgumentError("false_positive_rate", f"{rate:g} with {len(own)} clean inputs{which}", expected)
+        return own.sort(descending=True).values[min(detected, len(own) - 1)].clone()
+
+    threshold = above = limit(scores) if classes is None else torch.empty(0)
+    if classes is not None:
+        threshold = torch.stack([limit(scores[predicted == one], f" of class {one}") for one in range(classes)])
+        above = threshold[predicted]
+    flagged = int((scores > above).sum())
     return threshold, Calibration(
         false_positive_rate=rate,
         achieved=flagged / len(scores),
@@ -63,12 +70,3 @@ def find_threshold(
         samples=len(scores),
         per_class=classes is not None,
     )
-
-
-def _limit(scores: Tensor, rate: float, which: str) -> Tensor:
-    """The lowest of the scores above which at most a share of them lies."""
-    detected = int(rate * len(scores) + 1e-9)
-    if detected < 1:
-        expected = f"at least {-int(-1 // rate)} clean inputs{which}, of which one may be detected"
-        raise InvalidArgumentError("false_positive_rate", f"{rate:g} with {len(scores)} clean inputs{which}", expected)
-    return scores.sort(descending=True).values[min(detected, len(scores) - 1)].clone()

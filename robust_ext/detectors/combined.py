@@ -28,8 +28,7 @@ class CombinedDetector(Detector):
 
     One forward pass of the classifier serves all members. Each member's score becomes the share of clean scores below
     it (:func:`~robust_ext.detectors.combining.ranks_among`), so that scales do not matter, and these ranks are combined
-    by :func:`~robust_ext.detectors.combining.combine_ranks`. The mixture is that of Granese et al., "Optimal
-    Zero-Shot Detector for Multi-Armed Attacks" (2024), with ranks for their probabilities.
+    by :func:`~robust_ext.detectors.combining.combine_ranks`.
 
     Order of work: fit the members (and set limits of their own, as MagNet's ``calibrate`` does), then
     :meth:`fit_clean`, then :meth:`calibrate` on other clean inputs. What changes a member's scores afterwards calls for
@@ -43,12 +42,11 @@ class CombinedDetector(Detector):
     Example:
         >>> from robust_ext.datasets import load_dataset
         >>> from robust_ext.demo.network import digits_network
+        >>> from robust_ext.detectors import ScoreDetector
         >>> inputs, _ = load_dataset("digits").take(range(200))
         >>> network = digits_network()
-        >>> from robust_ext.detectors import ScoreDetector
         >>> scores = (lambda x: x.flatten(1).std(1), lambda x: -network(x).amax(1))
-        >>> both = [ScoreDetector(network, score) for score in scores]
-        >>> detector = CombinedDetector(network, both, method="max")
+        >>> detector = CombinedDetector(network, [ScoreDetector(network, score) for score in scores], method="max")
         >>> detector.fit_clean(inputs[:100])
         >>> detector.calibrate(inputs[100:], false_positive_rate=0.05).achieved
         0.05
@@ -97,39 +95,34 @@ class CombinedDetector(Detector):
     def fit_clean(self, inputs: Tensor, *, batch_size: int = 256, seed: int = 0) -> None:
         """Take the clean scores that ranks are counted among; a threshold that was set is forgotten.
 
-        Args:
-            inputs: Clean inputs ``(N, ...)`` that no member was fitted on. A rank resolves ``1 / N``, so a few hundred.
-            batch_size: Inputs scored at once.
-            seed: Of members that are random; global generators are left alone.
-
-        Raises:
-            InvalidArgumentError: These are no such inputs or settings.
-            ModelError: A member is not fitted, scores NaN, or scores no input a finite number.
+        See :class:`Detector`: no member was fitted on these inputs. A rank resolves ``1 / N``, so a few hundred.
+        ModelError: a member is not fitted, scores NaN, or scores no input a finite number.
         """
         check_integer("seed", seed, minimum=0)
         check_clean(inputs, batch_size)
         with seeded_globals(seed):
-            found = self.over_batches(inputs, self.scores_of, batch_size)
-        scores = torch.cat(found).T.contiguous()
-        for number, row in enumerate(scores):
-            name = self._name(number)
+            scores = torch.cat(self.over_batches(inputs, self.scores_of, batch_size)).T.contiguous()
+        for number, (row, member) in enumerate(zip(scores, self.members, strict=True)):
+            name = f"member {number} ({getattr(member, 'name', type(member).__name__)})"
             if bool(row.isnan().any()) or not bool(row.isfinite().any()):
                 raise self.error(
-                    f"member {name} scored {int(row.isnan().sum())} of {len(row)} clean "
-                    f"inputs NaN and {int(row.isfinite().sum())} finite, expected none and at least one; leave it out"
+                    f"{name} scored {int(row.isnan().sum())} of {len(row)} clean inputs NaN and "
+                    f"{int(row.isfinite().sum())} finite, expected none and at least one; leave it out"
                 )
             if len(row) > 1 and bool((row == row[0]).all()):
-                warn(
-                    f"detector CombinedDetector: member {name} scored all {len(row)} clean inputs {float(row[0]):.6g}; "
-                    "look at its score"
-                )
+                shown = f"{name} scored all {len(row)} clean inputs {float(row[0]):.6g}"
+                warn(f"detector CombinedDetector: {shown}; look at its score")
         self.clean = scores.sort(1).values
         # It belongs to the ranks among other scores.
         self.threshold = torch.tensor(torch.nan, device=module_device(self.classifier))
 
     def scores_of(self, observed: Observation) -> Tensor:
         """The members' own scores of a forward pass, float64 ``(N, K)``, with gradients."""
-        return torch.stack([member.checked(_share(observed, member)).double() for member in self.members], 1)
+        found = []
+        for member in self.members:
+            layers = {name: observed.layers[name] for name in member.layers}
+            found.append(member.checked(Observation(observed.inputs, observed.logits, layers)).double())
+        return torch.stack(found, 1)
 
     def ranks_of(self, observed: Observation) -> Tensor:
         """The members' ranks of a forward pass, float64 ``(N, K)``, with gradients."""
@@ -165,27 +158,19 @@ class CombinedDetector(Detector):
         cls.check_kind(about)
         if not {"threshold", "clean"} <= values.keys() or "members" not in about:
             raise DataError(f"holds {sorted(values)}, expected 'clean', 'threshold' and members")
+        known: list[type[Detector]] = [*PUBLISHED, cls, *kinds]
+        named = {kind.__name__: kind for kind in known}
         members = []
         for number, one in enumerate(json.loads(about["members"])):
             name, start = one["detector"], f"{number}."
             own = {key.removeprefix(start): value for key, value in values.items() if key.startswith(start)}
-            known: tuple[type[Detector], ...] = (*kinds, cls, *PUBLISHED)
-            kind = next((each for each in known if each.__name__ == name), None)
             try:
-                if kind is None:
+                if name not in named:
                     raise DataError("its class is unknown; give it in kinds")
-                members.append(kind.unpacked(one, own, classifier, kinds=kinds))
+                members.append(named[name].unpacked(one, own, classifier, kinds=kinds))
             except DataError as error:
                 raise DataError(f"member {number}, {name}, cannot be read ({error})") from error
         detector = cls(classifier, members, **json.loads(about["settings"]))
         device = module_device(classifier)
         detector.threshold, detector.clean = values["threshold"].to(device), values["clean"].to(device)
         return detector
-
-    def _name(self, number: int) -> str:
-        return f"{number} ({getattr(self.members[number], 'name', type(self.members[number]).__name__)})"
-
-
-def _share(observed: Observation, member: Detector) -> Observation:
-    """A forward pass with the layers of one member only."""
-    return Observation(observed.inputs, observed.logits, {name: observed.layers[name] for name in member.layers})

@@ -1,11 +1,11 @@
 """One score out of those of several detectors: places among clean scores, and their mean, maximum or mixture.
 
-Scores of different detectors have different scales. Each is therefore turned into its rank among the scores of clean
-inputs first, a number in [0, 1], and the ranks are combined input by input.
+Scores of different detectors have different scales. Each therefore becomes its rank among the scores of clean inputs, a
+number in [0, 1], and the ranks are combined input by input.
 
 Source of the mixture: Granese, Romanelli, Piantanida, "Optimal Zero-Shot Detector for Multi-Armed Attacks" (2024;
-first as "A Minimax Approach Against Multi-Armed Adversarial Attacks Detection"). There the numbers that are mixed are
-the detectors' probabilities that an input is adversarial; here ranks stand in for them, as most detectors give none.
+first as "A Minimax Approach Against Multi-Armed Adversarial Attacks Detection"), with ranks for the detectors'
+probabilities, as most detectors give none.
 """
 
 from __future__ import annotations
@@ -43,13 +43,16 @@ def combine(scores: ArrayLike, clean: Sequence[ArrayLike], *, method: str) -> Fl
     check_choice("method", method, METHODS)
     found = _numbers("scores", scores)
     if found.ndim < 1 or not len(found) or len(found) != len(clean):
-        raise InvalidArgumentError(
-            "scores", f"shape {found.shape} beside clean scores of {len(clean)}", "one row for each detector, (K, ...)"
-        )
-    rows = [
-        ranks_among(row, torch.from_numpy(_clean(f"clean[{number}]", own)))
-        for number, (row, own) in enumerate(zip(torch.from_numpy(found.copy()), clean, strict=True))
-    ]
+        got = f"shape {found.shape} beside clean scores of {len(clean)}"
+        raise InvalidArgumentError("scores", got, "one row for each detector, (K, ...)")
+    rows = []
+    for number, (row, own) in enumerate(zip(found, clean, strict=True)):
+        known = _numbers(f"clean[{number}]", own)
+        if known.ndim != 1 or np.isnan(known).any() or not np.isfinite(known).any():
+            shown = f"shape {known.shape}, {np.isnan(known).sum()} of them NaN, {np.isfinite(known).sum()} finite"
+            expected = "scores (n,) without NaN, at least one of them finite"
+            raise InvalidArgumentError(f"clean[{number}]", shown, expected)
+        rows.append(ranks_among(torch.tensor(row), torch.from_numpy(np.sort(known))))
     out: Floats = combine_ranks(torch.stack(rows), method=method).numpy()
     return out
 
@@ -70,8 +73,7 @@ def ranks_among(scores: Tensor, clean: Tensor) -> Tensor:
         >>> ranks_among(torch.tensor([0.0, 1.0, 1.5, 2.0, 3.0, torch.inf]), torch.tensor([1.0, 2.0]).double()).tolist()
         [0.125, 0.25, 0.5, 0.75, 0.875, 1.0]
     """
-    scores = scores.double()
-    total = len(clean)
+    scores, total = scores.double(), len(clean)
     below, above = int((clean == -torch.inf).sum()), int((clean == torch.inf).sum())
     finite = clean[below : total - above]
     half = [torch.searchsorted(clean, finite, right=right) for right in (False, True)]
@@ -101,10 +103,8 @@ def combine_ranks(numbers: Tensor, *, method: str) -> Tensor:
     case mixture of Granese et al. With each number q_k as the probability of a binary decision, it is the q that
     minimises ``max_k KL(q_k || q)``, which is ``sum_k w_k q_k`` with the weights that maximise the mutual information
     of the detector's index and its decision. Only the lowest number a and the highest b have weight, and
-
-        ``logit q = (h(a) - h(b)) / (b - a)``
-
-    with h the binary entropy: the mean of the logit over [a, b], which is a where both are the same.
+    ``logit q = (h(a) - h(b)) / (b - a)`` with h the binary entropy: the mean of the logit over [a, b], which is a where
+    both are the same.
 
     Example:
         >>> numbers = torch.tensor([[0.0, 0.2], [0.5, 0.2], [1.0, 0.9]], dtype=torch.float64)
@@ -113,24 +113,22 @@ def combine_ranks(numbers: Tensor, *, method: str) -> Tensor:
         >>> round(combine_ranks(numbers[:2], method="mixture")[0].item(), 6)
         0.2
     """
-    check_choice("method", method, METHODS)
-    if method == "mean":
+    if check_choice("method", method, METHODS) == "mean":
         return numbers.mean(0)
     low, high = numbers.amin(0), numbers.amax(0)
     if method == "max":
         return high
+
+    def power(whole: Tensor) -> Tensor:
+        """``whole exp((1 - r) log(1 / (1 - r)) / r)`` of the share r = gap / whole; the exponent goes from 1 to 0."""
+        share = ((high - low) / torch.where(whole > 0, whole, 1.0)).clamp_max(_BELOW_ONE)
+        small = share < _SMALL
+        safe = torch.where(small, 0.5, share)
+        return whole * torch.where(small, 1 - share / 2, (safe - 1) * torch.log1p(-safe) / safe).exp()
+
     # The formula, with the logarithms of numbers that may be 0 taken out of the exponent.
-    yes = high * _exponent(high - low, high).exp()
-    no = (1 - low) * _exponent(high - low, 1 - low).exp()
+    yes, no = power(high), power(1 - low)
     return yes / (yes + no)
-
-
-def _exponent(gap: Tensor, whole: Tensor) -> Tensor:
-    """``(1 - r) log(1 / (1 - r)) / r`` of the share r = gap / whole, from 1 at r = 0 to 0 at r = 1."""
-    share = (gap / torch.where(whole > 0, whole, 1.0)).clamp_max(_BELOW_ONE)
-    small = share < _SMALL
-    safe = torch.where(small, 0.5, share)
-    return torch.where(small, 1 - share / 2, (safe - 1) * torch.log1p(-safe) / safe)
 
 
 def _numbers(argument: str, values: ArrayLike) -> Floats:
@@ -141,12 +139,3 @@ def _numbers(argument: str, values: ArrayLike) -> Floats:
     except (TypeError, ValueError) as error:
         raise InvalidArgumentError(argument, f"{type(values).__name__} ({error})", "an array of real numbers") from None
     return found.astype(np.float64)
-
-
-def _clean(argument: str, values: ArrayLike) -> Floats:
-    """Clean scores in order."""
-    found = _numbers(argument, values)
-    if found.ndim != 1 or np.isnan(found).any() or not np.isfinite(found).any():
-        shown = f"shape {found.shape}, {np.isnan(found).sum()} of them NaN, {np.isfinite(found).sum()} finite"
-        raise InvalidArgumentError(argument, shown, "scores (n,) without NaN, at least one of them finite")
-    return np.sort(found)

@@ -41,8 +41,8 @@ class DLADetector(Detector):
     supervised = True
 
     layers: Sequence[str] = setting(
-        help="Names of the layers whose activations it takes beside the logits, as in ``classifier.named_modules()``: "
-        "the activation before the last linear layer, or those of all dense layers.",
+        help="Names of the layers whose activations it takes in addition to the logits, as in "
+        "``classifier.named_modules()``: the activation before the last linear layer, or those of all dense layers.",
         check=check_names,
     )
     widths: Sequence[int] = setting(default=(100, 50, 10), help="Sizes of its hidden layers.", minimum=1)
@@ -64,20 +64,8 @@ class DLADetector(Detector):
     ) -> list[float]:
         """Train by Adam on the binary cross-entropy, in which clean and adversarial inputs weigh the same in total.
 
-        Args:
-            clean: Clean training inputs ``(N, ...)``.
-            adversarial: Adversarial ones ``(M, ...)``, made by the attacks to detect.
-            epochs: Passes over the data.
-            learning_rate: Of Adam.
-            batch_size: Inputs in a step.
-            seed: Of the initial weights and of the order; global generators are left alone.
-
-        Returns:
-            The mean loss of each epoch.
-
-        Raises:
-            InvalidArgumentError: These are no such tensors or settings.
-            ModelError: Activations are not finite.
+        See :class:`Detector` for the arguments; ``epochs`` are passes over the data. Returns the mean loss of each
+        epoch.
         """
         check_training(epochs, batch_size, learning_rate, seed)
         kinds = check_kinds(clean, adversarial)
@@ -96,9 +84,7 @@ class DLADetector(Detector):
                 )
                 return found, found
 
-            losses = minimise(
-                alarm, loss, rows=len(rows), epochs=epochs, batch_size=batch_size, learning_rate=learning_rate
-            )
+            losses = minimise(alarm, loss, len(rows), epochs, batch_size, learning_rate)
         self.features = rows.shape[1]
         self.alarm = alarm.requires_grad_(False)
         return losses

@@ -130,9 +130,8 @@ def _make(squeezer: Any, bounds: tuple[float, float]) -> Callable[[Tensor], Tens
     if isinstance(squeezer, type) or not callable(squeezer):
         raise InvalidArgumentError("squeezers", squeezer, "a pair of a name and its settings, or a callable x -> x")
     if isinstance(squeezer, nn.Module) and squeezer.training and not isinstance(squeezer, Squeezer):
-        raise InvalidArgumentError(
-            "squeezers", f"{type(squeezer).__name__} in train mode", "a squeezer in eval mode; call its eval() first"
-        )
+        got = f"{type(squeezer).__name__} in train mode"
+        raise InvalidArgumentError("squeezers", got, "a squeezer in eval mode; call its eval() first")
     made: Callable[[Tensor], Tensor] = squeezer
     return made
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, ClassVar
 
 import torch
@@ -20,8 +20,7 @@ from robust_ext.core.target import module_device
 from robust_ext.core.validation import check_labels
 from robust_ext.detectors._features.layers import check_name, hidden_layer
 from robust_ext.detectors._features.references import ReferenceDetector
-from robust_ext.detectors._features.repeating import repeatable
-from robust_ext.detectors.observation import Observation
+from robust_ext.detectors.observation import Observation, repeatable
 from robust_ext.models.features import LayerInput, split_linear
 
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
@@ -79,16 +78,15 @@ def _shared_beginning(network: nn.Module, row: Tensor, passes: int) -> Tensor | 
         return (x.expand(passes, *x.shape[1:]) if len(x) == 1 else x, *args[1:])
 
     before = torch.get_rng_state()
-    handles = [part.register_forward_pre_hook(grow) for part in dropout_layers(network)]
-    try:
-        logits: Tensor = network(row)
-    except RuntimeError:
-        logits = row
-    finally:
-        for handle in handles:
-            handle.remove()
-    if logits.dim() == 2 and len(logits) == passes and logits is not row:
-        return logits
+    with ExitStack() as stack:
+        for part in dropout_layers(network):
+            stack.enter_context(part.register_forward_pre_hook(grow))
+        try:
+            logits: Tensor = network(row)
+            if logits.dim() == 2 and len(logits) == passes:
+                return logits
+        except RuntimeError:
+            pass
     # The masks are to be those of the passes that are made instead.
     torch.set_rng_state(before)
     return None
@@ -144,28 +142,17 @@ class KDBUDetector(ReferenceDetector):
     def training_settings(
         cls, classifier: nn.Module, clean: Tensor, constants: Mapping[str, Any], given: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """The layer before the logits, unless one is given.
-
-        Raises:
-            InvalidArgumentError: It is not found.
-        """
+        """The layer before the logits, unless one is given; InvalidArgumentError where it is not found."""
         if given.get("layer") is None:
             try:
-                layer = hidden_layer(classifier, clean[:2].to(module_device(classifier)))
+                given = {**given, "layer": hidden_layer(classifier, clean[:2].to(module_device(classifier)))}
             except SplitError as error:
-                raise InvalidArgumentError(
-                    "layer", None, f"the name of the layer before the logits, as it was not found ({error})"
-                ) from error
-            given = {**given, "layer": layer}
+                expected = f"the name of the layer before the logits, as it was not found ({error})"
+                raise InvalidArgumentError("layer", None, expected) from error
         return {**constants, **given}
 
     def take_references(self, inputs: Tensor, labels: Tensor | None, *, batch_size: int, seed: int) -> None:
-        """Keep the hidden layers of the references, by class.
-
-        Raises:
-            DataError: A class has no reference.
-            SplitError: The last linear layer does not make the logits; name a layer.
-        """
+        """Keep the hidden layers of the references, by class."""
         if not self.random:
             warn(
                 "detector KDBUDetector: the classifier has no dropout modules, so that its uncertainty is 0 for every "
@@ -218,10 +205,6 @@ def log_density(points: Tensor, references: Tensor, *, bandwidth: float, chunk: 
     It is the mean over references r, ``(R, F)``, of the normal density at the point with mean r and covariance
     ``bandwidth^2 I``. Distances are taken directly, not through inner products, which would cancel at small bandwidths;
     memory is N x chunk, on the way back too.
-
-    Example:
-        >>> log_density(torch.zeros(1, 2), torch.zeros(5, 2), bandwidth=1.0)
-        tensor([-1.8379])
     """
     parts = torch.split(references, chunk)
     several = len(parts) > 1 and torch.is_grad_enabled() and points.requires_grad

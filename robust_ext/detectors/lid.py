@@ -56,7 +56,7 @@ class LIDDetector(ReferenceDetector):
     scaling = "minmax"
 
     layers: Sequence[str] = setting(
-        help="Names of layers beside the input, as in ``classifier.named_modules()``; the authors take all.",
+        help="Names of layers in addition to the input, as in ``classifier.named_modules()``; the authors take all.",
         check=check_names,
     )
     neighbours: int = setting(default=20, help="k, at least 2: 20 for MNIST, 30 for CIFAR-10.", minimum=2)
@@ -78,8 +78,7 @@ class LIDDetector(ReferenceDetector):
     ) -> dict[str, Any]:
         """All layers that describe an input, unless some are given."""
         if "layers" not in given:
-            found = activation_layers(classifier, clean[:2].to(module_device(classifier)))
-            given = {**given, "layers": found}
+            given = {**given, "layers": activation_layers(classifier, clean[:2].to(module_device(classifier)))}
         return {**constants, **given}
 
     def reference_count(self, rows: int) -> tuple[int, int]:
@@ -89,9 +88,8 @@ class LIDDetector(ReferenceDetector):
     def take_references(self, inputs: Tensor, labels: Tensor | None, *, batch_size: int, seed: int) -> None:
         """Keep the activations of some references."""
         if len(inputs) < self.size:
-            raise InvalidArgumentError(
-                "references", f"{len(inputs)} inputs", f"at least size = {self.size} clean inputs"
-            )
+            expected = f"at least size = {self.size} clean inputs"
+            raise InvalidArgumentError("references", f"{len(inputs)} inputs", expected)
         order = torch.randperm(len(inputs), generator=stream(seed, "references"))[: self.size]
         passes = self.over_batches(inputs[order.to(inputs.device)], self._activations, batch_size)
         for position, found in enumerate(zip(*passes, strict=True)):
@@ -117,14 +115,8 @@ def local_dimension(points: Tensor, references: Tensor, *, neighbours: int) -> T
 
     With ``r_1 <= ... <= r_k`` the distances to the k nearest references, it is ``-k / sum_j log(r_j / r_k)``
     (Amsaleg et al. 2015; Ma et al. 2018, equation 4). A reference at no distance, up to rounding, is the point itself,
-    and not one of its neighbours: it would make the estimate 0. Where fewer than k others are left, k is their number.
-    Estimates ``(N,)`` are in [0, 10000]: 0 where fewer than two references are elsewhere than the point, and at most
-    10000 where all neighbours are equally far.
-
-    Example:
-        >>> line = torch.linspace(0, 1, 101)[:, None]
-        >>> round(float(local_dimension(torch.tensor([[0.503]]), line, neighbours=50)), 1)
-        1.0
+    and not one of its neighbours. Where fewer than k others are left, k is their number. Estimates ``(N,)`` are in
+    [0, 10000]: 0 where fewer than two references are elsewhere, at most 10000 where all neighbours are equally far.
     """
     distances = _distances(points, references)
     itself = distances <= _ROUNDING * points.detach().norm(dim=1, keepdim=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -88,24 +89,18 @@ class MagNetDetector(Detector):
     def __post_init__(self) -> None:
         super().__post_init__()
         if len(self.powers) != len(self.structures):
-            raise InvalidArgumentError(
-                "powers", self.powers, f"one for each of the {len(self.structures)} autoencoders"
-            )
+            expected = f"one for each of the {len(self.structures)} autoencoders"
+            raise InvalidArgumentError("powers", self.powers, expected)
         check_integer("reformer", self.reformer, minimum=0, maximum=len(self.structures) - 1)
         with seeded_globals(0):
             self.autoencoders = nn.ModuleList() if self.channels is None else self._make(self.channels)
 
     @classmethod
     def preset(cls, name: str, classifier: nn.Module, **settings: Any) -> MagNetDetector:
-        """The detector of the paper.
+        """The detector of the paper, but for some settings.
 
-        Args:
-            name: ``"mnist"``: two autoencoders, no divergence; ``"cifar10"``: one, with divergences at T = 10 and 40.
-            classifier: The network it watches.
-            **settings: Those that are to differ.
-
-        Raises:
-            InvalidArgumentError: There is no such preset.
+        ``name`` is ``"mnist"``: two autoencoders, no divergence; or ``"cifar10"``: one, with divergences at T = 10 and
+        40.
         """
         check_choice("name", name, cls.presets)
         return cls(classifier, **{**cls.presets[name], **settings})
@@ -131,21 +126,10 @@ class MagNetDetector(Detector):
         learning_rate: float = 1e-3,
         seed: int = 0,
     ) -> list[list[float]]:
-        """Train the autoencoders by Adam to reconstruct clean images from noisy ones.
+        """Train the autoencoders by Adam to reconstruct clean images ``(N, C, H, W)`` from noisy ones.
 
-        Args:
-            inputs: Clean training images ``(N, C, H, W)`` in the bounds.
-            epochs: Instead of the constructor's.
-            batch_size: Images in a step.
-            learning_rate: Of Adam.
-            seed: Of initial weights, noise and order; global generators are left alone.
-
-        Returns:
-            For each autoencoder, the mean squared error of each epoch, in units of [0, 1].
-
-        Raises:
-            InvalidArgumentError: These are no such images or settings.
-            ModelError: Parts are not finite.
+        See :class:`Detector` for the arguments; ``epochs`` go instead of the constructor's. Returns for each
+        autoencoder the mean squared error of each epoch, in units of [0, 1].
         """
         count = self.epochs if epochs is None else epochs
         check_training(count, batch_size, learning_rate, seed)
@@ -156,12 +140,18 @@ class MagNetDetector(Detector):
         inputs = inputs.to(device)
         with seeded_globals(seed), torch.enable_grad():
             made = self._make(inputs.shape[1]).to(device).requires_grad_(True)
-            errors = [
-                self._train(one, inputs, epochs=count, batch_size=batch_size, learning_rate=learning_rate)
-                for one in made
-                if isinstance(one, Autoencoder)
-            ]
-        self._warn_untrained(inputs, [found[-1] for found in errors])
+            errors = []
+            for one in made:
+                noisy = partial(_reconstruction, one, inputs, self.noise)
+                errors.append(minimise(one, noisy, len(inputs), count, batch_size, learning_rate))
+        # What the mean image would leave.
+        spread = float(to_unit(inputs, self.bounds).var(0, correction=0).mean())
+        for position, error in enumerate(found[-1] for found in errors):
+            if len(inputs) > 1 and error >= spread:
+                warn(
+                    f"detector MagNetDetector: autoencoder {position} reconstructs training images no better than "
+                    f"their mean would (mean squared error {error:.3g}, variance {spread:.3g}); train longer"
+                )
         self.channels, self.autoencoders = inputs.shape[1], made.requires_grad_(False)
         self._take_limits(inputs, 0.05, batch_size)
         return errors
@@ -192,12 +182,7 @@ class MagNetDetector(Detector):
         return (self.parts_of(observed) / self.limits).amax(1)
 
     def calibrate(
-        self,
-        inputs: Tensor,
-        *,
-        false_positive_rate: float = 0.05,
-        per_class: bool = False,
-        batch_size: int = 256,
+        self, inputs: Tensor, *, false_positive_rate: float = 0.05, per_class: bool = False, batch_size: int = 256
     ) -> Calibration:
         """Set the limits of all parts, which each part alone exceeds at that rate, and the threshold of their maximum.
 
@@ -218,19 +203,6 @@ class MagNetDetector(Detector):
         made = [Autoencoder(structure, channels=channels, bounds=self.bounds) for structure in self.structures]
         return nn.ModuleList(made).eval().requires_grad_(False)
 
-    def _train(self, one: Autoencoder, inputs: Tensor, **steps: Any) -> list[float]:
-        return minimise(one, lambda rows: one.loss(inputs[rows], noise=self.noise), rows=len(inputs), **steps)
-
-    def _warn_untrained(self, inputs: Tensor, errors: Sequence[float]) -> None:
-        # What the mean image would leave.
-        spread = float(to_unit(inputs, self.bounds).var(0, correction=0).mean())
-        for position, error in enumerate(errors):
-            if len(inputs) > 1 and error >= spread:
-                warn(
-                    f"detector MagNetDetector: autoencoder {position} reconstructs training images no better than "
-                    f"their mean would (mean squared error {error:.3g}, variance {spread:.3g}); train longer"
-                )
-
     def _take_limits(self, inputs: Tensor, rate: float, batch_size: int) -> None:
         parts = torch.cat(self.over_batches(inputs, self.parts_of, batch_size))
         if not bool(torch.isfinite(parts).all()):
@@ -239,14 +211,13 @@ class MagNetDetector(Detector):
         self.limits = parts.sort(0, descending=True).values[exceeding].clamp_min(_ROUNDING)
 
 
-def jensen_shannon(first: Tensor, second: Tensor) -> Tensor:
-    """Jensen-Shannon divergence, in nats, of the softmax of two sets of logits ``(N, K)``, ``(N,)``, in [0, log 2].
+def _reconstruction(one: nn.Module, inputs: Tensor, noise: float, rows: Tensor) -> tuple[Tensor, Tensor]:
+    assert isinstance(one, Autoencoder)
+    return one.loss(inputs[rows], noise=noise)
 
-    Example:
-        >>> far = torch.tensor([[100.0, 0.0], [0.0, 0.0]])
-        >>> jensen_shannon(far, far.flip(1))
-        tensor([0.6931, 0.0000])
-    """
+
+def jensen_shannon(first: Tensor, second: Tensor) -> Tensor:
+    """Jensen-Shannon divergence, in nats, of the softmax of two sets of logits ``(N, K)``, ``(N,)``, in [0, log 2]."""
     one, other = first.log_softmax(1), second.log_softmax(1)
     middle = torch.logaddexp(one, other) - math.log(2)
     both = one.exp() * (one - middle) + other.exp() * (other - middle)

@@ -16,15 +16,13 @@ from robust_ext.core.random import stream
 from robust_ext.core.settings import LARGEST, LARGEST_SEED, setting
 from robust_ext.core.validation import check_integer
 from robust_ext.detectors._features.layers import check_names
-from robust_ext.detectors._features.regression import MEASURES, Regression
-from robust_ext.detectors._features.repeating import repeatable
-from robust_ext.detectors.base import Detector
-from robust_ext.detectors.observation import Observation, observe
+from robust_ext.detectors._features.regression import MEASURES, RegressionDetector
+from robust_ext.detectors.observation import Observation, observe, repeatable
 from robust_ext.detectors.training import check_kinds
 
 
 @module_class
-class MLLOODetector(Detector):
+class MLLOODetector(RegressionDetector):
     """Logistic regression on the dispersion of leave-one-out attributions (Yang et al. 2020).
 
     The attribution of input value i to a unit u is ``u(x) - u(x_(i))``, where ``x_(i)`` is x with that value blanked.
@@ -34,9 +32,6 @@ class MLLOODetector(Detector):
 
     An input with D values costs D + 1 forward passes, in batches; ``patch`` and ``stride`` lower that. Where gradients
     need several passes, a pass is repeated on the way back, so that memory stays that of one.
-
-    Attributes:
-        regression: On the standardised features.
 
     Example:
         >>> from robust_ext.datasets import load_dataset
@@ -49,8 +44,6 @@ class MLLOODetector(Detector):
         >>> bool(detector.score(1 - clean).mean() > detector.score(clean).mean())
         True
     """
-
-    supervised = True
 
     layers: Sequence[str] = setting(
         help="Names of hidden layers, as in ``classifier.named_modules()``; the paper takes seven.", check=check_names
@@ -96,25 +89,15 @@ class MLLOODetector(Detector):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.stride = self.stride or self.patch
-        self.regression = Regression()
         # Drawn at the first pass, and kept: another version of torch may draw others.
         for position in range(len(self.layers)):
             self.register_buffer(f"chosen_{position}", torch.empty(0, dtype=torch.int64))
 
     def fit(self, clean: Tensor, adversarial: Tensor, *, folds: int = 5) -> None:
-        """Fit the logistic regression; its penalty is chosen by cross-validated accuracy among ten.
+        """Fit the logistic regression on standardised features, with the penalty of the best cross-validated accuracy.
 
-        Features are standardised first. Clean and adversarial inputs weigh the same in total.
-
-        Args:
-            clean: Clean training inputs ``(N, ...)``, floating point; the authors' code takes a few hundred.
-            adversarial: Adversarial ones ``(M, ...)``, made by the attacks to detect.
-            folds: Of the cross-validation, at least 2; N and M are at least that many.
-
-        Raises:
-            InvalidArgumentError: These are no such tensors.
-            MissingDependencyError: scikit-learn is not installed.
-            ModelError: Features are not finite.
+        See :class:`Detector`; the authors' code takes a few hundred inputs. Both kinds weigh the same in total.
+        ``folds``, at least 2, are those of the cross-validation, and no more than inputs of either kind.
         """
         check_integer("folds", folds, minimum=2)
         kinds = check_kinds(clean, adversarial, fewest=folds, reason="folds = ")
@@ -133,18 +116,9 @@ class MLLOODetector(Detector):
         x, predicted = observed.inputs, observed.predicted
         squares = squares_of(x, stride=self.stride or self.patch)
         several = torch.is_grad_enabled() and x.requires_grad and len(x) * len(squares) > self.batch_size
-        parts = []
-        for rows in torch.split(torch.arange(len(x), device=x.device), max(1, self.batch_size // len(squares))):
-            parts.append(repeatable(several, self._dispersions, x[rows], predicted[rows], squares))
-        return torch.cat(parts)
-
-    def score_of(self, observed: Observation) -> Tensor:
-        """The log-odds that the input is adversarial, ``(N,)``."""
-        self.check_fitted(self.regression.fitted)
-        features = self.features_of(observed)
-        self.check_same(len(self.regression.weight), features.shape[1], "features")
-        out: Tensor = self.regression(features)
-        return out
+        size = max(1, self.batch_size // len(squares))
+        pairs = zip(torch.split(x, size), torch.split(predicted, size), strict=True)
+        return torch.cat([repeatable(several, self._dispersions, *pair, squares) for pair in pairs])
 
     def _dispersions(self, x: Tensor, predicted: Tensor, squares: Tensor) -> Tensor:
         """Features of a few inputs, ``(n, F)``."""
@@ -184,10 +158,6 @@ def squares_of(x: Tensor, *, stride: int) -> Tensor:
     """Channel, row and column where the squares of inputs ``(N, ...)`` begin, each in one channel, int64 ``(P, 3)``.
 
     The last two dimensions are rows and columns, and what leads them channels; vectors are one row.
-
-    Example:
-        >>> squares_of(torch.zeros(1, 1, 3, 4), stride=2).tolist()
-        [[0, 0, 0], [0, 0, 2], [0, 2, 0], [0, 2, 2]]
     """
     channels, rows, columns = _image_shape(x)
     starts = (torch.arange(channels), torch.arange(0, rows, stride), torch.arange(0, columns, stride))

@@ -16,9 +16,8 @@ from robust_ext.core.errors import DataError, InvalidArgumentError, ModelError
 from robust_ext.core.modules import buffer, module_class
 from robust_ext.core.settings import setting
 from robust_ext.core.validation import check_bounds, check_choice, check_inputs, check_labels, check_number
-from robust_ext.detectors._features.repeating import repeatable
 from robust_ext.detectors.base import Detector, check_clean
-from robust_ext.detectors.observation import Observation
+from robust_ext.detectors.observation import Observation, repeatable
 from robust_ext.detectors.training import ANY
 
 KINDS = ("normal", "sign", "uniform")
@@ -82,14 +81,9 @@ class OddsDetector(Detector):
     def fit(self, inputs: Tensor, labels: Tensor | None = None) -> None:
         """Take the statistics of clean training data, by predicted class; randomness is torch's global.
 
-        Args:
-            inputs: Clean inputs ``(N, ...)``, floating point; the paper uses 10,000.
-            labels: int64 ``(N,)``. When given, only inputs that are classified correctly count.
-
-        Raises:
-            InvalidArgumentError: These are no such tensors.
-            DataError: Fewer than three inputs are of some predicted class.
-            ModelError: The statistics of a class are not finite, or do not vary.
+        See :class:`Detector`; the paper uses 10,000 inputs. With ``labels``, int64 ``(N,)``, only inputs that are
+        classified correctly count. DataError: fewer than three inputs are of some predicted class. ModelError: the
+        statistics of a class are not finite, or do not vary.
         """
         inputs = check_inputs("inputs", inputs, bounds=self.bounds or ANY)
         check_clean(inputs, self.batch_size)
@@ -115,32 +109,26 @@ class OddsDetector(Detector):
 
     def _changes(self, observed: Observation) -> Tensor:
         """g_z averaged over draws, ``(N, noises, K)``."""
-        noisy = self._noisy_logits(observed.inputs, observed.logits)
-        moved = noisy - observed.logits[:, None]
-        return moved - moved.gather(2, observed.predicted.view(-1, 1, 1).expand(-1, moved.shape[1], 1))
-
-    def _noisy_logits(self, x: Tensor, logits: Tensor) -> Tensor:
-        """Logits averaged over draws, ``(N, noises, K)``."""
+        x, logits = observed.inputs, observed.logits
         work = [(row, noise) for row in range(len(x)) for noise in range(len(self.noises))]
         size = max(1, self.batch_size // self.draws)
         parts = [work[start : start + size] for start in range(0, len(work), size)]
         several = len(parts) > 1 and torch.is_grad_enabled()
-        means = []
-        for part in parts:
-            rows = x[[row for row, _ in part]]
-            # Draws inside are repeated on the way back: the generator's state is kept, not the noise.
-            means.append(repeatable(several, self._average, rows, [noise for _, noise in part]))
-        return torch.cat(means or [logits[:0]]).view(len(x), len(self.noises), logits.shape[1])
+        # Draws inside are repeated on the way back: the generator's state is kept, not the noise.
+        means = [
+            repeatable(several, self._average, x[[row for row, _ in part]], [noise for _, noise in part])
+            for part in parts
+        ]
+        noisy = torch.cat(means or [logits[:0]]).view(len(x), len(self.noises), logits.shape[1])
+        moved = noisy - logits[:, None]
+        return moved - moved.gather(2, observed.predicted.view(-1, 1, 1).expand(-1, moved.shape[1], 1))
 
     def _average(self, rows: Tensor, which: list[int]) -> Tensor:
         """Logits of each row under its noise, averaged over draws, ``(n, K)``."""
         # One draw call for each row and noise: torch's draws of a whole tensor depend on how many rows it has.
         noise = torch.stack([self._draw(row, *self.noises[index]) for row, index in zip(rows, which, strict=True)])
-        if self.bounds is None:
-            noisy = rows[:, None] + noise
-        else:
-            low, high = self.bounds
-            noisy = (rows[:, None] + noise * (high - low)).clamp(low, high)
+        low, high = self.bounds or ANY
+        noisy = (rows[:, None] + noise * (high - low if self.bounds else 1)).clamp(low, high)
         passes = [self.classifier(part) for part in torch.split(noisy.flatten(0, 1), self.batch_size)]
         return torch.cat(passes).view(len(rows), self.draws, -1).mean(1)
 

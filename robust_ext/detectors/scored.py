@@ -41,8 +41,7 @@ class ScoreDetector(Detector):
         super().__init__(classifier)
         self.scorer = score
         self.name = name or str(getattr(score, "__name__", type(score).__name__))
-        self.differentiable = differentiable
-        self.random = random
+        self.differentiable, self.random = differentiable, random
 
     def score_of(self, observed: Observation) -> Tensor:
         """The callable's score of the inputs, ``(N,)``."""

@@ -1,8 +1,8 @@
-"""The training data of detectors."""
+"""The training data of detectors, and the loop that small networks are trained in."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -52,18 +52,17 @@ class TrainingSet:
 
 def check_kinds(
     clean: Tensor, adversarial: Tensor, *, fewest: int = 1, reason: str = "", bounds: tuple[float, float] = ANY
-) -> tuple[Tensor, Tensor]:
+) -> list[Tensor]:
     """Return clean and adversarial inputs ``(N, ...)`` and ``(M, ...)`` as float32, in the bounds, if enough of each.
 
     ``reason`` stands before the number ``fewest`` in error messages.
     """
     checked = []
     for name, inputs in (("clean", clean), ("adversarial", adversarial)):
-        found = check_inputs(name, inputs, bounds=bounds)
-        if len(found) < fewest:
-            raise InvalidArgumentError(name, f"{len(found)} inputs", f"at least {reason}{fewest} {name} inputs")
-        checked.append(found)
-    return checked[0], checked[1]
+        checked.append(check_inputs(name, inputs, bounds=bounds))
+        if len(inputs) < fewest:
+            raise InvalidArgumentError(name, f"{len(inputs)} inputs", f"at least {reason}{fewest} {name} inputs")
+    return checked
 
 
 def check_training(epochs: int, batch_size: int, learning_rate: float, seed: int) -> None:
@@ -77,7 +76,6 @@ def check_training(epochs: int, batch_size: int, learning_rate: float, seed: int
 def minimise(
     network: nn.Module,
     loss: Callable[[Tensor], tuple[Tensor, Tensor]],
-    *,
     rows: int,
     epochs: int,
     batch_size: int,
@@ -87,16 +85,21 @@ def minimise(
 
     ``loss`` takes the rows of a step and returns what is minimised and what is reported, both ``()``.
     """
-    device = module_device(network)
-    optimizer = torch.optim.Adam(network.parameters(), lr=learning_rate)
-    means = []
-    for _ in range(epochs):
-        total = 0.0
-        for step in torch.split(torch.randperm(rows).to(device), batch_size):
-            minimised, reported = loss(step)
-            optimizer.zero_grad()
-            torch.autograd.backward(minimised)
-            optimizer.step()
-            total += float(reported.detach()) * len(step)
-        means.append(total / rows)
-    return means
+    device, optimizer = module_device(network), torch.optim.Adam(network.parameters(), lr=learning_rate)
+    orders = (torch.randperm(rows).to(device) for _ in range(epochs))
+    return [train_pass(optimizer, torch.split(order, batch_size), loss) for order in orders]
+
+
+def train_pass(
+    optimizer: torch.optim.Optimizer, batches: Iterable[Tensor], loss: Callable[[Tensor], tuple[Tensor, Tensor]]
+) -> float:
+    """Take one step for each batch of rows, int64 ``(n,)``; return what ``loss`` reports, averaged over the rows."""
+    total, rows = 0.0, 0
+    for batch in batches:
+        minimised, reported = loss(batch)
+        optimizer.zero_grad()
+        torch.autograd.backward(minimised)
+        optimizer.step()
+        total += float(reported.detach()) * len(batch)
+        rows += len(batch)
+    return total / rows

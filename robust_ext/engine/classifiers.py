@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from robust_ext.core.devices import coarsest
-from robust_ext.core.errors import ModelError
+from robust_ext.core.errors import ModelError, warn
 from robust_ext.core.foreign import text_of, without_values
 from robust_ext.core.guard import frozen
 from robust_ext.core.random import seeded_globals
 from robust_ext.models.adaptive import AdaptiveDefense
+from robust_ext.models.forms import InPrecision, ambient_autocast, weights_type
 from robust_ext.models.outputs import reduced
-from robust_ext.models.precision import InPrecision, ambient_autocast, weights_type
 from robust_ext.models.wrapping import Wrapped
 
 # Enough inputs to tell two modules apart, few enough to cost nothing.
@@ -35,12 +35,20 @@ def as_classifier(module: nn.Module, inputs: Tensor, labels: Tensor | None = Non
         ModelError: It is not clear what of its output the logits are, or it is a model of another task.
     """
     few = inputs[:PROBES]
+    if inputs.dim() == 4 and getattr(module, "channels_last", False):
+        warn(
+            "model: it takes images (N, H, W, C), and inputs stay so; attacks that place windows or patches (Square) "
+            "read the first dimension as the channels. With channels_first=True where the model enters, as in "
+            "robust_ext.adapters.keras.keras_model(model, channels_first=True), inputs are (N, C, H, W)"
+        )
     if lazy := [name for name, one in (*module.named_parameters(), *module.named_buffers()) if is_lazy(one)]:
         raise ModelError(
             f"model: {', '.join(lazy[:3])} of its lazy modules hold no values yet; call the model on a batch once, or "
             "load its weights"
         )
-    module = _without_cudnn(module)
+    # On a CUDA device their recurrent layers need another way to have a backward pass in eval mode.
+    if any(isinstance(part, nn.RNNBase) and not part.training for part in module.modules()) and _on_cuda(module):
+        module = _WithoutCudnn(module)
     if isinstance(module, (InPrecision, AdaptiveDefense)) or _has_no_values(module, few):
         return module
     own, ambient = weights_type(module), ambient_autocast(inputs.device.type)
@@ -109,12 +117,6 @@ class _WithoutCudnn(Wrapped):
         """Whatever the network returns."""
         with torch.backends.cudnn.flags(enabled=False):
             return self.module(x)
-
-
-def _without_cudnn(module: nn.Module) -> nn.Module:
-    """A module whose recurrent layers on a CUDA device have a backward pass in eval mode; others as they are."""
-    recurrent = any(isinstance(part, nn.RNNBase) and not part.training for part in module.modules())
-    return _WithoutCudnn(module) if recurrent and _on_cuda(module) else module
 
 
 def _on_cuda(module: nn.Module) -> bool:

@@ -130,7 +130,7 @@ def _token(value: Any, *, weights: bool) -> str:
 def _inside(value: Any) -> Iterator[tuple[str, object]]:
     """Return the members of a value by name."""
     kind = type(value)
-    if is_plain(value) or isinstance(value, (*_PASSED_OVER, set, frozenset)):
+    if is_plain(value) or isinstance(value, (*_PASSED_OVER, ModuleType, set, frozenset)):
         return
     if isinstance(value, nn.Module):
         for part in value.modules():
@@ -142,10 +142,6 @@ def _inside(value: Any) -> Iterator[tuple[str, object]]:
         for base in value.__mro__ if not is_library(value) else ():
             members = vars(base).items() if not is_library(base) else ()
             yield from ((key, one) for key, one in members if key[:2] != "__" or isinstance(one, FunctionType))
-    elif isinstance(value, ModuleType):
-        members = vars(value).items() if not is_library(value) else ()
-        own = ((key, one) for key, one in members if is_plain(one) or getattr(one, "__module__", "") == value.__name__)
-        yield from ((key, one) for key, one in own if key[:2] != "__")
     else:
         yield "", kind
         yield from held(value)

@@ -7,9 +7,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from robust_ext.core.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from robust_ext.engine.isolation.worker import IsolatedWorker
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,11 +47,8 @@ class RunContext:
         return {f"{name}_origin": words for name, words in self.origin.items()}
 
 
-ISOLATED: ContextVar[bool] = ContextVar("robust_ext_isolated", default=False)
-"""Whether attacks run in processes of their own."""
-
-SETTING_ASIDE: ContextVar[Callable[[Sequence[object]], None] | None] = ContextVar("robust_ext_aside", default=None)
-"""Is called with what a run is made of before anything is planted, for attacks in processes of their own."""
+ISOLATING: ContextVar[IsolatedWorker | None] = ContextVar("robust_ext_isolating", default=None)
+"""The worker that runs each attack in a process of its own; None where they run in this process."""
 
 _CURRENT: ContextVar[RunContext | None] = ContextVar("robust_ext_run", default=None)
 
@@ -59,10 +59,10 @@ def current_context() -> RunContext:
 
 
 def set_aside(objects: Sequence[object]) -> None:
-    """Send these objects in their present state to attacks' processes, see :data:`SETTING_ASIDE`."""
-    found = SETTING_ASIDE.get()
-    if found is not None:
-        found(objects)
+    """Keep what a run is made of as it is before anything is planted, for attacks in processes of their own."""
+    worker = ISOLATING.get()
+    if worker is not None:
+        worker.set_aside(objects)
 
 
 @contextmanager

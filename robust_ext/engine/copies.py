@@ -5,8 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from contextvars import ContextVar
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -76,10 +75,13 @@ def compare_behaviour(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> str
         return None  # Another device draws other numbers.
     if np.shape(earlier["values"]) != np.shape(now["values"]):
         return "returns another number of values"
-    differ = _differ(earlier["values"], now["values"], TOLERANCE_ELSEWHERE if elsewhere else TOLERANCE)
+    a, b = (np.array(one["values"], dtype=np.float64) for one in (earlier, now))
+    scale = np.nanmax(np.abs(a), initial=np.nanmax(np.abs(b), initial=0.0))
+    tolerance = TOLERANCE_ELSEWHERE if elsewhere else TOLERANCE
+    differ = ~((np.abs(a - b) <= tolerance * scale) | (np.isnan(a) & np.isnan(b))).all(1)
     if not differ.any():
         return None
-    largest = np.nanmax(np.abs(_array(earlier["values"]) - _array(now["values"])), initial=0.0)
+    largest = np.nanmax(np.abs(a - b), initial=0.0)
     shown = f"largest difference {largest:.2g}" if largest else "other values are not finite"
     probes = f"{differ.sum()} of {len(differ)} probe inputs"
     return f"behaves differently on {probes} ({shown})"
@@ -99,18 +101,6 @@ def _kept(out: Tensor) -> list[list[float | None]]:
     return [[float(f"{value:.8g}") if math.isfinite(value) else None for value in row] for row in values.tolist()]
 
 
-def _array(values: Any) -> Any:
-    return np.array(values, dtype=np.float64)
-
-
-def _differ(earlier: Any, now: Any, tolerance: float) -> Any:
-    """Return a mask of differing probes, bool ``(PROBES,)``."""
-    a, b = _array(earlier), _array(now)
-    scale = np.nanmax(np.abs(a), initial=np.nanmax(np.abs(b), initial=0.0))
-    same = (np.abs(a - b) <= tolerance * scale) | (np.isnan(a) & np.isnan(b))
-    return ~same.all(1)
-
-
 _CODE, _BEHAVIOUR = "_code", "_behaviour"
 # What digests are of.
 _WORDS = {
@@ -121,6 +111,7 @@ _WORDS = {
     "surrogates": "other networks",
     "inputs": "other samples",
     "labels": "other labels",
+    "goals": "other targets",
 }
 
 
@@ -147,7 +138,8 @@ def differences(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
         elif key == "streams":
             found.append("streams: begun by a version that draws other points from the same seed")
         else:
-            found.append(f"{key}: {_WORDS[key]}" if key in _WORDS and before and after else _values(key, before, after))
+            known = key in _WORDS and before and after
+            found.append(f"{key}: {_WORDS[key] if known else f'{_short(before)} there, {_short(after)} now'}")
     return found
 
 
@@ -173,10 +165,6 @@ def _behaviour_differences(what: str, before: Mapping[str, Any], after: Mapping[
         ]
     words = compare_behaviour(before, after)
     return [] if words is None else [f"{what}: {words}"]
-
-
-def _values(key: str, before: Any, after: Any) -> str:
-    return f"{key}: {_short(before)} there, {_short(after)} now"
 
 
 def _short(value: object) -> str:
@@ -212,56 +200,36 @@ class Behaviours:
                     yield f"{type(network).__name__} {words}"
 
 
-_CURRENT: ContextVar[Behaviours | None] = ContextVar("robust_ext_behaviours", default=None)
-
-
-@contextmanager
-def copying() -> Iterator[None]:
-    """Inside the block, attacks in this process get copies of the networks."""
-    token = _CURRENT.set(Behaviours())
-    try:
-        yield
-    finally:
-        _CURRENT.reset(token)
-
-
-def current_behaviours() -> Behaviours | None:
-    """Return the behaviours of the current block; None where attacks get the original networks."""
-    return _CURRENT.get()
-
-
 def copied_task(task: Task) -> tuple[Task, Twins]:
     """A task on copies of its networks, which count where these do; the attack itself is no copy."""
-    target, twins = task.target, Twins()
-    inside = {id(part) for root in _roots(task) for part in root.modules()}
+    roots, twins, memos = _roots(task), Twins(), list[Twins]()
+    inside = {id(part) for root in roots for part in root.modules()}
     # Networks first and alone: where one of them cannot be copied, what is around it still can.
-    for one in [*(network for network in _networks(task) if id(network) in inside), *_roots(task)]:
-        twins = _with_copy(one, twins)
-    module, defended = twins[id(target.module)], twins.get(id(target.defended))
-    own: Mapping[str, nn.Module] | nn.Module | None
+    for one in [*(network for network in _networks(task) if id(network) in inside), *roots]:
+        # What counts is shared, and so are networks without a copy.
+        held = (value for part in one.modules() for value in vars(part).values() if isinstance(value, PassCounter))
+        twins |= {id(value): value for value in held}
+        # A memo has an entry of its own, by its id, which nothing else may get while that is there.
+        memos.append(copied := dict(twins))
+        try:
+            with torch.no_grad():
+                # Some modules are copied as ones without what every module has.
+                list(copy.deepcopy(one, copied).named_modules())
+        except Exception as error:  # A network may hold anything.
+            twins[id(one)] = one
+            warn(
+                f"{type(one).__name__} cannot be copied ({type(error).__name__}: {text_of(error)}), so attacks run on "
+                "the model itself, and what they change of its attributes may stay: let copy.deepcopy(model) work, or "
+                "run attacks in processes of their own (isolate=True)"
+            )
+        else:
+            twins = copied
+    target = replace(
+        task.target, **dict(zip(("module", "defended"), (twins[id(root)] for root in roots), strict=False))
+    )
     own = {name: twins[id(one)] for name, one in _counted(task).items() if twins.get(id(one), one) is not one}
-    if isinstance(task.counted, nn.Module):
-        own = next(iter(own.values()), None)
-    return replace(task, target=replace(target, module=module, defended=defended), counted=own or None), twins
-
-
-def _with_copy(network: nn.Module, twins: Twins) -> Twins:
-    """The copies with that of a network, or with the network itself where it cannot be copied."""
-    held = (value for part in network.modules() for value in vars(part).values())
-    known = {**twins, **{id(value): value for value in held if isinstance(value, PassCounter)}}
-    more = dict(known)
-    try:
-        with torch.no_grad():
-            # Some modules are copied as ones without what every module has.
-            list(copy.deepcopy(network, more).named_modules())
-    except Exception as error:  # A network may hold anything.
-        warn(
-            f"{type(network).__name__} cannot be copied ({type(error).__name__}: {text_of(error)}), so attacks run on "
-            "the model itself, and what they change of its attributes may stay: let copy.deepcopy(model) work, or run "
-            "attacks in processes of their own (isolate=True)"
-        )
-        return {**known, id(network): network}
-    return more
+    counted = own if isinstance(task.counted, Mapping) else own.get("")
+    return replace(task, target=target, counted=counted or None), twins
 
 
 def _roots(task: Task) -> list[nn.Module]:

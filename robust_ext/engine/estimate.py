@@ -54,14 +54,19 @@ class Estimate:
 
     def __add__(self, other: Estimate) -> Estimate:
         """Both one after the other."""
-        costs, seconds = dict(self.costs), dict(self.seconds)
-        for key, cost in other.costs.items():
-            costs[key] = costs.get(key, Cost()) + cost
-        for key, one in other.seconds.items():
-            seconds[key] = seconds.get(key, 0.0) + one
+        keys = {**self.costs, **other.costs}
+        costs = {key: self.costs.get(key, Cost()) + other.costs.get(key, Cost()) for key in keys}
+        timed = {**self.seconds, **other.seconds}
+        seconds = {key: self.seconds.get(key, 0.0) + other.seconds.get(key, 0.0) for key in timed}
         size = None if self.size is None or other.size is None else self.size + other.size
         samples, done = self.samples + other.samples, self.done + other.done
         return replace(self, samples=samples, done=done, costs=costs, seconds=seconds, size=size)
+
+    def as_phase(self, name: str, *, times: float = 1) -> Estimate:
+        """Return the same work, done this many times, as one phase."""
+        key: tuple[str, str | None] = (name, None)
+        seconds = {key: times * sum(self.seconds.values())} if self.seconds else {}
+        return replace(self, costs={key: self.total * times}, seconds=seconds)
 
 
 class EstimatedError(Exception):
@@ -76,8 +81,8 @@ def estimate(evaluation: Callable[[], object]) -> Estimate:
     """Estimate the cost of a call of an evaluation: it checks like the call, and runs and writes nothing.
 
     Args:
-        evaluation: A function without arguments that calls one of ``binarization_test``, ``mead``, ``robust_accuracy``,
-            ``evaluate_defense`` and ``diagnose``.
+        evaluation: A function without arguments that calls one of ``evaluate``, ``binarization_test``, ``mead``,
+            ``robust_accuracy``, ``evaluate_defense`` and ``diagnose``.
 
     Raises:
         RobustExtError: As the call would raise.
@@ -113,7 +118,7 @@ def row_seconds(network: nn.Module, inputs: Tensor, rows: int) -> tuple[float, f
             copied(points)
             begun = time.perf_counter()
             output = copied(points).sum()
-            float(output)
+            float(output.detach())
             forward = time.perf_counter() - begun
             if output.requires_grad:
                 torch.autograd.grad(output, points, allow_unused=True)[0].sum().item()

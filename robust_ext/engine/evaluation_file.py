@@ -12,13 +12,14 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from robust_ext.core.errors import InvalidArgumentError, RunFolderError
-from robust_ext.core.files import make_folder, read_file, replace_file
+from robust_ext.core.files import locked, make_folder, read_file, replace_file
 from robust_ext.core.settings import LARGEST_SEED, Settings, setting, settings_class
 from robust_ext.core.validation import check_integer
 from robust_ext.engine.context import current_context
 from robust_ext.engine.copies import differences
-from robust_ext.engine.run_folder import EARLIER, RECORDS, SavedRun, damaged, locked, seal, unseal
-from robust_ext.engine.store import misfit, to_text
+from robust_ext.engine.run_folder import EARLIER, RECORDS, SavedRun, damaged
+from robust_ext.engine.schema import misfit
+from robust_ext.engine.store import seal, to_text, unseal
 from robust_ext.engine.task import Worker, run_task
 
 if TYPE_CHECKING:
@@ -26,13 +27,12 @@ if TYPE_CHECKING:
 
 
 FILE = "evaluation.json"
-_PLANNED = [{"key": str, "title": str, "samples": int, "evaluation": str}]
 _SHAPE = {
     "evaluation": (str, NoneType),
     "holds": {str: str},
     "settings": dict,
     "judge_seed": (int, NoneType),
-    "planned": _PLANNED,
+    "planned": [{"key": str, "title": str, "samples": int, "evaluation": str}],
 }
 
 
@@ -154,9 +154,9 @@ class JudgedSettings(Settings):
     seed: int = setting(default=0, help="Of every draw.", minimum=0, maximum=LARGEST_SEED, panel="run")
     judge_seed: int | None = setting(
         default=None,
-        help="Of the draws that an attack must not repeat: what is planted, and those of random detectors and defenses "
-        "that judge. Left out: ``seed`` where attacks run in this process; drawn anew, and kept with the result, where "
-        "they run in their own.",
+        help="Of the draws that an attack must not repeat: planted points, and those of random detectors and defenses "
+        "that judge. Left out: ``seed`` where attacks run in this process; a new one, kept with the result, where they "
+        "run in their own.",
         minimum=0,
         maximum=LARGEST_SEED,
         panel="run",

@@ -119,7 +119,11 @@ class LocalExecutor(ProcessPoolExecutor):
 
     def __init__(self, workers: int) -> None:
         self.workers, threads = workers, max(1, cores() // workers)
-        self._variables = {name: _fewer(name, threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+        stated = {name: os.environ.get(name, "") for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+        self._variables = {
+            name: str(min(int(text), threads) if text.isdigit() and int(text) else threads)
+            for name, text in stated.items()
+        }
         super().__init__(workers, mp_context=multiprocessing.get_context("spawn"), initializer=_begin_worker)
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
@@ -128,22 +132,17 @@ class LocalExecutor(ProcessPoolExecutor):
             return super().submit(fn, *args, **kwargs)
 
 
-def _fewer(name: str, threads: int) -> str:
-    stated = os.environ.get(name, "")
-    return str(min(int(stated), threads) if stated.isdigit() and int(stated) else threads)
-
-
 def _begin_worker() -> None:
     """Leave Ctrl-C to the process that started this one, and end when that process ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
     parent = multiprocessing.parent_process()
-    if parent is not None:
+    assert parent is not None
+
+    def end() -> None:
         parent.join()
         os._exit(1)
+
+    threading.Thread(target=end, daemon=True).start()
 
 
 def _start_dask(address: str | None, *, workers: int | None, gpus: bool) -> Executor:
@@ -167,13 +166,14 @@ def _start_dask(address: str | None, *, workers: int | None, gpus: bool) -> Exec
     # Networks are large, and sent to each worker once.
     importlib.import_module("dask").config.set({"distributed.admin.large-graph-warning-threshold": "1 TiB"})
     executor: Any = client.get_executor(pure=False, retries=0, resources={"GPU": 1} if gpus else None)
-    executor.shutdown = partial(_end_dask, executor.shutdown, client)
+    end = executor.shutdown
+
+    def shutdown(wait: bool = True, *, cancel_futures: bool = False) -> None:
+        end(wait=wait and not cancel_futures)
+        client.close()
+
+    executor.shutdown = shutdown
     return cast(Executor, executor)
-
-
-def _end_dask(end: Callable[..., object], client: Any, wait: bool = True, *, cancel_futures: bool = False) -> None:
-    end(wait=wait and not cancel_futures)
-    client.close()
 
 
 def _imported_dask() -> Any:

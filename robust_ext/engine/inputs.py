@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from robust_ext.attacks.base import Attack
 from robust_ext.core.classifier import check_classifier, check_consistency
+from robust_ext.core.criteria import MISCLASSIFICATION, Criterion, MultiLabel, check_criterion
 from robust_ext.core.devices import on_device, run_device
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.threat import ThreatModel
@@ -24,6 +25,7 @@ from robust_ext.engine.code_digest import module_code
 from robust_ext.engine.copies import behaviour
 from robust_ext.engine.identity import check_ids, inputs_digest, model_digest
 from robust_ext.models.adaptive import AdaptiveDefense
+from robust_ext.models.label_sets import classify_label_sets
 from robust_ext.registry.attack import as_attack
 from robust_ext.registry.model import as_module
 
@@ -38,6 +40,7 @@ class EvaluationInputs:
     logits: Tensor  # Of them, (N, K)
     ids: Sequence[int]  # Of the samples, which with the seed decide every draw
     threat_model: ThreatModel
+    criterion: Criterion = MISCLASSIFICATION
 
     @property
     def bounds(self) -> tuple[float, float]:
@@ -46,9 +49,14 @@ class EvaluationInputs:
 
     @cached_property
     def correct(self) -> NDArray[np.bool_]:
-        """A mask of correctly classified samples, ``(N,)``."""
-        found: NDArray[np.bool_] = (self.logits.argmax(1) == self.labels).cpu().numpy()
+        """A mask of samples that are right to begin with, ``(N,)``."""
+        found: NDArray[np.bool_] = self.criterion.correct(self.logits, self.labels).cpu().numpy()
         return found
+
+    @cached_property
+    def goals(self) -> Tensor:
+        """What attacks are given as labels, int64 ``(N,)``; the classes, or with targets these."""
+        return self.criterion.goals(self.labels, logits=self.logits, ids=self.ids)
 
     @property
     def described(self) -> dict[str, Any]:
@@ -58,7 +66,10 @@ class EvaluationInputs:
 
     @cached_property
     def _samples(self) -> dict[str, Any]:
-        return {name: inputs_digest(getattr(self, name), self.ids) for name in ("inputs", "labels")}
+        found = {name: inputs_digest(getattr(self, name), self.ids) for name in ("inputs", "labels")}
+        if self.criterion == MISCLASSIFICATION:
+            return found
+        return {**found, "criterion": repr(self.criterion), "goals": inputs_digest(self.goals, self.ids)}
 
     @cached_property
     def digests(self) -> dict[str, Any]:
@@ -71,8 +82,8 @@ class EvaluationInputs:
         }
 
     def rows(self, rows: range) -> tuple[Tensor, Tensor]:
-        """Inputs and labels of some rows."""
-        return self.inputs[rows.start : rows.stop], self.labels[rows.start : rows.stop]
+        """Inputs of some rows, and what attacks are given as their labels."""
+        return self.inputs[rows.start : rows.stop], self.goals[rows.start : rows.stop]
 
     @property
     def samples(self) -> tuple[Tensor, ...]:
@@ -98,26 +109,46 @@ def prepare_inputs(
     sample_ids: Sequence[int] | None,
     batch_size: int,
     device: str | torch.device | None = None,
+    criterion: object = None,
 ) -> EvaluationInputs:
     """Check a classifier, and samples ``(N, ...)`` with labels int64 ``(N,)``, in forward passes of ``batch_size``.
+
+    With a :class:`MultiLabel` criterion labels are ``(N, L)``, and the model is made a classifier of sets of them.
 
     Raises InvalidArgumentError where an argument does not fit, ModelError where the model is no classifier to logits.
     """
     module = bounded_module(model, threat_model, device=device)
     where = run_device(module, device)
-    inputs = check_inputs("inputs", inputs, bounds=threat_model.bounds)
+    inputs = check_samples(inputs, threat_model)
     if not len(inputs):
         raise InvalidArgumentError("inputs", "no samples", "at least one sample")
-    ids = check_ids(sample_ids, len(inputs))
+    ids, judged = check_ids(sample_ids, len(inputs)), check_criterion(criterion)
+    if isinstance(judged, MultiLabel):
+        module, labels = classify_label_sets(as_classifier(module, inputs.to(where)), labels, inputs.to(where), judged)
     labels = check_labels("labels", labels, samples=len(inputs)).to(where)
     inputs = inputs.to(where)
     module = as_classifier(module, inputs, labels)
     logits = torch.cat([check_classifier(module, batch) for batch in torch.split(inputs, batch_size)])
     check_model(module, inputs[:PROBES], bounds=threat_model.bounds)
     check_labels("labels", labels, samples=len(inputs), classes=logits.shape[1])
-    return EvaluationInputs(
-        module=module, inputs=inputs, labels=labels, logits=logits, ids=ids, threat_model=threat_model
+    given = EvaluationInputs(
+        module=module,
+        inputs=inputs,
+        labels=labels,
+        logits=logits,
+        ids=ids,
+        threat_model=threat_model,
+        criterion=judged,
     )
+    _ = given.goals  # Raises where the criterion does not fit; kept with the inputs
+    return given
+
+
+def check_samples(inputs: Array, threat_model: ThreatModel) -> Tensor:
+    """Return clean samples as a copy in float32; InvalidArgumentError where they are no valid inputs."""
+    checked = check_inputs("inputs", inputs, bounds=threat_model.bounds)
+    threat_model.check_samples(checked)
+    return checked
 
 
 def check_model(

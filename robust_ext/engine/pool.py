@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from robust_ext.core.errors import InvalidArgumentError, RobustExtError, issue
-from robust_ext.core.memory import trimmed
+from robust_ext.core.machine import trimmed
 from robust_ext.engine.executors import ExecutorLike, check_devices, end_executor, make_executor, workers_of
-from robust_ext.engine.isolation.messages import as_error
-from robust_ext.engine.remote import Call, Packer, run_call
+from robust_ext.engine.isolation.messages import Packer, as_error
+from robust_ext.engine.remote import Call, make_call, run_call
 
 # Calls a worker has at a time: the one that it works on, and the next.
 _CALLS = 2
@@ -67,12 +67,13 @@ class Pool:
         self.isolate, self.attack_timeout = isolate, attack_timeout
         self._devices = check_devices(devices)
         self._free = list(self._devices)
-        self._given = isinstance(executor, Executor)
-        self._executor: Executor | None = _check_processes(executor) if self._given else None
-        if not (self._given or isinstance(executor, str) or callable(executor)):
+        self._executor = _check_processes(executor) if isinstance(executor, Executor) else None
+        self._make: Any = make_executor(executor, devices=self._devices) if isinstance(executor, str) else executor
+        if self._executor is not None:
+            self._make = None
+        elif not callable(self._make):
             expected = "a concurrent.futures.Executor, a callable that makes one, or a text such as 'local'"
             raise InvalidArgumentError("executor", executor, expected)
-        self._make: Any = make_executor(executor, devices=self._devices) if isinstance(executor, str) else executor
         self._flying: dict[Future[Any], _Job] = {}
         self._alone: list[_Job] = []  # That failed once; the first runs, or is the next to run
         self._returned = self._lost = 0
@@ -85,14 +86,8 @@ class Pool:
     @property
     def room(self) -> int:
         """The number of calls that may be submitted now."""
-        if self._alone:
-            return 0
-        return self.workers * (1 if len(self._devices) > 1 else _CALLS) - len(self._flying)
-
-    @property
-    def busy(self) -> bool:
-        """True if there are calls that have not ended."""
-        return bool(self._flying or self._alone)
+        calls = self.workers * (1 if len(self._devices) > 1 else _CALLS)
+        return 0 if self._alone else calls - len(self._flying)
 
     def submit(self, key: Any, call: Call, parts: Mapping[str, bytes]) -> None:
         """Submit a call, with these parts for workers that lack them."""
@@ -128,7 +123,7 @@ class Pool:
         """Yield the key and reply of each call, as they end; they begin in order."""
         waiting = iter(calls)
         left = next(waiting, None)
-        while left is not None or self.busy:
+        while left is not None or self._flying or self._alone:
             while left is not None and self.room > 0:
                 self.submit(*left, parts)
                 left = next(waiting, None)
@@ -148,9 +143,9 @@ class Pool:
         self._flying[future] = job
 
     def _failed(self, job: _Job, error: BaseException) -> Reply | None:
-        """Submit a call again, or return why it is lost."""
+        """Set a call aside to run again, or return why it is lost."""
         if isinstance(error, BrokenExecutor) and job.executor is self._executor:
-            if self._given:
+            if self._make is None:
                 raise RobustExtError(
                     f"executor: it broke ({error}); finished blocks are kept in the run folder, and the same call with "
                     "a new executor resumes the run; give a callable that makes one, to be called again where it breaks"
@@ -172,7 +167,7 @@ class Pool:
         return self._executor
 
     def _end(self) -> None:
-        if self._executor is not None and not self._given:
+        if self._executor is not None and self._make is not None:
             end_executor(self._executor)
             self._executor = None
 
@@ -217,14 +212,14 @@ def call_all(calls: Sequence[FunctionCall], *, place: torch.device) -> Iterator[
 
     ``place`` is where their tensors lie. RobustExtError: one of them raised it, or its worker ended.
     """
-    pool, packer = current_pool(), Packer()
+    pool, packer = current_pool(), Packer("a worker")
     if pool is None or len(calls) < 2:
         for number, (function, arguments) in enumerate(calls):
             with trimmed():
                 value = function(**arguments)
             yield number, value
         return
-    packed = (packer.pack(function, origin=place.type, **arguments) for function, arguments in calls)
+    packed = (make_call(packer, function, origin=place.type, **arguments) for function, arguments in calls)
     for number, reply in pool.run(enumerate(packed), packer.parts):
         yield number, value_of(reply, "executor")
 

@@ -17,8 +17,26 @@ from torch import nn
 
 from robust_ext.core.cost import Spent
 from robust_ext.core.errors import OutOfTimeError, duration, printable
+from robust_ext.core.machine import lap
 from robust_ext.core.target import PassCounter
 from robust_ext.engine.context import current_context
+
+PHASES = {
+    "calibration": "calibration",
+    "training": "training",
+    "accepted": "points the detector lets pass",
+    "features": "planting",
+    "readout": "readouts",
+    "random": "random search",
+    "witnesses": "witnesses",
+    "attack": "attack",
+    "verify": "verification",
+    "scores": "scores",
+    "certificate": "certificate",
+    "search": "attack search, where that fails",
+    "rest": "the rest",
+}
+"""Phases in words, in the order of tables."""
 
 
 class Phases:
@@ -54,47 +72,6 @@ def phases_of(timing: Mapping[str, Any], title: str) -> Iterator[tuple[str, str 
 _TERMINAL, _FIRST, _LATER = 0.25, 5.0, 60.0
 
 
-class _Screen:
-    """A display of work, with the work inside it."""
-
-    def __init__(self) -> None:
-        self.bars = _bars() if sys.stderr.isatty() else None
-        self.written = False
-        self.due = time.monotonic() + (_FIRST if self.bars is None else _TERMINAL)
-
-    def show(self, progress: Progress) -> None:
-        """Show how far some work has come, where it is time to."""
-        if time.monotonic() < self.due:
-            return
-        self.due = time.monotonic() + (_LATER if self.bars is None else _TERMINAL)
-        self.write(progress.line())
-        if self.bars is not None:
-            self.bars.update(progress.bar, completed=progress.done, total=progress.total, words=progress.words())
-            self.bars.refresh()
-
-    def write(self, line: str) -> None:
-        """Write a line, where there are no bars."""
-        self.written = True
-        if self.bars is None:
-            sys.stderr.write(f"{line}\n")
-            sys.stderr.flush()
-
-
-def _bars() -> Any:
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn
-
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        TextColumn("{task.fields[words]}", markup=False),
-    )
-    console = Console(file=sys.stderr, force_terminal=True, force_jupyter=False)
-    made = Progress(*columns, console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
-    made.start()
-    return made
-
-
 class Progress:
     """The progress of some work.
 
@@ -110,19 +87,23 @@ class Progress:
         self._begun, self._parent = time.monotonic(), parent
         self._forward = self._backward = 0
         self._counter, self._seen = PassCounter(), PassCounter()
-        self._screen: _Screen = _Screen() if parent is None else parent._screen
-        self.bar = None if self._screen.bars is None else self._screen.bars.add_task(title, total=total, words="")
+        self._top: Progress = self if parent is None else parent._top
+        if parent is None:
+            self._bars = _bars() if sys.stderr.isatty() else None
+            self._written, self._due = False, self._begun + (_FIRST if self._bars is None else _TERMINAL)
+        bars = self._top._bars
+        self._bar = None if bars is None else bars.add_task(title, total=total, words="")
 
     def phase(self, words: str) -> None:
         """State what begins."""
         self._phase = printable(words)
-        self._screen.show(self)
+        self._show()
 
     def advance(self, count: int = 1, *, kept: bool = False) -> None:
         """State that so much more is done; ``kept`` where an earlier call did it."""
         self.done += count
         self._kept += count if kept else 0
-        self._screen.show(self)
+        self._show()
 
     def count(self, forward: int, backward: int) -> None:
         """Count further rows that went forward and back."""
@@ -146,9 +127,26 @@ class Progress:
         self._counter, self._seen = counter, counter.snapshot()
 
     def _watch(self, counter: PassCounter) -> None:
-        if time.monotonic() >= self._screen.due:
+        if time.monotonic() >= self._top._due:
             self._follow(counter)
-            self._screen.show(self)
+            self._show()
+
+    def _show(self) -> None:
+        """Show all of it, where it is time to."""
+        top, now = self._top, time.monotonic()
+        if now < top._due:
+            return
+        top._due, top._written = now + (_LATER if top._bars is None else _TERMINAL), True
+        self._write(self.line(), self.words())
+
+    def _write(self, line: str, words: str) -> None:
+        bars = self._top._bars
+        if bars is None:
+            sys.stderr.write(f"{line}\n")
+            sys.stderr.flush()
+        else:
+            bars.update(self._bar, completed=self.done, total=self.total, words=words)
+            bars.refresh()
 
     def line(self) -> str:
         """Return all of it as one line, after that of the work that it is a part of."""
@@ -173,14 +171,25 @@ class Progress:
 
     def close(self, *, broken: bool = False) -> None:
         """State what it took, where anything was shown of it."""
-        bars, ended = self._screen.bars, f"{self._count()} in {duration(time.monotonic() - self._begun)}"
-        if self._parent is None and bars is not None:
-            bars.update(self.bar, completed=self.done, total=self.total, words=self.words() if broken else ended)
-            bars.stop()
-        elif self._parent is None and self._screen.written:
-            self._screen.write(self.line() if broken else f"{self._title}: {ended}")
-        elif bars is not None:
-            bars.remove_task(self.bar)
+        bars, ended = self._top._bars, f"{self._count()} in {duration(time.monotonic() - self._begun)}"
+        if self._parent is None and (bars is not None or self._written):
+            words = self.words() if broken else ended
+            self._write(f"{self._title}: {words}", words)
+        if bars is not None:
+            bars.stop() if self._parent is None else bars.remove_task(self._bar)
+
+
+def _bars() -> Any:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    title, words = (TextColumn(f"{{task.{name}}}", markup=False) for name in ("description", "fields[words]"))
+    console = Console(file=sys.stderr, force_terminal=True, force_jupyter=False)
+    made = Progress(
+        title, BarColumn(), words, console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
+    )
+    made.start()
+    return made
 
 
 _CURRENT: ContextVar[Progress | None] = ContextVar("robust_ext_progress", default=None)
@@ -212,6 +221,7 @@ def showing(title: str, *, shown: bool, total: int | None = None, unit: str = "s
 
 def phase(words: str) -> None:
     """State what begins."""
+    lap()
     current = _CURRENT.get()
     if current is not None:
         current.phase(words)

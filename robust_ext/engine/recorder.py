@@ -1,7 +1,7 @@
 """The recorder: small statistics of every query of an attack, for each row, from any library.
 
 It watches the target's module, so it sees inputs, logits, and the gradients that flow back through both. Nothing of a
-query is kept but a few numbers, next to the last point and its gradient.
+query is kept but a few numbers, next to the last point and its gradient, and the points at which logits are not finite.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor, nn
 
-from robust_ext.attacks._common.objectives import margin as logit_margin
+from robust_ext.core.criteria import MISCLASSIFICATION, Criterion
 from robust_ext.core.errors import AttackError
 from robust_ext.core.foreign import without_values
 from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
 from robust_ext.engine.steps import Checkpoints, Query, Steps, put, sampled
-from robust_ext.engine.trace import COLUMNS, Trace, no_values
+from robust_ext.engine.trace import COLUMNS, Trace, Witnesses, no_values
 
 # Below this margin the largest probability rounds to 1 in float32, and cross-entropy and its gradient to 0.
 _SATURATED = -16.63
@@ -32,11 +32,13 @@ _ON_GRID = 2e-3
 
 
 class Recorder:
-    """Statistics of the queries of ``inputs`` ``(N, ...)`` with ``labels`` ``(N,)``."""
+    """Statistics of the queries of ``inputs`` ``(N, ...)`` with ``labels`` ``(N,)``, the goals of a criterion."""
 
-    def __init__(self, inputs: Tensor, labels: Tensor, threat_model: ThreatModel) -> None:
+    def __init__(
+        self, inputs: Tensor, labels: Tensor, threat_model: ThreatModel, *, criterion: Criterion = MISCLASSIFICATION
+    ) -> None:
         count, device = len(inputs), inputs.device
-        self._inputs, self._labels, self._threat_model = inputs, labels, threat_model
+        self._inputs, self._labels, self._threat_model, self._criterion = inputs, labels, threat_model, criterion
         self._clean = inputs.detach().flatten(1)
         self._squares = self._clean.square().sum(1)
         self._limit = 1 + threat_model.tolerance(self._clean[:1].numel()) / threat_model.epsilon
@@ -56,6 +58,7 @@ class Recorder:
         self._full = 0  # Queries of all rows in order
         self._partly = False  # Whether there were others
         self._kept, self._steps = Checkpoints(count, device), Steps(self._clean, threat_model)
+        self.witnesses = Witnesses(inputs, threat_model)
 
     def enter(self, _module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         """Before a module that is watched is called: have the gradient at its input noted."""
@@ -81,6 +84,7 @@ class Recorder:
         assert query is not None
         # A mode or subclass that records what is computed must not record this.
         with torch._C.DisableTorchFunction(), torch.no_grad():
+            self.witnesses.note(points.detach(), out.detach())
             self._note(query, points.detach(), out.detach(), cut=query.graph and not out.requires_grad)
         if query.points is None or not out.requires_grad:
             return None
@@ -95,13 +99,15 @@ class Recorder:
         if logits.shape[1] < max(2, self._classes):
             return
         flat = points.flatten(1).to(self._clean)
-        rows = None if len(flat) == len(self._clean) else self._nearest(flat)
+        # A point belongs to the row of the nearest input.
+        away_from = self._squares - 2 * flat @ self._clean.mT if len(flat) != len(self._clean) else None
+        rows = None if away_from is None else away_from.argmin(1)
         query.rows, query.number = rows, self._number(rows)
         labels = self._labels if rows is None else self._labels[rows]
         away = flat - (self._clean if rows is None else self._clean[rows])
         distance = self._length(away)
         logits = logits.to(self._highest["best"])
-        margin = logit_margin(logits, labels)
+        margin = self._criterion.margin(logits, labels)
         low, high = self._threat_model.bounds
         slack = 1e-6 * max(abs(low), abs(high))
         # Along rows aminmax, like the linf norm of linalg, takes 15 times as long on a CPU.
@@ -113,7 +119,7 @@ class Recorder:
             self._add("graphs", rows, torch.ones_like(distance))
         if cut:
             self._add("cut", rows, torch.ones_like(distance))
-        self._add("saturated", rows, margin < _SATURATED)
+        self._add("saturated", rows, (-margin if self._criterion.aims else margin) < _SATURATED)
         self._add("outside", rows, ~inside)
         self._add("unmoved", rows, distance == 0)
         for name, values in (("last", margin), ("end", distance), ("low", least), ("high", most)):
@@ -158,7 +164,8 @@ class Recorder:
             gradient = gradient.detach()
             self._add("zero_loss", query.rows, (gradient == 0).all(1))
             labels = self._labels if query.rows is None else self._labels[query.rows]
-            query.sense = (gradient.sum(1) - 2 * gradient.gather(1, labels[:, None])[:, 0]).sign()
+            away = (gradient.sum(1) - 2 * gradient.gather(1, labels[:, None])[:, 0]).sign()
+            query.sense = -away if self._criterion.aims else away
             if gradient.shape[1] < 3:
                 # Of two entries each is alone, and which one is the label's cannot be seen.
                 return
@@ -194,10 +201,6 @@ class Recorder:
         norm, epsilon = self._threat_model.norm, self._threat_model.epsilon
         length = away.abs().amax(1) if norm == "linf" else torch.linalg.vector_norm(away, ord=int(norm[1:]), dim=1)
         return length / epsilon
-
-    def _nearest(self, flat: Tensor) -> Tensor:
-        """The row each point belongs to: that of the nearest input."""
-        return (self._squares - 2 * flat @ self._clean.mT).argmin(1)
 
     def _number(self, rows: Tensor | None) -> int:
         if rows is None and not self._partly:
@@ -267,9 +270,10 @@ def _readable(value: object) -> TypeGuard[Tensor]:
 def record_queries(target: Target, inputs: Tensor, labels: Tensor, threat_model: ThreatModel) -> Iterator[Recorder]:
     """Record queries to the target and their results, by any attack.
 
-    Where one raises after logits came without a graph, and no gradient came back to it, its AttackError mentions that.
+    Where one raises after logits were not finite, or came without a graph and no gradient came back to it, its
+    AttackError mentions that.
     """
-    recorder = Recorder(inputs, labels, threat_model)
+    recorder = Recorder(inputs, labels, threat_model, criterion=target.criterion)
     modules = [target.module] if target.defended is None else [target.module, target.defended.classifier]
     with ExitStack() as stack:
         for module in dict.fromkeys(modules):
@@ -278,10 +282,14 @@ def record_queries(target: Target, inputs: Tensor, labels: Tensor, threat_model:
         try:
             yield recorder
         except AttackError as error:
-            if type(error) is not AttackError or not recorder.cut:
+            met = []
+            if recorder.cut:
+                met.append(
+                    "no gradient came back from the model to its inputs: a layer cuts the graph (detach, no_grad, "
+                    "numpy, argmax), and a diagnosis finds which; give that layer another backward pass (BPDA)"
+                )
+            if recorder.witnesses.points is not None:
+                met.append("the model returned NaN or infinite logits at points that it queried: fix the model first")
+            if type(error) is not AttackError or not met:
                 raise
-            raise AttackError(
-                f"{error}; before that, no gradient came back from the model to its inputs: a layer cuts the graph "
-                "(detach, no_grad, numpy, argmax), and a diagnosis finds which; give that layer another "
-                "backward pass (BPDA)"
-            ) from error
+            raise AttackError("; before that, ".join([str(error), *met])) from error

@@ -1,16 +1,15 @@
-"""Calls for workers: how this process packs them, and what a worker does with them."""
+"""Calls for workers: how this process makes them, and what a worker does with them."""
 
 from __future__ import annotations
 
-import hashlib
 import io
 import os
 import secrets
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -19,13 +18,13 @@ import torch
 from torch import Tensor
 
 from robust_ext.core.errors import InvalidArgumentError, ModelError, RobustExtError, collecting
-from robust_ext.core.memory import trimmed
+from robust_ext.core.machine import trimmed
 from robust_ext.engine.context import RunContext, run_context, set_aside
-from robust_ext.engine.isolation.messages import Unpickler, describe_error, pickled
+from robust_ext.engine.isolation.messages import Packer, Unpickler, describe_error
 from robust_ext.engine.isolation.process import unreadable
 from robust_ext.engine.isolation.worker import IsolatedWorker, isolating
 from robust_ext.engine.run import Block, Run, timed
-from robust_ext.engine.task import Worker, drive, run_task
+from robust_ext.engine.task import drive, run_task
 
 # Parts that a worker keeps: runs, and the networks of several.
 _PARTS = 32
@@ -41,36 +40,17 @@ class Call:
     """A function with its arguments, for a worker."""
 
     packed: bytes
-    parts: tuple[str, ...]  # Digests of what it shares with other calls; each may refer to those before it
-    origin: str  # The kind of device that its tensors lie on
+    parts: tuple[str, ...] = ()  # Digests of what it shares with other calls; each may refer to those before it
+    origin: str = "cpu"  # The kind of device that its tensors lie on
     device: str | None = None  # Where the worker is to have them; None for where they lie
     content: Mapping[str, bytes] = field(default_factory=dict)  # Of parts that the worker lacks
     caller: tuple[str, int] = field(default_factory=lambda: (_MEMORY, os.getpid()))
 
 
-class Packer:
-    """Objects as bytes; what calls share is a part, which travels to each worker once."""
-
-    def __init__(self) -> None:
-        self.parts: dict[str, bytes] = {}  # By digest
-        self._digests: dict[int, str] = {}
-        self._shared: list[object] = []  # So that no other object gets the id of one that has a digest
-
-    def share(self, shared: object, *, rows: int | None = None) -> str:
-        """Return the digest of a part; with ``rows`` the first rows of a tensor ``(N, ...)`` stand for all of it."""
-        if id(shared) not in self._digests:
-            sent = shared[:rows].clone() if isinstance(shared, Tensor) and rows is not None else shared
-            content = pickled(sent, self._digests, to="a worker")
-            digest = hashlib.blake2b(content, digest_size=16).hexdigest()
-            self.parts[digest] = content
-            self._digests[id(shared)] = digest
-            self._shared.append(shared)
-        return self._digests[id(shared)]
-
-    def pack(self, function: Callable[..., Any], *, origin: str, parts: tuple[str, ...] = (), **arguments: Any) -> Call:
-        """Return a call; ModelError where something cannot be pickled."""
-        content = pickled((function, _own(arguments)), self._digests, to="a worker")
-        return Call(packed=content, parts=parts, origin=origin)
+def make_call(packer: Packer, function: Callable[..., Any], *, origin: str = "cpu", **arguments: Any) -> Call:
+    """Return a call of a function of a module; ModelError where something cannot be pickled."""
+    content, parts = packer.pickle((function, _own(arguments)))
+    return Call(packed=content, parts=tuple(parts), origin=origin)
 
 
 def _own(value: Any) -> Any:
@@ -109,7 +89,12 @@ def run_block(
 ) -> Block:
     """Plant, attack and verify a block of samples on a worker, ``seconds`` before the deadline of the run."""
     deadline = None if seconds is None else time.monotonic() + seconds
-    with _attacking(isolate, attack_timeout) as worker, run_context(RunContext(deadline=deadline)), run.session():
+    with ExitStack() as stack:
+        worker = _isolated(os.getpid(), attack_timeout) if isolate else run_task
+        if isinstance(worker, IsolatedWorker):
+            stack.enter_context(isolating(worker))
+        stack.enter_context(run_context(RunContext(deadline=deadline)))
+        stack.enter_context(run.session())
         set_aside(run.common())
         return drive(timed(run.work(rows, needs)), worker)
 
@@ -121,16 +106,6 @@ def _check_process(memory: str, process: int) -> None:
     if memory == _MEMORY:
         # A fork has the parent's OpenMP without its threads, and hangs where it would use several.
         torch.set_num_threads(1)
-
-
-@contextmanager
-def _attacking(isolate: bool, timeout: float | None) -> Iterator[Worker]:
-    if not isolate:
-        yield run_task
-        return
-    worker = _isolated(os.getpid(), timeout)
-    with isolating(worker):
-        yield worker
 
 
 @cache
@@ -163,7 +138,7 @@ def _loaded(call: Call) -> tuple[Callable[..., Any], dict[str, Any]]:
 
 
 class _Loader(Unpickler):
-    """Reads pickles; tensors and devices of the caller's kind are made on the call's device where it has one."""
+    """A reader of pickles that makes tensors and devices of the caller's kind on the call's device, if it has one."""
 
     def __init__(self, content: bytes, parts: Mapping[str, object], call: Call) -> None:
         super().__init__(content, parts)
@@ -172,24 +147,21 @@ class _Loader(Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         """Return what makes tensors and devices."""
         made: dict[tuple[str, str], Callable[..., object]] = {
-            ("torch.storage", "_load_from_bytes"): self._storage,
-            ("torch", "device"): self._moved,
-            ("robust_ext.engine.isolation.messages", "_scripted"): self._scripted,
+            # As torch.storage reads it: what a pickle of this project holds.
+            ("torch.storage", "_load_from_bytes"): lambda content: torch.load(
+                io.BytesIO(content), map_location=self._place, weights_only=False
+            ),
+            ("torch", "device"): lambda kind, *index: torch.device(
+                *((kind, *index) if kind != self._origin else (str(self._device),))
+            ),
+            ("robust_ext.engine.isolation.messages", "_scripted"): lambda content: torch.jit.load(  # type: ignore[no-untyped-call]
+                io.BytesIO(content), map_location=self._device
+            ),
         }
         found = None if self._device is None else made.get((module, name))
         return super().find_class(module, name) if found is None else found
-
-    def _storage(self, content: bytes) -> object:
-        # As torch.storage reads it: what a pickle of this project holds.
-        return torch.load(io.BytesIO(content), map_location=self._place, weights_only=False)
-
-    def _scripted(self, content: bytes) -> object:
-        return torch.jit.load(io.BytesIO(content), map_location=self._device)  # type: ignore[no-untyped-call]
 
     def _place(self, storage: Any, location: str) -> Any:
         if location.split(":")[0] != self._origin:
             return None
         return torch.serialization.default_restore_location(storage, str(self._device))  # type: ignore[no-untyped-call]
-
-    def _moved(self, kind: str, *index: int) -> torch.device:
-        return torch.device(kind, *index) if kind != self._origin else torch.device(str(self._device))

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from robust_ext.core.cost import Cost, Costs, Spent
 from robust_ext.core.errors import AttackError, OutOfTimeError, RobustExtError, collecting, issue, warn
 from robust_ext.core.random import STREAMS
-from robust_ext.engine.context import ISOLATED, current_context
+from robust_ext.engine.context import ISOLATING, current_context
 from robust_ext.engine.store import Record, Store
 from robust_ext.engine.task import Attempt, Task, TaskResult, Work, verified
 
@@ -202,7 +202,7 @@ def timed(work: Work[Block]) -> Generator[Task, TaskResult, Block]:
 
 def keep(block: Block, store: Store) -> None:
     """Store a block."""
-    store.append(block.records, {**block.timing, "isolated": ISOLATED.get()}, block.arrays)
+    store.append(block.records, {**block.timing, "isolated": ISOLATING.get() is not None}, block.arrays)
 
 
 def tell(run: Run, rows: range, store: Store) -> None:

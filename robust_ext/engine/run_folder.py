@@ -10,63 +10,51 @@ checksum, which shows damage and is no signature.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import io
 import json
 import os
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from math import inf
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from robust_ext.core.errors import RunFolderBusyError, RunFolderError, warn
-from robust_ext.core.files import (
-    MOST_BYTES,
-    MOST_RATIO,
-    make_folder,
-    open_file,
-    read_file,
-    remove_drafts,
-    replace_file,
-    unwritable,
-)
+from robust_ext.core.errors import RunFolderError, warn
+from robust_ext.core.files import check_plain, locked, make_folder, read_file, replace_file, writing
 from robust_ext.engine.copies import differences
-from robust_ext.engine.store import Arrays, Store, check_entry, to_text
+from robust_ext.engine.schema import check_entry
+from robust_ext.engine.store import Arrays, Store, checksum, seal, to_text, unseal
 from robust_ext.engine.verify import LOST
 
-REPAIR = (
-    "run the same command with --repair, or the same call inside robust_ext.repairing(), to run again what is lost, or "
-    "choose another folder"
-)
 EARLIER = "was written by an earlier version of robust_ext, whose records this one does not read; choose another folder"
 RECORDS, ARRAYS = "records.jsonl", "arrays.bin"
 # Where the machine itself stops, what was finished within that many seconds may be lost; a kill loses nothing.
 _SYNC_SECONDS = 5.0
 # Bytes that are compressed to see whether that is worthwhile, and what has to be left of them at most.
 _TRIED, _GAIN = 2**14, 0.75
-_MARK, _DIGITS = b', "checksum": "', 16
+# An array may unpack to this many bytes, or to that many times its stored size where that is more.
+_MOST_BYTES, _MOST_RATIO = 256 * 2**20, 100
 
 
 class SavedRun(Store):
     """The records in a run folder, which is only read.
 
     ``run`` is the kind, settings and versions that it states; None where there is nothing. A damaged line, or one that
-    does not hold what its kind promises, is a RunFolderError. With ``repair``, such lines are left out, and where the
-    run itself is one of them, the given one takes its place.
+    does not hold what its kind promises, is a RunFolderError. With ``repair``, such lines are left out, and the given
+    run takes the place of a damaged one.
     """
 
     def __init__(self, path: Path, *, repair: Mapping[str, Any] | None = None) -> None:
         super().__init__()
         self.run: Mapping[str, Any] | None = None
-        self.path, self._start, self._dropped = path, "", 0
-        self._file = path / RECORDS
+        self._file, self._array_file = path / RECORDS, path / ARRAYS
+        self._start, self._dropped = "", 0
         if (path / "run.json").exists():
             raise RunFolderError(f"{path}: {EARLIER}")
         content = read_file(self._file, error=RunFolderError) or b""
@@ -78,7 +66,7 @@ class SavedRun(Store):
         for number, line in enumerate(content[: self._size].split(b"\n")[:-1], 1):
             try:
                 entry = unseal(line, self._start)
-                self._take(entry)
+                check_entry(entry, kind=None if self.run is None else self.run["kind"])
             except (ValueError, RecursionError) as error:
                 if repair is None:
                     raise damaged(self._file, f"line {number}{after} {error}") from error
@@ -86,6 +74,7 @@ class SavedRun(Store):
                 if self.run is None:
                     self._begin(repair)
             else:
+                self._take(entry)
                 after = f" (after sample {entry['index']})" if "index" in entry else after
         self.earlier = sum(timing.get("seconds", 0.0) for timing in self._timings.values())
         self.resumed = len(self._timings)
@@ -94,32 +83,22 @@ class SavedRun(Store):
         """Return the arrays under a name; None without any. RunFolderError where they are damaged."""
         if not self._has(name):
             return None
-        file, found = self.path / ARRAYS, {}
-        with os.fdopen(open_file(file, os.O_RDONLY, error=RunFolderError), "rb") as stream:
-            for part, (begin, size, stated) in self._arrays[name].items():
-                try:
-                    stream.seek(begin)
-                    content = stream.read(size)
-                    if checksum(content) != stated:
-                        raise ValueError("does not match its checksum")
-                    if not content.startswith(npy.MAGIC_PREFIX):
-                        content = zlib.decompressobj().decompress(content, max(MOST_BYTES, MOST_RATIO * size))
-                    found[part] = npy.read_array(io.BytesIO(content), allow_pickle=False)
-                except (ValueError, MemoryError, zlib.error) as error:
-                    raise damaged(file, f"{name} {error}") from error
+        found = {}
+        for part, (begin, size, stated) in self._arrays[name].items():
+            content = read_file(self._array_file, error=RunFolderError, begin=begin, size=size) or b""
+            if checksum(content) != stated:
+                raise damaged(self._array_file, f"{name} does not match its checksum")
+            try:
+                if not content.startswith(npy.MAGIC_PREFIX):
+                    content = zlib.decompressobj().decompress(content, max(_MOST_BYTES, _MOST_RATIO * size))
+                found[part] = npy.read_array(io.BytesIO(content), allow_pickle=False)
+            except (ValueError, MemoryError, zlib.error) as error:
+                raise damaged(self._array_file, f"{name} {error}") from error
         return found
 
-    def digest(self) -> str:
-        """Return a checksum of the arrays stored with blocks."""
-        parts = [
-            part for timing in self.timings() for held in timing.get("arrays", {}).values() for part in held.values()
-        ]
-        return checksum(*(stated.encode() for *_, stated in parts))
-
     def _has(self, name: str) -> bool:
-        file = self.path / ARRAYS
         end = max((begin + size for begin, size, _ in self._arrays.get(name, {}).values()), default=inf)
-        return file.exists() and file.stat().st_size >= end
+        return self._array_file.exists() and self._array_file.stat().st_size >= end
 
     def _begin(self, run: Mapping[str, Any]) -> None:
         self.run = run
@@ -127,13 +106,12 @@ class SavedRun(Store):
 
     def _take(self, entry: dict[str, Any]) -> None:
         """Keep an entry; of several of one sample or block the last counts."""
-        check_entry(entry, kind=None if self.run is None else self.run["kind"])
         if "run" in entry:
             self._begin(entry["run"])
         elif "index" in entry:
             self._records[entry["index"]] = to_text(entry)
         elif "value" in entry:
-            self._values[entry["value"]] = entry["content"]
+            self.values[entry["value"]] = entry["content"]
         else:
             self._arrays |= entry.get("arrays", {})
             if "block" in entry:
@@ -160,9 +138,8 @@ class RunFolder(SavedRun):
     ) -> None:
         folder, self._synced = Path(path), -inf
         make_folder(folder, error=RunFolderError)
-        self._lock: int | None = lock(folder)
-        try:
-            remove_drafts(folder)
+        with ExitStack() as stack:
+            stack.enter_context(locked(folder))
             run = {"kind": kind, "settings": json.loads(to_text(settings)), "versions": dict(versions)}
             super().__init__(folder, repair=run if repair else None)
             if self.run is not None:
@@ -174,19 +151,17 @@ class RunFolder(SavedRun):
                 raise damaged(self._file, f"index {beyond[0]} is none of the {samples} samples")
             if repair:
                 self._repair(beyond)
-            self._cut_torn_line()
+            with writing(self._file, error=RunFolderError):
+                if self._file.exists() and self._file.stat().st_size > self._size:
+                    os.truncate(self._file, self._size)
             if self.run is None:
                 self._write([to_text({"run": run})])
                 self._begin(run)
-        except BaseException:
-            self.close()
-            raise
+            self._lock = stack.pop_all()
 
     def close(self) -> None:
         """Let other processes write the folder."""
-        if self._lock is not None:
-            unlock(self._lock)
-            self._lock = None
+        self._lock.close()
 
     def __enter__(self) -> RunFolder:
         return self
@@ -194,42 +169,38 @@ class RunFolder(SavedRun):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _cut_torn_line(self) -> None:
-        try:
-            if self._file.exists() and self._file.stat().st_size > self._size:
-                os.truncate(self._file, self._size)
-        except OSError as error:
-            raise RunFolderError(unwritable(self._file, error)) from error
-
-    def _repair(self, beyond: Iterable[int]) -> None:
+    def _repair(self, beyond: Sequence[int]) -> None:
         """Drop what is to be run again, and write the rest; damaged lines stay in ``records.jsonl.damaged``."""
         lost = [index for index, text in self._records.items() if _was_lost(json.loads(text))]
-        self._records = {index: text for index, text in self._records.items() if index not in {*lost, *beyond}}
         arrays = [name for name in self._arrays if self._is_damaged(name)]
-        self._timings = {
-            block: one for block, one in self._timings.items() if not set(arrays) & set(one.get("arrays", ()))
-        }
-        for name in arrays:
-            del self._arrays[name]
         found = {
             "damaged lines": self._dropped,
-            "records of no sample": len([*beyond]),
+            "records of no sample": len(beyond),
             "samples that were not attacked": len(lost),
             "damaged arrays": len(arrays),
         }
-        if any(found.values()):
-            words = ", ".join(f"{number} {what}" for what, number in found.items() if number)
-            warn(f"{self._file}: dropped {words}, to be run again", kept=False)
-            if self._dropped:
-                before = read_file(self._file, error=RunFolderError) or b""
-                replace_file(self._file.with_name(f"{RECORDS}.damaged"), before, error=RunFolderError)
-            self._rewrite()
+        if not any(found.values()):
+            return
+        words = ", ".join(f"{number} {what}" for what, number in found.items() if number)
+        warn(f"{self._file}: dropped {words}, to be run again", kept=False)
+        if self._dropped:
+            before = read_file(self._file, error=RunFolderError) or b""
+            replace_file(self._file.with_name(f"{RECORDS}.damaged"), before, error=RunFolderError)
+        for index in {*lost, *beyond}:
+            del self._records[index]
+        for name in arrays:
+            del self._arrays[name]
+        self._timings = {
+            block: one for block, one in self._timings.items() if not set(arrays) & set(one.get("arrays", ()))
+        }
+        self._rewrite()
 
     def _is_damaged(self, name: str) -> bool:
         try:
-            return self._has(name) and self.load(name) is None
+            self.load(name)
         except RunFolderError:
             return True
+        return False
 
     def _put(self, arrays: Arrays) -> dict[str, Any]:
         return {name: {part: self._put_one(array) for part, array in parts.items()} for name, parts in arrays.items()}
@@ -240,7 +211,7 @@ class RunFolder(SavedRun):
         # Where nothing is to be gained, as with noise, compression takes longer than all the rest.
         if len(zlib.compress(content[:_TRIED], 1)) < _GAIN * len(content[:_TRIED]):
             content = zlib.compress(content, 1)
-        return [self._append(self.path / ARRAYS, content), len(content), checksum(content)]
+        return [self._append(self._array_file, content), len(content), checksum(content)]
 
     def _write(self, texts: Iterable[str]) -> None:
         content = b"".join(seal(text, self._start) for text in texts)
@@ -250,33 +221,30 @@ class RunFolder(SavedRun):
     def _append(self, file: Path, content: bytes, *, known: int | None = None) -> int:
         """Append to a file, whose size is known where only this process writes it; return where the content begins."""
         sync = time.monotonic() - self._synced >= _SYNC_SECONDS
-        handle = open_file(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, error=RunFolderError)
-        try:
-            begin = os.fstat(handle).st_size
+        check_plain(file, error=RunFolderError)
+        with writing(file, error=RunFolderError), file.open("ab", buffering=0) as stream:
+            begin = stream.tell()
             if known not in (None, begin):
                 raise damaged(file, f"holds {begin} bytes where this process left {known}: another one writes it too")
             try:
                 left = memoryview(content)
                 while left:
-                    left = left[os.write(handle, left) :]
+                    left = left[stream.write(left) :]
                 if sync:
-                    os.fsync(handle)
-            except OSError as error:
+                    os.fsync(stream.fileno())
+            except OSError:
                 with contextlib.suppress(OSError):
-                    os.truncate(handle, begin)
-                raise RunFolderError(unwritable(file, error)) from error
-        finally:
-            os.close(handle)
+                    stream.truncate(begin)
+                raise
         if sync and file == self._file:
             self._synced = time.monotonic()
         return begin
 
     def _rewrite(self) -> None:
-        assert self.run is not None
         stated = {name for timing in self._timings.values() for name in timing.get("arrays", ())}
         loose = {name: places for name, places in self._arrays.items() if name not in stated}
         texts = [
-            *(to_text({"value": name, "content": content}) for name, content in self._values.items()),
+            *(to_text({"value": name, "content": content}) for name, content in self.values.items()),
             *([to_text({"arrays": loose})] if loose else []),
             *(self._records[index] for index in sorted(self._records)),
             *map(to_text, self.timings()),
@@ -297,75 +265,12 @@ def finished(path: Path, *, kind: str, settings: Mapping[str, Any]) -> set[int]:
     return saved.done()
 
 
-def checksum(*parts: bytes | memoryview) -> str:
-    """Return the BLAKE2b of parts, each with its length, as hexadecimal text."""
-    found = hashlib.blake2b(digest_size=_DIGITS // 2)
-    for part in parts:
-        found.update(len(part).to_bytes(8, "little"))
-        found.update(part)
-    return found.hexdigest()
-
-
-def seal(text: str, start: str) -> bytes:
-    """Return the line of an entry, given as JSON, with a checksum of its text and of what its file belongs to."""
-    return _sealed(text.encode()[:-1], start)
-
-
-def unseal(line: bytes, start: str) -> dict[str, Any]:
-    """Return the entry of a line without its line break; ValueError where it does not match its checksum."""
-    content = line[: -len(_MARK) - _DIGITS - 2]
-    if line + b"\n" != _sealed(content, start):
-        raise ValueError("does not match its checksum")
-    entry: dict[str, Any] = _DECODER.decode(content.decode() + "}")
-    return entry
-
-
-def _sealed(content: bytes, start: str) -> bytes:
-    return content + _MARK + checksum(start.encode(), content).encode() + b'"}\n'
-
-
 def damaged(file: Path, what: str) -> RunFolderError:
     """Return the error about a file that does not hold what was written to it."""
-    return RunFolderError(f"{file}: {what}: the file is damaged, or was edited; {REPAIR}")
-
-
-def lock(folder: Path) -> int:
-    """Return an open file of a folder that no other process can lock until it is closed, or its process has ended."""
-    file = folder / ".lock"
-    handle = open_file(file, os.O_RDWR | os.O_CREAT, error=RunFolderError)
-    try:
-        import fcntl
-
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except ImportError:  # Windows has no fcntl; there a folder is not guarded against a second writer.
-        pass
-    except OSError as error:
-        os.close(handle)
-        if not isinstance(error, BlockingIOError):
-            raise RunFolderError(unwritable(file, error)) from error
-        raise RunFolderBusyError(
-            f"{folder}: another process is writing this run; wait for it, stop it, or choose another folder"
-        ) from error
-    return handle
-
-
-def unlock(handle: int) -> None:
-    """Release a lock, also where a process that was forked from this one has the file open too."""
-    with contextlib.suppress(ImportError, OSError):
-        import fcntl
-
-        fcntl.flock(handle, fcntl.LOCK_UN)
-    os.close(handle)
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Lock a folder inside the block."""
-    handle = lock(folder)
-    try:
-        yield
-    finally:
-        unlock(handle)
+    return RunFolderError(
+        f"{file}: {what}: the file is damaged, or was edited; run the same command with --repair, or the same call "
+        "inside robust_ext.repairing(), to run again what is lost, or choose another folder"
+    )
 
 
 def _check_same(folder: Path, earlier: Mapping[str, Any], run: Mapping[str, Any]) -> None:
@@ -388,10 +293,3 @@ def _was_lost(entry: object) -> bool:
         return False
     lost = entry.get("outcome") in LOST or entry.get("canary") == "lost"
     return lost or any(map(_was_lost, entry.values()))
-
-
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"holds {constant}, which is no JSON")
-
-
-_DECODER = json.JSONDecoder(parse_constant=_refuse)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from robust_ext.core.errors import InvalidArgumentError, OutOfTimeError, RobustExtError, RunFolderError
-from robust_ext.engine.context import current_context, is_over, set_aside
+from robust_ext.core.machine import on_free_cores
+from robust_ext.engine.context import ISOLATING, current_context, is_over, set_aside
 from robust_ext.engine.estimate import EstimatedError, estimate_runs
 from robust_ext.engine.evaluation_file import as_folder, claim, plan, read_evaluation, write_evaluation
 from robust_ext.engine.executors import ExecutorLike
@@ -24,8 +24,6 @@ from robust_ext.engine.run_folder import RunFolder
 from robust_ext.engine.sharing import run_on
 from robust_ext.engine.store import Store
 from robust_ext.engine.task import Task, TaskResult, Worker, run_task, verified
-
-_CURRENT: ContextVar[IsolatedWorker | None] = ContextVar("robust_ext_worker", default=None)
 
 
 @contextmanager
@@ -52,7 +50,7 @@ def attack_worker(
     """
     if devices is not None and executor is None:
         executor = "local"
-    with _attacking(isolate=isolate, attack_timeout=attack_timeout) as worker:
+    with on_free_cores(), _attacking(isolate=isolate, attack_timeout=attack_timeout) as worker:
         if executor is None:
             yield worker
             return
@@ -64,7 +62,7 @@ def attack_worker(
 
 @contextmanager
 def _attacking(*, isolate: bool, attack_timeout: float | None) -> Iterator[Worker]:
-    current = _CURRENT.get()
+    current = ISOLATING.get()
     if current is not None:
         with current.evaluation():
             yield current
@@ -78,13 +76,8 @@ def _attacking(*, isolate: bool, attack_timeout: float | None) -> Iterator[Worke
     if not CAN_ISOLATE:
         raise InvalidArgumentError("isolate", True, "False on a system that has no process to fork others from")
     worker = IsolatedWorker(timeout=attack_timeout)
-    token = _CURRENT.set(worker)
-    try:
-        with isolating(worker):
-            yield worker
-    finally:
-        _CURRENT.reset(token)
-        worker.close()
+    with closing(worker), isolating(worker):
+        yield worker
 
 
 R = TypeVar("R", bound=Run)

@@ -13,10 +13,10 @@ from torch import Tensor
 from robust_ext.core.cost import Spent
 from robust_ext.core.errors import OutOfTimeError, RobustExtError, issue
 from robust_ext.engine.context import current_context, is_over
-from robust_ext.engine.isolation.messages import as_error
+from robust_ext.engine.isolation.messages import Packer, as_error
 from robust_ext.engine.pool import Pool, Reply, value_of
 from robust_ext.engine.progress import Progress, phase, phases_of
-from robust_ext.engine.remote import Packer, run_block
+from robust_ext.engine.remote import make_call, run_block
 from robust_ext.engine.run import Outcome, Run, end, finish, keep, tell
 from robust_ext.engine.store import Store
 from robust_ext.engine.task import Task, TaskResult, verified
@@ -42,10 +42,10 @@ class _Shared(Generic[R]):
         self.closed = False
         self.head = self.told = 0
         self.lost: dict[int, str] = {}
-        self._next = self._flying = 0
-        self._again: list[int] = []
-        self._stored: set[int] = set()  # By this call
-        self._back: dict[int, tuple[Mapping[str, Any], Reply]] = {}  # By index: needs, and what came of them
+        self._missing = [index for index, rows in enumerate(run.blocks) if not store.holds(rows)]
+        self._kept = set(range(len(run.blocks))).difference(self._missing)
+        self._flying: dict[int, Mapping[str, Any]] = {}  # Needs of the blocks that workers have, by index
+        self._back: dict[int, tuple[Mapping[str, Any], Reply]] = {}  # Needs of an ordered block, and what came of them
 
     def begin(self, packer: Packer) -> Generator[Task, TaskResult, None]:
         """Do what comes before the blocks, and make the parts that workers are sent."""
@@ -53,45 +53,40 @@ class _Shared(Generic[R]):
         try:
             with self.run.session():
                 yield from verified(self.run.prepare(self.store))
-            samples = [packer.share(one, rows=_PROBES) for one in self.run.samples()]
-            self._parts = (*samples, *map(packer.share, self.run.common()), packer.share(self.run))
+            for one in self.run.samples():
+                packer.share(one, rows=_PROBES)
+            for part in (*self.run.common(), self.run):
+                packer.share(part)
         except RobustExtError as refused:
             self._close(end(self.run, self.store, refused))
         self.advance()
 
     def submit(self, pool: Pool, packer: Packer) -> bool:
         """Submit the next block; return whether there was one."""
-        if self.closed:
+        ahead = self.head + pool.workers + 1 if self.run.ordered else len(self.run.blocks)
+        if self.closed or not self._missing or self._missing[0] >= ahead:
             return False
-        blocks = self.run.blocks
-        last = min(len(blocks), self.head + pool.workers + 1) if self.run.ordered else len(blocks)
-        while self._next < last and self.store.holds(blocks[self._next]):
-            self._next += 1
-        if not self._again and self._next >= last:
-            return False
-        if not self._again:
-            self._again.append(self._next)
-            self._next += 1
-        index, deadline = self._again.pop(), current_context().deadline
-        needs = self.run.needs(blocks[index], self.store)
-        call = packer.pack(
+        index, deadline = self._missing.pop(0), current_context().deadline
+        rows = self.run.blocks[index]
+        needs = self.run.needs(rows, self.store)
+        call = make_call(
+            packer,
             run_block,
             origin=self.run.place().type,
-            parts=self._parts,
             run=self.run,
-            rows=blocks[index],
+            rows=rows,
             needs=needs,
             isolate=pool.isolate,
             attack_timeout=pool.attack_timeout,
             seconds=None if deadline is None else deadline - time.monotonic(),
         )
-        pool.submit((self, index, _plain(needs)), call, packer.parts)
-        self._flying += 1
+        pool.submit((self, index), call, packer.parts)
+        self._flying[index] = _plain(needs)
         return True
 
-    def take(self, index: int, needs: Mapping[str, Any], reply: Reply) -> None:
+    def take(self, index: int, reply: Reply) -> None:
         """Store the block that came back, or set it aside until those before it are stored."""
-        self._flying -= 1
+        needs = self._flying.pop(index)
         if self.closed:
             return
         if "lost" in reply:
@@ -99,7 +94,7 @@ class _Shared(Generic[R]):
         elif self.run.ordered:
             self._back[index] = needs, reply
         else:
-            self._store(index, reply)
+            self._store(reply)
 
     def advance(self) -> None:
         """Go past the blocks that are done with, and close the run where no more are needed."""
@@ -117,15 +112,15 @@ class _Shared(Generic[R]):
             else:
                 needs, reply = self._back.pop(self.head)
                 if needs != _plain(self.run.needs(rows, self.store)):
-                    self._again.append(self.head)
+                    self._missing.insert(0, self.head)
                     break
-                self._store(self.head, reply)
-        stuck = ordered and self.lost and not self._flying and not self._again
+                self._store(reply)
+        stuck = ordered and self.lost and not self._flying and self.head not in self._missing
         if not self.closed and (stuck or self.head == len(blocks)):
             self._close(None if self.lost else finish(self.run, self.store))
         if self.bar is not None:
             for index in range(before, self.head):
-                self.bar.advance(len(blocks[index]), kept=index not in self._stored)
+                self.bar.advance(len(blocks[index]), kept=index in self._kept)
 
     def tell(self) -> bool:
         """Call back with the records of blocks that are done with; return whether no more are to come."""
@@ -135,14 +130,13 @@ class _Shared(Generic[R]):
         self.told = self.head
         return self.closed
 
-    def _store(self, index: int, reply: Reply) -> None:
+    def _store(self, reply: Reply) -> None:
         if "error" in reply:
             issue(reply["warnings"])
             self._close(end(self.run, self.store, as_error(reply)))
             return
         block = value_of(reply, self.run.title or self.run.kind)
         keep(block, self.store)
-        self._stored.add(index)
         if self.bar is not None:
             spent = Spent.total(spent for *_, spent in phases_of(block.timing, ""))
             self.bar.count(spent.forward, spent.backward)
@@ -165,7 +159,7 @@ def run_on(
     What comes before the blocks of a run is done here: its tasks are those of this generator. RobustExtError where
     blocks are lost, once all others are kept.
     """
-    waiting, shared, told, packer = deque(runs), list[_Shared[R]](), 0, Packer()
+    waiting, shared, told, packer = deque(runs), list[_Shared[R]](), 0, Packer("a worker")
     try:
         while waiting or any(not one.closed for one in shared):
             while pool.room > 0:
@@ -176,8 +170,8 @@ def run_on(
                 run = waiting.popleft()
                 shared.append(_Shared(run, opened(run), bar))
                 yield from shared[-1].begin(packer)
-            for (one, index, needs), reply in pool.wait(_LOOK) if pool.busy else ():
-                one.take(index, needs, reply)
+            for (one, index), reply in pool.wait(_LOOK):
+                one.take(index, reply)
             for one in shared:
                 if not one.closed:
                     one.advance()
@@ -186,12 +180,6 @@ def run_on(
     finally:
         for one in shared:
             one.store.close()
-    _check_lost(shared)
-    return {one.run.key: one.outcome for one in shared if one.outcome is not None}
-
-
-def _check_lost(shared: Sequence[_Shared[Any]]) -> None:
-    """Raise RobustExtError where blocks are lost."""
     lost = [(one.run, one.run.blocks[index], text) for one in shared for index, text in sorted(one.lost.items())]
     if lost:
         samples = "; ".join(
@@ -201,3 +189,4 @@ def _check_lost(shared: Sequence[_Shared[Any]]) -> None:
             f"executor: {len(lost)} blocks ended their worker when they ran alone: {samples}; all others are done, "
             "and kept where there is a run folder; the same call tries these again, which a smaller batch_size may help"
         )
+    return {one.run.key: one.outcome for one in shared if one.outcome is not None}

@@ -82,7 +82,12 @@ class Checkpoints:
 
     def curve(self) -> list[dict[str, float | None]]:
         """Means over rows, as :class:`~robust_ext.engine.trace.Trace` has them."""
-        return [_point(number, self._sums[number]) for number in sorted(self._sums)]
+        points = []
+        for number, sums in sorted(self._sums.items()):
+            found: dict[str, float | None] = {name: float(sums[name]) / sums["rows"] for name in _MEANS}
+            found["gradient"] = float(sums["gradient"]) / sums["gradients"] if sums["gradients"] else None
+            points.append({name: number if name == "query" else finite(found[name]) for name in CURVE})
+        return points
 
     def _put(self, kept: dict[int, Tensor], number: int, rows: Tensor | None, values: Tensor) -> None:
         new = torch.full((self._count,), torch.nan, device=self._device)
@@ -98,12 +103,6 @@ def put(values: Tensor, rows: Tensor | None, new: Tensor) -> None:
         values.copy_(new)
     else:
         values[rows] = new.to(values)
-
-
-def _point(number: int, sums: dict[str, Any]) -> dict[str, float | None]:
-    found: dict[str, float | None] = {name: float(sums[name]) / sums["rows"] for name in _MEANS}
-    found["gradient"] = float(sums["gradient"]) / sums["gradients"] if sums["gradients"] else None
-    return {name: number if name == "query" else finite(found[name]) for name in CURVE}
 
 
 # Parts of a gradient below this one, relative to its largest, may move a value by less than it is rounded to.

@@ -1,195 +1,73 @@
-"""Records of a run in memory and their schema; :mod:`robust_ext.engine.run_folder` has those on disk."""
+"""The records of a run, in memory; :mod:`robust_ext.engine.run_folder` keeps them on disk."""
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
-from types import NoneType
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
-from robust_ext.engine.trace import COLUMNS, CURVE
-from robust_ext.engine.verify import OUTCOMES
-
-# A type; alternatives; a set of values; [of each element], or several [in order]; {by name}, where "name?" may be
-# missing, and ``str`` stands for any name.
-Shape = Any
-
-_NUMBER = (int, float)
-_NUMBER_OR_NONE = (int, float, NoneType)
-_OUTCOME = frozenset(OUTCOMES)
-_PLANTED = _OUTCOME | {"not_planted"}
-_TRACE = (dict.fromkeys(COLUMNS, _NUMBER_OR_NONE), NoneType)
-_CURVE = [dict.fromkeys(CURVE, _NUMBER_OR_NONE)]
-_SPENT = [_NUMBER, _NUMBER, _NUMBER]
-_PHASES = {"attack": _SPENT, "verify": _SPENT}
-_ATTACKED = {
-    "index": int,
-    "sample": int,
-    "outcome": _OUTCOME,
-    "distance": _NUMBER_OR_NONE,
-    "trace": _TRACE,
-    "error?": str,
-}
-_PROBLEM = {
-    "outcome": _PLANTED,
-    "planted": int,
-    "references": int,
-    "distance": _NUMBER_OR_NONE,
-    "reach": _NUMBER_OR_NONE,
-    "canary": (frozenset({"repaired", "kept", "lost"}), NoneType),
-    "trace": _TRACE,
-    "error?": str,
-    "deepest?": _NUMBER_OR_NONE,
-    "depths?": [{"depth": _NUMBER, "outcome": _PLANTED | {"not_run"}, "reach": _NUMBER_OR_NONE}],
-    "batches?": {"rows": int, "found": int, "gained": int, "lost": int},
-    "behind?": {"outcome": _PLANTED, "random_reach": _NUMBER_OR_NONE},
-}
-_RECORDS: dict[str, Shape] = {
-    "attack": {**_ATTACKED, "predicted": int},
-    "case_study": {**_ATTACKED, "correct": bool},
-    "test_time": {
-        **_ATTACKED,
-        "static": bool,
-        "right": [bool],
-        "static_finite": bool,
-        "finite": [bool],
-        "margin": _NUMBER,
-    },
-    "binarization": {
-        "index": int,
-        "sample": int,
-        "separable": bool,
-        "random_reach": _NUMBER_OR_NONE,
-        "random_draws": int,
-        "attacks": {str: _PROBLEM},
-        "witnesses?": {str: _NUMBER_OR_NONE},
-        "planting?": {"found": bool, "source": (str, NoneType), "tries": int},
-    },
-}
-_TIMED = {
-    "block": int,
-    "seconds": _NUMBER,
-    "isolated": bool,
-    "warnings?": {str: bool},
-}
-_TIMINGS: dict[str, Shape] = {
-    **{kind: {**_TIMED, "phases": _PHASES, "curve?": _CURVE} for kind in _RECORDS},
-    "binarization": {**_TIMED, "phases": {str: _SPENT}, "attacks": {str: {"phases": _PHASES, "curve": _CURVE}}},
-}
-_ANY = {"left_out?": [int], "arrays?": {str: {str: [int, int, str]}}}
-_CHOSEN = {"kappa": _NUMBER, "inner_points": int, "depth": _NUMBER}
-_CALIBRATION = {
-    "chosen": (_CHOSEN, NoneType),
-    "reason": str,
-    "rows": [{"attack": str, str: object}],
-    "seconds": _NUMBER,
-}
-
-
-def check_entry(entry: dict[str, Any], *, kind: str | None) -> None:
-    """Check an entry of a run of this kind, None before the run itself; ValueError with what does not fit."""
-    shape: Shape
-    if kind is None:
-        shape = {"run": {"kind": str, "settings": dict, "versions": {str: str}}}
-    elif "index" in entry:
-        shape = _RECORDS.get(kind, {"index": int})
-    elif "value" in entry:
-        shape = {"value": str, "content": _CALIBRATION if entry["value"] == "calibration" else object}
-    elif "block" in entry:
-        shape = {**_TIMINGS.get(kind, {"block": int}), **_ANY}
-    else:
-        shape = {"arrays": _ANY["arrays?"]}
-    wrong = misfit(entry, shape)
-    if wrong is not None:
-        raise ValueError(f"does not hold what a run of kind {kind!r} holds ({wrong})")
-
-
-def misfit(value: object, shape: Shape, name: str = "") -> str | None:
-    """Return what of a plain value does not fit a shape; None where all does."""
-    if type(value) is shape or shape is object:
-        return None
-    if isinstance(shape, tuple):
-        found = None if type(value) in shape else [misfit(value, one, name) for one in shape]
-        # Of alternatives, the first is the one that is meant.
-        return None if found is None or None in found else found[0]
-    if isinstance(shape, list):
-        if not isinstance(value, list):
-            return _words(name, value, "a list")
-        if 1 < len(shape) != len(value):
-            return _words(name, value, f"{len(shape)} elements")
-        shapes = shape if len(shape) > 1 else shape * len(value)
-        inside = (misfit(one, part, f"{name}[{n}]") for n, (one, part) in enumerate(zip(value, shapes, strict=True)))
-        return next((wrong for wrong in inside if wrong), None)
-    if isinstance(shape, dict):
-        if not isinstance(value, dict):
-            return _words(name, value, "an object")
-        named = {key.removesuffix("?"): one for key, one in shape.items() if key is not str}
-        parts = {key: named.get(key, shape.get(str, object)) for key in value}
-        missing = [key for key in shape if isinstance(key, str) and not key.endswith("?") and key not in value]
-        if missing:
-            return f"{name + ': ' if name else ''}no {missing[0]}"
-        inside = (misfit(value[key], part, f"{name}.{key}" if name else key) for key, part in parts.items())
-        return next((wrong for wrong in inside if wrong), None)
-    if isinstance(shape, frozenset):
-        known = isinstance(value, str) and value in shape
-        return None if known else _words(name, value, "one of " + ", ".join(sorted(shape)))
-    return _words(name, value, shape.__name__)
-
-
-def _words(name: str, value: object, expected: str) -> str:
-    shown = repr(value)
-    return f"{name or 'it'} is {shown[:40]}, expected {expected}"
-
 
 Record = Mapping[str, Any]
 Floats = NDArray[np.float64]
 Arrays = Mapping[str, Mapping[str, Any]]
 """Arrays by name and part."""
 
+_MARK, _BYTES = b', "checksum": "', 8
+
 to_text = json.JSONEncoder(allow_nan=False).encode
 """A plain value as JSON; ValueError for NaN and infinity, which JSON does not have."""
 
 
-@dataclass
-class Slot:
-    """A value that may have to be computed."""
+def checksum(*parts: bytes) -> str:
+    """Return the BLAKE2b of parts, each with its length, as hexadecimal text."""
+    found = hashlib.blake2b(digest_size=_BYTES)
+    for part in parts:
+        found.update(len(part).to_bytes(8, "little") + part)
+    return found.hexdigest()
 
-    value: Any = None
-    empty: bool = True
 
-    def fill(self, value: Any) -> None:
-        """Set the value."""
-        self.value, self.empty = value, False
+def seal(text: str, start: str) -> bytes:
+    """Return the line of an entry, given as JSON, with a checksum of its text and of what its file belongs to."""
+    content = text.encode()[:-1]
+    return content + _MARK + checksum(start.encode(), content).encode() + b'"}\n'
+
+
+def unseal(line: bytes, start: str) -> dict[str, Any]:
+    """Return the entry of a line without its line break; ValueError where it does not match its checksum."""
+    content = line[: -len(_MARK) - 2 * _BYTES - 2] + b"}"
+    if line + b"\n" != seal(content.decode(errors="replace"), start):
+        raise ValueError("does not match its checksum")
+    entry: dict[str, Any] = json.loads(content)
+    return entry
 
 
 class Store:
-    """Records of a run in memory, where they end with its process."""
+    """The records of a run, which end with this process."""
 
     def __init__(self) -> None:
         # As text, of which many take a fifth of the memory.
         self._records: dict[int, str] = {}
         self._timings: dict[int, Record] = {}
-        self._values: dict[str, Any] = {}
-        # By name and part: the arrays themselves; in a folder, where each begins, its bytes and its checksum.
+        # By name and part: the arrays; in a folder, where each begins, its bytes and its checksum.
         self._arrays: dict[str, Any] = {}
-        # Seconds and number of the blocks that were there when it was opened.
+        self.values: dict[str, Any] = {}
+        """Plain values that are computed once, see :meth:`set_value`."""
         self.earlier, self.resumed = 0.0, 0
+        """Seconds and number of the blocks that an earlier call has finished."""
 
     def records(self) -> list[Record]:
-        """Return all records, one an ``index``, sorted by it."""
-        return [json.loads(self._records[index]) for index in sorted(self._records)]
+        """Return all records, sorted by ``index``."""
+        return self.block(sorted(self._records))
 
     def timings(self) -> list[Record]:
         """Return what each block took, in order."""
         return [self._timings[block] for block in sorted(self._timings)]
 
-    def block(self, rows: range) -> list[Record]:
-        """Return the records of a block that :meth:`holds` is true of."""
+    def block(self, rows: Iterable[int]) -> list[Record]:
+        """Return the records of some rows."""
         return [json.loads(self._records[index]) for index in rows if index in self._records]
 
     def holds(self, rows: range) -> bool:
@@ -198,11 +76,11 @@ class Store:
         Samples that its timing marks as ``left_out`` have no records.
         """
         timing = self._timings.get(rows[0])
-        if timing is None:
-            return False
-        left_out = timing.get("left_out", ())
-        recorded = all(index in self._records or index in left_out for index in rows)
-        return recorded and all(self._has(name) for name in timing.get("arrays", ()))
+        return (
+            timing is not None
+            and all(index in self._records or index in timing.get("left_out", ()) for index in rows)
+            and all(self._has(name) for name in timing.get("arrays", ()))
+        )
 
     def done(self) -> set[int]:
         """Return the indices of all samples that have a record or are left out."""
@@ -218,16 +96,12 @@ class Store:
         self._timings[timing["block"]] = stated
         self._arrays |= places
 
-    @contextmanager
-    def once(self, name: str) -> Iterator[Slot]:
-        """Yield a slot for a plain value; where it is empty, the caller's block fills it, and it is stored."""
-        slot = Slot(self._values.get(name), name not in self._values)
-        missing = slot.empty
-        yield slot
-        if missing and not slot.empty:
-            text = to_text({"value": name, "content": slot.value})
-            self._write([text])
-            slot.value = self._values[name] = json.loads(text)["content"]
+    def set_value(self, name: str, value: Any) -> Any:
+        """Store a plain value; return it as JSON keeps it."""
+        text = to_text({"value": name, "content": value})
+        self._write([text])
+        self.values[name] = json.loads(text)["content"]
+        return self.values[name]
 
     def save(self, name: str, **parts: Any) -> None:
         """Store arrays under a name, in place of those stored under it before."""
@@ -241,8 +115,9 @@ class Store:
         return found
 
     def digest(self) -> str:
-        """Return a checksum of the arrays stored with blocks; empty in memory."""
-        return ""
+        """Return a checksum of the arrays that a folder holds with its blocks."""
+        held = (parts for timing in self.timings() for parts in timing.get("arrays", {}).values())
+        return checksum(*(stated.encode() for parts in held for *_, stated in parts.values()))
 
     def finish(self, records: Iterable[Record]) -> None:
         """Drop all records but these."""
@@ -264,7 +139,7 @@ class Store:
         return {}
 
     def _write(self, texts: Iterable[str]) -> None:
-        """Append lines; memory has none."""
+        """Append lines to the folder."""
 
     def _rewrite(self) -> None:
-        """Write all lines again; memory has none."""
+        """Write all lines of the folder again."""

@@ -17,19 +17,20 @@ import torch
 from torch import Tensor, nn
 
 from robust_ext.attacks.base import Attack
+from robust_ext.attacks.limited import search_within
 from robust_ext.attacks.running import exposed, guarding
 from robust_ext.core.cost import Spent
-from robust_ext.core.memory import keep_freed_memory, trimmed
+from robust_ext.core.machine import keep_freed_memory, lap, trimmed
 from robust_ext.core.random import RowGenerator, derive_seed, seeded_globals, stream
 from robust_ext.core.target import PassCounter, Target, count_all_calls, count_calls
 from robust_ext.core.threat import ThreatModel
 from robust_ext.engine.context import current_context
-from robust_ext.engine.copies import copied_task, copying, current_behaviours
+from robust_ext.engine.copies import Behaviours, copied_task
 from robust_ext.engine.progress import Phases, phase, watching
 from robust_ext.engine.recorder import record_queries
-from robust_ext.engine.trace import Trace, witness_queries
+from robust_ext.engine.trace import Trace
 from robust_ext.engine.verify import Verification, take_witnesses, unverified, verify
-from robust_ext.models.precision import ambient_autocast
+from robust_ext.models.forms import ambient_autocast
 
 Key = int | str
 T = TypeVar("T")
@@ -42,7 +43,7 @@ class Task:
     attack: Attack  # Whether it fits was checked before, see Attack.check
     target: Target  # What it may query
     inputs: Tensor  # float32 (n, ...)
-    labels: Tensor  # int64 (n,)
+    labels: Tensor  # int64 (n,): the goals of the target's criterion
     threat_model: ThreatModel  # What it is given
     stream: tuple[Key, ...]  # Seed and keys of the generator it draws from, see robust_ext.core.random.stream
     # Which rows of the stream's these are, so that each draws what it would among all; None for the first
@@ -94,12 +95,15 @@ class Attempt:
     error: str | None = None  # Why nothing came back, where nothing did
 
 
-def run_task(task: Task) -> TaskResult:
-    """Run a task in this process, the default worker; AttackError where the attack raised."""
+def run_task(task: Task, *, behaviours: Behaviours | None = None) -> TaskResult:
+    """Run a task in this process, the default worker; AttackError where the attack raised.
+
+    With ``behaviours``, it runs on copies of the networks, whose behaviour is compared with that at first sight.
+    """
     keep_freed_memory()
     seed, *keys = task.stream
     generator = stream(int(seed), *keys) if task.rows is None else RowGenerator.of(task.rows, int(seed), *keys)
-    own, behaviours, counter = task, current_behaviours(), task.target.counter
+    own, counter = task, task.target.counter
     with ExitStack() as stack:
         if behaviours is None:
             stack.enter_context(guarding(task.attack, task.target))
@@ -120,10 +124,10 @@ def run_task(task: Task) -> TaskResult:
         if ambient_autocast(kind) is not None:
             # The model keeps it by itself; what an attack computes is the same in this process and in its own.
             stack.enter_context(torch.autocast(kind, enabled=False))
-        witness = stack.enter_context(witness_queries(own.target, task.inputs, task.threat_model))
         recorder = stack.enter_context(record_queries(own.target, task.inputs, task.labels, task.threat_model))
         target = stack.enter_context(exposed(task.attack, own.target, generator))
-        candidates = task.attack.search(
+        search = search_within(task.attack, task.threat_model)
+        candidates = search(
             target,
             task.inputs.clone(),
             task.labels.clone(),
@@ -136,8 +140,9 @@ def run_task(task: Task) -> TaskResult:
         candidates=candidates,
         seconds=seconds,
         passes=passes,
-        witnesses=witness.points,
-        trace=recorder.trace(candidates),
+        witnesses=recorder.witnesses.points,
+        # Statistics are of steps and distances that all entries share.
+        trace=recorder.trace(candidates) if task.threat_model.plain else None,
     )
 
 
@@ -174,13 +179,18 @@ def verified(work: Work[T]) -> Generator[Task, TaskResult, T]:
 
 def drive(tasks: Generator[Task, TaskResult, T], worker: Worker = run_task) -> T:
     """Run tasks one after another; an error of a worker is raised where its task was made."""
-    with trimmed(), copying() if worker is run_task else nullcontext():
+    here = worker is run_task
+    worker = partial(run_task, behaviours=Behaviours()) if here else worker
+    with trimmed():
         try:
             task = next(tasks)
             while True:
+                lap()
                 try:
                     with watching(task.target.counter, task.attack.name):
                         result = worker(task)
+                    # The process of an attack has its own count.
+                    lap(own=here)
                 except BaseException as error:
                     task = tasks.throw(error)
                 else:
@@ -212,6 +222,7 @@ def _verify(task: Task, check: Check, result: TaskResult) -> Attempt:
 def _judge(task: Task, check: Check, result: TaskResult) -> Verification:
     inputs, labels, model = task.inputs, task.labels, task.threat_model
     judge: dict[str, Any] = {"module": check.module, "threat_model": model, "attack": check.name}
+    judge["criterion"] = task.target.criterion
     found = verify(result.candidates, inputs, labels, rejects=check.rejects, **judge)
     if result.witnesses is not None and check.witnessed:
         found = take_witnesses(found, result.witnesses, inputs, labels, **judge)

@@ -3,60 +3,43 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from robust_ext.core.errors import AttackError
-from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
 
 _POWERS = {"linf": torch.inf, "l2": 2.0, "l1": 1.0}
 
 
-class Witness:
-    """Keeps for each input ``(N, ...)`` the nearest queried point in bounds and ball whose logits are not finite."""
+class Witnesses:
+    """For each input ``(N, ...)`` the nearest queried point in bounds and ball whose logits are not finite.
+
+    ``points`` are NaN in rows without one; None where no row has one.
+    """
 
     def __init__(self, inputs: Tensor, threat_model: ThreatModel) -> None:
+        self.points: Tensor | None = None
         self._inputs, self._threat_model = inputs, threat_model
-        self._points: Tensor | None = None
         self._distances = torch.full((len(inputs),), torch.inf, dtype=torch.float64, device=inputs.device)
 
-    @property
-    def points(self) -> Tensor | None:
-        """The points ``(N, ...)``, NaN in rows without one; None where no row has one."""
-        return self._points
-
-    def note(self, points: object, logits: object) -> None:
+    def note(self, points: Tensor, logits: Tensor) -> None:
         """Look at the logits ``(M, K)`` of queried points ``(M, ...)``, which costs next to nothing while finite."""
-        if not isinstance(logits, Tensor) or not isinstance(points, Tensor):
+        # One number, that is not finite wherever one of them is not: less to compute than a mask.
+        if math.isfinite(float(logits.sum())):
             return
-        # A mode or subclass that records what is computed must not record this.
-        with torch._C.DisableTorchFunction():
-            logits = logits.detach()
-            try:
-                # One number, that is not finite wherever one of them is not: less to compute than a mask.
-                if isfinite(float(logits.sum())):
-                    return
-            except RuntimeError:
-                # Inside vmap no value can be looked at.
-                return
-            broken = ~torch.isfinite(logits.flatten(1)).all(1)
-            if bool(broken.any()):
-                self._keep(points.detach(), broken)
-
-    def _keep(self, points: Tensor, broken: Tensor) -> None:
         inputs, model = self._inputs, self._threat_model
+        broken = ~torch.isfinite(logits.flatten(1)).all(1)
         if points.shape[1:] != inputs.shape[1:] or len(broken) != len(points):
             return
         points = points.to(inputs)
         low, high = model.bounds
         valid = broken & ((points >= low) & (points <= high)).flatten(1).all(1)
+        if not model.plain and len(points) != len(inputs):
+            return  # Which row a point is of is seen by its place alone.
         if not bool(valid.any()):
             return
         if len(points) == len(inputs):
@@ -69,39 +52,10 @@ class Witness:
             nearest = points[which]
         limit = model.epsilon + model.tolerance(inputs[0].numel())
         closer = (distances <= limit) & (distances < self._distances)
-        kept = torch.full_like(inputs, torch.nan) if self._points is None else self._points
         if bool(closer.any()):
-            self._points = torch.where(closer.view(-1, *[1] * (inputs.dim() - 1)), nearest, kept)
+            kept = torch.full_like(inputs, torch.nan) if self.points is None else self.points
+            self.points = torch.where(closer.view(-1, *[1] * (inputs.dim() - 1)), nearest, kept)
             self._distances = torch.where(closer, distances, self._distances)
-
-
-@contextmanager
-def witness_queries(target: Target, inputs: Tensor, threat_model: ThreatModel) -> Iterator[Witness]:
-    """Note what the target returns for the points that are queried meanwhile, by any attack.
-
-    Where one raises after it has met such points, its AttackError mentions them.
-    """
-    witness = Witness(inputs, threat_model)
-    modules = [target.module] if target.defended is None else [target.module, target.defended.classifier]
-    with ExitStack() as stack:
-        for module in dict.fromkeys(modules):
-            stack.enter_context(module.register_forward_hook(_noting(witness)))
-        try:
-            yield witness
-        except AttackError as error:
-            if witness.points is None or type(error) is not AttackError:
-                raise
-            met = (
-                "before that, the model returned NaN or infinite logits at points that it queried: fix the model first"
-            )
-            raise AttackError(f"{error}; {met}") from error
-
-
-def _noting(witness: Witness) -> Callable[[nn.Module, tuple[object, ...], object], None]:
-    def note(_module: nn.Module, args: tuple[object, ...], out: object) -> None:
-        witness.note(args[0] if args else None, out)
-
-    return note
 
 
 Point = Mapping[str, Any]
@@ -199,16 +153,16 @@ def plain_curve(found: object) -> list[dict[str, float | None]]:
 
 def mean_curve(curves: Sequence[Sequence[Point]]) -> list[dict[str, float | None]]:
     """The mean of several curves, each point over those that have it."""
-    points: dict[float, list[Point]] = {}
-    for curve in curves:
-        for point in curve:
-            points.setdefault(point["query"], []).append(point)
-    return plain_curve([_mean(points[query]) for query in sorted(points)][:LONGEST_CURVE])
-
-
-def _mean(points: Sequence[Point]) -> dict[str, float | None]:
-    known = {name: [point[name] for point in points if point[name] is not None] for name in CURVE}
-    return {name: sum(values) / len(values) if values else None for name, values in known.items()}
+    known: dict[float, dict[str, list[float]]] = {}
+    for point in (point for curve in curves for point in curve):
+        values = known.setdefault(point["query"], {name: [] for name in CURVE})
+        for name in CURVE:
+            values[name] += [] if point[name] is None else [point[name]]
+    means = [
+        {name: sum(values) / len(values) if values else None for name, values in known[query].items()}
+        for query in sorted(known)
+    ]
+    return plain_curve(means[:LONGEST_CURVE])
 
 
 def finite(value: float | None) -> float | None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from robust_ext.core.criteria import MISCLASSIFICATION, Criterion
 from robust_ext.core.errors import AttackError
 from robust_ext.core.foreign import plain_tensor, without_values
-from robust_ext.core.memory import RowLimit
+from robust_ext.core.machine import RowLimit
 from robust_ext.core.threat import ThreatModel
 
 OUTCOMES = {
@@ -28,6 +30,11 @@ OUTCOMES = {
         "Not adversarial",
         "A valid input within epsilon, but the prediction did not change. An adversarial example existed, and the "
         "attack missed it.",
+    ),
+    "undone_by_rounding": (
+        "Undone by rounding",
+        "Within epsilon it changes the prediction, and rounded to the values that entries can have it does not: it is "
+        "no valid input. Without the grid of values the sample would count as broken.",
     ),
     "non_finite_logits": (
         "Non-finite logits",
@@ -55,6 +62,9 @@ OUTCOMES = {
 BROKEN = ("found", "non_finite_logits")
 """Outcomes after which a sample is not robust."""
 
+UNDONE = "undone_by_rounding"
+"""The outcome after which a sample is robust only because entries have to take values of a grid."""
+
 LOST = ("ended", "timed_out")
 """Outcomes of rows for which nothing came back: such samples were not attacked."""
 
@@ -65,8 +75,8 @@ class Verification:
 
     outcomes: tuple[str, ...]  # One of robust_ext.engine.verify.OUTCOMES a candidate
     distances: Tensor  # To the clean input in the threat model's norm, float64 (N,); NaN where not finite
-    # The candidates as judged: float32, clipped to the bounds where only rounding had left them, the clean input where
-    # not finite or out of bounds
+    # The candidates as judged: float32, rounded to valid values, clipped to the bounds where only rounding had left
+    # them, the clean input where not finite or out of bounds
     candidates: Tensor
     logits: Tensor  # Of the target at each of them, (N, K)
 
@@ -80,8 +90,11 @@ def verify(
     threat_model: ThreatModel,
     attack: str,
     rejects: Callable[[Tensor], Tensor] | None = None,
+    criterion: Criterion = MISCLASSIFICATION,
 ) -> Verification:
-    """Check candidates: finite, in bounds, in the ball (float64, :meth:`ThreatModel.tolerance`), predicted wrongly.
+    """Check candidates: finite, in bounds, in the ball (float64, :meth:`ThreatModel.tolerance`), adversarial.
+
+    Where entries are discrete, candidates are rounded to valid values in the ball first.
 
     Logits that are not all finite are an outcome of their own, regardless of the label: a class that is masked by an
     infinite logit counts too, as a classifier's logits at clean inputs have to be finite already.
@@ -89,34 +102,56 @@ def verify(
     ``rejects`` gives for the judged candidates which a detector rejects, bool ``(N,)``. AttackError where they are no
     float tensor of the inputs' shape.
     """
-    candidates = check_candidates(candidates, inputs, attack=attack)
-    candidates = candidates.to(inputs.device)
-    low, high = threat_model.bounds
-    slack = 1e-6 * max(abs(low), abs(high))
-    # NaN is both the least and the most of a row.
-    least, most = candidates.flatten(1).amin(1), candidates.flatten(1).amax(1)
-    finite = torch.isfinite(least) & torch.isfinite(most)
-    inside = (least >= low - slack) & (most <= high + slack)
-    distances = threat_model.distance(candidates, inputs).where(finite, torch.nan)
-    near = distances <= threat_model.epsilon + threat_model.tolerance(inputs[:1].numel())
+    candidates = check_candidates(candidates, inputs, attack=attack).to(inputs.device)
+    finite, inside, exact = _valid(candidates, inputs, threat_model)
     usable = (finite & inside).view(-1, *[1] * (inputs.dim() - 1))
-    judged = torch.where(usable, candidates.to(torch.float32), inputs).clamp(low, high)
+    if threat_model.discrete:
+        candidates = torch.where(usable, threat_model.snap(exact, inputs), candidates)
+    distances = threat_model.distance(candidates, inputs).where(finite, torch.nan)
+    limit = threat_model.epsilon + threat_model.tolerance(inputs[:1].numel())
+    judged = torch.where(usable, candidates.to(torch.float32), inputs) if threat_model.discrete else exact
     with torch.no_grad():
         logits = RowLimit(len(judged)).run(module, judged.clone())
     # The first test that a candidate fails names its outcome.
     tests = [
         ("not_finite", finite),
         ("out_of_bounds", inside),
-        ("beyond_epsilon", near),
+        ("beyond_epsilon", distances <= limit),
         ("non_finite_logits", torch.isfinite(logits).all(1)),
-        ("not_adversarial", logits.argmax(1) != labels),
+        ("not_adversarial", criterion.adversarial(logits, labels)),
     ]
+    if threat_model.discrete:
+        far = threat_model.distance(exact, inputs)
+        with torch.no_grad():
+            broken = criterion.adversarial(RowLimit(len(exact)).run(module, exact.clone()), labels)
+        undone = usable.flatten() & ~tests[-1][1] & (far <= limit) & broken
+        distances = torch.where(undone, far, distances)
+        tests.insert(-1, (UNDONE, ~undone))
     if rejects is not None:
         tests.append(("rejected", ~rejects(judged)))
     names = [*(name for name, _ in tests), "found"]
     passed = torch.stack([*(good for _, good in tests), torch.zeros_like(finite)], 1)
     outcomes = tuple(names[first] for first in passed.int().argmin(1).tolist())
     return Verification(outcomes, distances, judged, logits)
+
+
+def _valid(candidates: Tensor, inputs: Tensor, threat_model: ThreatModel) -> tuple[Tensor, Tensor, Tensor]:
+    """Which candidates are finite, and in bounds, bool ``(N,)``; all as float32 in bounds, inputs for others."""
+    # NaN is both the least and the most of a row.
+    least, most = candidates.flatten(1).amin(1), candidates.flatten(1).amax(1)
+    finite = torch.isfinite(least) & torch.isfinite(most)
+    low: Any
+    high: Any
+    if threat_model.restricted:
+        low, high = threat_model.box(inputs)
+        slack = 1e-6 * torch.maximum(low.abs(), high.abs())
+        inside = ((candidates >= low - slack) & (candidates <= high + slack)).flatten(1).all(1)
+    else:
+        low, high = threat_model.bounds
+        rounding = 1e-6 * max(abs(low), abs(high))
+        inside = (least >= low - rounding) & (most <= high + rounding)
+    usable = (finite & inside).view(-1, *[1] * (inputs.dim() - 1))
+    return finite, inside, torch.where(usable, candidates.to(torch.float32), inputs).clamp(low, high)
 
 
 def take_witnesses(
@@ -128,8 +163,9 @@ def take_witnesses(
     module: nn.Module,
     threat_model: ThreatModel,
     attack: str,
+    criterion: Criterion = MISCLASSIFICATION,
 ) -> Verification:
-    """Put witnesses of non-finite logits, see :class:`~robust_ext.engine.trace.Witness`, where nothing was found.
+    """Put witnesses of non-finite logits, see :class:`~robust_ext.engine.trace.Witnesses`, where nothing was found.
 
     ``witnesses`` ``(N, ...)`` are NaN in rows without one. They are verified as candidates are; one takes the place of
     a row's candidate only where the logits of ``module`` at it are indeed not finite.
@@ -144,7 +180,8 @@ def take_witnesses(
         return rows.view(-1, *[1] * (inputs.dim() - 1))
 
     tried = torch.where(over(open_rows), witnesses, found.candidates)
-    seen = verify(tried, inputs, labels, module=module, threat_model=threat_model, attack=attack)
+    judge: dict[str, Any] = {"module": module, "threat_model": threat_model, "criterion": criterion}
+    seen = verify(tried, inputs, labels, attack=attack, **judge)
     confirmed = open_rows & torch.tensor([one == "non_finite_logits" for one in seen.outcomes], device=inputs.device)
     rows = confirmed.tolist()
     return Verification(

@@ -9,12 +9,14 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib import import_module
+from itertools import count
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
+from robust_ext.core import finding_texts as findings
 from robust_ext.core.errors import InvalidArgumentError, MissingDependencyError, issuing_once, printable
 from robust_ext.core.foreign import not_ending
 from robust_ext.engine.context import current_context, run_context
-from robust_ext.reports import findings
 
 if TYPE_CHECKING:
     from robust_ext.evaluations.result import EvaluationResult
@@ -27,16 +29,14 @@ def metrics(result: EvaluationResult) -> dict[str, float]:
     result with a verdict has ``KIND/passed`` besides, 1 or 0.
     """
     found: dict[str, float] = {}
-    verdict = getattr(result, "verdict", None)
-    if verdict is not None:
+    if (verdict := getattr(result, "verdict", None)) is not None:
         found[f"{result.kind}/passed"] = float(verdict == "passed")
     numbers = [name for name, kind in result.columns.items() if kind in (int, float) and name not in result.keys]
-    titles = _apart("/".join(_name(row[key]) for key in result.keys if row[key] is not None) for row in result.rows())
-    for title, row in zip(titles, result.rows(), strict=True):
-        for name in numbers:
-            value = row[name]
-            if isinstance(value, (int, float)):
-                found[f"{result.kind}/{title}/{name}"] = float(value)
+    rows = result.rows()
+    titles = _apart("/".join(_name(row[key]) for key in result.keys if row[key] is not None) for row in rows)
+    for title, row in zip(titles, rows, strict=True):
+        known = {name: value for name in numbers if isinstance(value := row[name], (int, float))}
+        found |= {f"{result.kind}/{title}/{name}": float(value) for name, value in known.items()}
     return found
 
 
@@ -46,24 +46,23 @@ def params(result: EvaluationResult) -> dict[str, str]:
     Digests of code by file, and what networks return for probe inputs, are left out.
     """
     settings = {name: value for name, value in result.content.get("settings", {}).items() if not is_digest(name)}
-    parts = {"seed": result.content.get("seed"), **settings}
-    flat = [*_flat("", parts), *_flat("versions", result.content.get("versions", {}))]
+    versions = {"versions": result.content.get("versions", {})}
+    flat = [*_flat("", {"seed": result.content.get("seed"), **settings}), *_flat("", versions)]
     names = _apart(_name(name) for name, _ in flat)
     return {f"{result.kind}/{name}": text for name, (_, text) in zip(names, flat, strict=True)}
 
 
 def is_digest(name: str) -> bool:
-    """Return whether a setting identifies code or behaviour in too many numbers for a reader."""
-    return name.endswith(("_code", "_behaviour"))
+    """Return whether a setting identifies code, behaviour or entries in too many numbers for a reader."""
+    return name == "entries" or name.endswith(("_code", "_behaviour"))
 
 
-def _flat(prefix: str, values: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+def _flat(prefix: str, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for key, value in values.items():
-        name = f"{prefix}/{key}" if prefix else str(key)
         if isinstance(value, Mapping):
-            yield from _flat(name, value)
+            yield from _flat(f"{prefix}{key}/", value)
         else:
-            yield name, printable(value if isinstance(value, str) else json.dumps(value))
+            yield f"{prefix}{key}", printable(value if isinstance(value, str) else json.dumps(value))
 
 
 def _name(value: object) -> str:
@@ -75,11 +74,8 @@ def _apart(names: Iterable[str]) -> list[str]:
     """Names of which equal ones are numbered."""
     found: dict[str, None] = {}
     for name in names:
-        number, one = 1, name
-        while one in found:
-            number += 1
-            one = f"{name}_{number}"
-        found[one] = None
+        numbered = (name if number == 1 else f"{name}_{number}" for number in count(1))
+        found[next(one for one in numbered if one not in found)] = None
     return list(found)
 
 
@@ -110,6 +106,11 @@ def listening(callbacks: Sequence[Callback]) -> Iterator[Callable[[R], R]]:
     """
     if not isinstance(callbacks, (list, tuple)) or not all(isinstance(one, Callback) for one in callbacks):
         raise InvalidArgumentError("callbacks", repr(callbacks), "a list of objects with a method on_result(result)")
+    # A callback that fails at one record would fail at thousands.
+    hearing = [one for one in callbacks if hasattr(one, "on_record")]
+
+    def heard(record: Mapping[str, Any]) -> None:
+        hearing[:] = [one for one in hearing if _call(one, "on_record", record)]
 
     def tell(result: R) -> R:
         # A diagnosis is asked for its findings; of others, a wrong setup is a warning.
@@ -118,14 +119,6 @@ def listening(callbacks: Sequence[Callback]) -> Iterator[Callable[[R], R]]:
         for one in callbacks:
             _call(one, "on_result", result)
         return result
-
-    failed: set[int] = set()
-
-    def heard(record: Mapping[str, Any]) -> None:
-        for number, one in enumerate(callbacks):
-            # A callback that fails at one record would fail at thousands.
-            if number not in failed and hasattr(one, "on_record") and not _call(one, "on_record", record):
-                failed.add(number)
 
     context = replace(current_context(), on_record=heard if callbacks else None)
     with issuing_once() as take, run_context(context), not_ending():
@@ -193,10 +186,9 @@ class TensorBoardCallback:
 
     def on_result(self, result: EvaluationResult) -> None:
         """Write it."""
-        opened = isinstance(self._writer, (str, os.PathLike))
-        writer = (
-            _imported("torch.utils.tensorboard", "TensorBoard").SummaryWriter(self._writer) if opened else self._writer
-        )
+        writer, opened = self._writer, isinstance(self._writer, (str, os.PathLike))
+        if opened:
+            writer = _imported("torch.utils.tensorboard", "TensorBoard", "tensorboard").SummaryWriter(writer)
         for name, value in metrics(result).items():
             writer.add_scalar(name, value, self._step)
         lines = [f"    {name} = {text}" for name, text in params(result).items()]
@@ -204,12 +196,10 @@ class TensorBoardCallback:
         writer.close() if opened else writer.flush()
 
 
-def _imported(module: str, library: str) -> Any:
+def _imported(module: str, library: str, package: str | None = None) -> Any:
     """A tracker's module, imported when it is needed."""
-    from importlib import import_module
-
     try:
         return import_module(module)
     except ImportError as error:
-        package = "tensorboard" if library == "TensorBoard" else module
-        raise MissingDependencyError(f"Logging to {library} needs {package}: pip install {package}") from error
+        needed = package or module
+        raise MissingDependencyError(f"Logging to {library} needs {needed}: pip install {needed}") from error

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 from robust_ext.attacks.base import Attack
 from robust_ext.core.cost import Spent
 from robust_ext.core.threat import ThreatModel
-from robust_ext.engine.progress import phases_of
+from robust_ext.core.wording import percent
+from robust_ext.engine.progress import PHASES, phases_of
 from robust_ext.engine.run import Outcome
 from robust_ext.engine.verify import LOST
-from robust_ext.reports.timing import PHASES
 
 
 class Part(NamedTuple):
@@ -37,21 +37,20 @@ def time_table(outcomes: Iterable[Outcome[Any]], *, begun: float | None, others:
     is more than these outcomes; ``resumed`` is how many blocks an earlier call finished. Plain values.
     """
     left, wall = list(outcomes), None if begun is None else time.perf_counter() - begun
-    found: defaultdict[tuple[str, str | None], list[Part]] = defaultdict(list)
+    found: defaultdict[tuple[str, str | None], list[Spent]] = defaultdict(list)
     taken = (Part(*one) for run in left for timing in run.timings for one in phases_of(timing, run.run.title))
     for part in (*others, *taken):
-        found[part.phase, part.of].append(part)
+        found[part.phase, part.of].append(part.spent)
     # In the order of phases, and of attacks as they came.
     order = list(PHASES)
-    rows = [_row(*found[key]) for key in sorted(found, key=lambda key: order.index(key[0]))]
-    stated = sum(row["seconds"] for row in rows)
+    parts = [Part(*key, Spent.total(found[key])) for key in sorted(found, key=lambda key: order.index(key[0]))]
+    stated = Spent.total(part.spent for part in parts)
     earlier = sum(one.store.earlier for one in left)
     worked = sum(timing.get("seconds", 0.0) for one in left for timing in one.timings)
-    seconds = max((wall or 0.0) + earlier, stated, worked)
-    rest = _row(Part("rest", None, Spent(seconds=seconds - stated)))
-    total = Spent(sum(row["forward"] for row in rows), sum(row["backward"] for row in rows), seconds)
-    resumed = sum(one.store.resumed for one in left)
-    return {"phases": [*rows, rest], "total": _numbers(total), "wall": wall, "resumed": resumed}
+    total = stated._replace(seconds=max((wall or 0.0) + earlier, stated.seconds, worked))
+    parts.append(Part("rest", None, Spent(seconds=total.seconds - stated.seconds)))
+    rows = [{"phase": phase, "of": of, **spent._asdict()} for phase, of, spent in parts]
+    return {"phases": rows, "total": total._asdict(), "wall": wall, "resumed": sum(one.store.resumed for one in left)}
 
 
 def parts_of(content: Mapping[str, Any]) -> Iterator[Part]:
@@ -62,18 +61,9 @@ def parts_of(content: Mapping[str, Any]) -> Iterator[Part]:
             yield Part(row["phase"], row["of"], spent)
 
 
-def _row(*parts: Part) -> dict[str, Any]:
-    """A row of the table: parts of one phase."""
-    return {"phase": parts[0].phase, "of": parts[0].of, **_numbers(Spent.total(part.spent for part in parts))}
-
-
-def _numbers(spent: Spent) -> dict[str, Any]:
-    return {**spent.passes, "seconds": spent.seconds}
-
-
 Records = Sequence[Mapping[str, Any]]
 
-_MEND = (
+_FIX = (
     "it divides by zero or overflows there: fix it (a larger constant under a root or a division, log_softmax for the "
     "log of a softmax, float32 for float16), and run this again"
 )
@@ -101,7 +91,7 @@ def attack_warnings(attacks: Sequence[tuple[str, Records]], *, consequence: str)
         if missed := [record for record in records if record["outcome"] in LOST]:
             lost.setdefault(_why(missed[0]), {})[name] = len(missed), len(records)
     if broken:
-        found.append(f"The model returned NaN or infinite logits at verified points, {_counts(broken)}; {_MEND}.")
+        found.append(f"The model returned NaN or infinite logits at verified points, {_counts(broken)}; {_FIX}.")
     for why, counts in lost.items():
         found.append(f"{_counts(counts)} samples: {why}. These samples were not attacked{consequence}.")
     return found
@@ -112,31 +102,42 @@ def outside_warnings(ran: Iterable[tuple[str, Attack, ThreatModel, Records]]) ->
 
     Attacks for the smallest perturbation are left out where it is larger than epsilon: that is what they found.
     """
-    far, out = dict[str, list[float]](), dict[str, list[float]]()
-    totals = Counter[str]()
+    totals, places = Counter[str](), {"beyond_epsilon": "beyond epsilon", "out_of_bounds": "out of the bounds"}
+    outside: dict[str, dict[str, list[float]]] = {outcome: {} for outcome in places}
     for name, attack, model, records in ran:
         totals[name] += len(records)
         for record in records:
-            distances = far if record["outcome"] == "beyond_epsilon" else out
-            beyond = record["outcome"] == "beyond_epsilon" and not attack.traits.minimum_norm
-            if beyond or record["outcome"] == "out_of_bounds":
+            outcome = record["outcome"]
+            if outcome in places and not (outcome == "beyond_epsilon" and attack.traits.minimum_norm):
                 # Records of earlier versions may lack it.
-                distances.setdefault(name, []).append((record.get("distance") or nan) / model.epsilon)
+                outside[outcome].setdefault(name, []).append((record.get("distance") or nan) / model.epsilon)
     found = []
-    for what, distances in (("beyond epsilon", far), ("out of the bounds", out)):
-        shown = {
-            name: f"{name}: {len(values)} of {totals[name]}, at {median(values):.3g} epsilon on the median and "
+    for outcome, distances in outside.items():
+        shown = [
+            f"{name}: {len(values)} of {totals[name]}, at {median(values):.3g} epsilon on the median and "
             f"{max(values):.3g} at most"
             for name, values in distances.items()
             if len(values) >= _NOTICEABLE * totals[name]
-        }
+        ]
         if shown:
             found.append(
-                f"Candidates lay {what} of the threat model and count as not found, whatever the model makes of them "
-                f"({_first(list(shown.values()))}). Give the attack the threat model's norm, epsilon and bounds, or "
+                f"Candidates lay {places[outcome]} of the threat model and count as not found, whatever the model "
+                f"makes of them ({_first(shown)}). Give the attack the threat model's norm, epsilon and bounds, or "
                 "project what it returns; an attack that minimises another norm is no evidence for this one."
             )
     return found
+
+
+def rounding_warnings(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """State the second number of robust accuracies ``rows`` of entries that take values of a grid; else nothing."""
+    stated = [
+        f"{percent(row['robust_accuracy'])}% with it and {percent(row['without_rounding'])}% without"
+        + (f" (epsilon {row['epsilon']:g})" if "epsilon" in row else "")
+        for row in rows
+        if "without_rounding" in row
+    ]
+    words = "Candidates were rounded to the grid of valid values before they counted. Robust accuracy is at most"
+    return [f"{words} {'; '.join(stated)}."] if stated else []
 
 
 def _why(record: Mapping[str, Any]) -> str:

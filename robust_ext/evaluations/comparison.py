@@ -1,21 +1,39 @@
-"""Two or more results of one kind next to each other: what changed."""
+"""Two or more results of one kind next to each other: scores, settings, versions, network and samples."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from robust_ext.core.errors import InvalidArgumentError
-from robust_ext.evaluations.changes import identities, name_pairs, score_changes, setting_changes, version_changes
-from robust_ext.evaluations.result import EvaluationResult, Tabular
+from robust_ext.core.statistics import difference_interval, paired_difference
+from robust_ext.core.tabular import Columns, Line, Row, paragraph, table
+from robust_ext.core.wording import count, plain, typed
+from robust_ext.evaluations.callbacks import is_digest
+from robust_ext.evaluations.result import EvaluationResult, Tabular, bounds_of
 from robust_ext.evaluations.unfinished import load_result
-from robust_ext.reports.tabular import Columns, Line, Row, paragraph, table
-from robust_ext.reports.wording import count, plain
 
-_ENDS = {"before": ("before", "before_low", "before_high"), "after": ("after", "after_low", "after_high")}
+# What settings identify by digests, as text; not all evaluations keep all of them.
+_IDENTITY = {
+    "model": "network",
+    "model_code": "code of the network",
+    "inputs": "samples",
+    **{name: name for name in ("labels", "defense")},
+    "goals": "targets",
+    "detector_digest": "detector",
+}
+# Beside the settings, in some evaluations.
+_STATED = ("norm", "epsilon", "samples", "suite", "naturals", "seed", "isolated")
+_CHANCE = 0.05
+_TEXTS = ("run", "score", "verdict_before", "verdict_after")
+_NUMBERS = tuple(f"{name}{end}" for name in ("before", "after", "difference") for end in ("", "_low", "_high"))
+
+Result = EvaluationResult
+Different = dict[str, list[Any]]
 
 
 @dataclass(frozen=True, repr=False)
@@ -30,23 +48,9 @@ class Comparison(Tabular):
     content: Mapping[str, Any]
 
     columns: ClassVar[Columns] = {
-        "run": str,
-        "score": str,
-        "verdict_before": str,
-        "verdict_after": str,
-        "before": float,
-        "before_low": float,
-        "before_high": float,
-        "after": float,
-        "after_low": float,
-        "after_high": float,
-        "difference": float,
-        "difference_low": float,
-        "difference_high": float,
-        "p_value": float,
-        "gained": int,
-        "lost": int,
-        "paired": int,
+        **dict.fromkeys(_TEXTS, str),
+        **dict.fromkeys((*_NUMBERS, "p_value"), float),
+        **dict.fromkeys(("gained", "lost", "paired"), int),
         "beyond_chance": bool,
     }
     keys = ("run", "score")
@@ -81,7 +85,7 @@ class Comparison(Tabular):
         return "\n".join(lines) + "\n"
 
 
-def compare(*results: EvaluationResult | str | os.PathLike[str]) -> Comparison:
+def compare(*results: Result | str | os.PathLike[str]) -> Comparison:
     """Set two or more results of one kind next to each other: each is compared with the first.
 
     Scores come with their intervals and the difference. Where both runs have the same samples and keep what became of
@@ -107,67 +111,153 @@ def compare(*results: EvaluationResult | str | os.PathLike[str]) -> Comparison:
     """
     if len(results) < 2:
         raise InvalidArgumentError("results", f"{len(results)} of them", "two or more to compare")
-    loaded = [one if isinstance(one, EvaluationResult) else load_result(_path(one)) for one in results]
+    if wrong := [one for one in results if not isinstance(one, (Result, str, os.PathLike))]:
+        raise InvalidArgumentError("results", type(wrong[0]).__name__, "results of evaluations, or their run folders")
+    loaded = [one if isinstance(one, Result) else load_result(one) for one in results]
     kinds = list(dict.fromkeys(one.kind for one in loaded))
     if len(kinds) > 1:
         raise InvalidArgumentError("results", f"results of kinds {', '.join(kinds)}", "results of one kind")
-    names = _names(results)
-    first, *others = loaded
+    # Folders by the last part of their paths where these differ; results by their number.
+    paths = [None if isinstance(one, Result) else Path(one) for one in results]
+    short = ["" if path is None else (path.parent if path.name == "result.json" else path).name for path in paths]
+    known = [name for name in short if name]
+    brief = len(set(known)) == len(known)
+    names = [
+        f"result {number}" if path is None else (brief and name) or str(path)
+        for number, (path, name) in enumerate(zip(paths, short, strict=True), 1)
+    ]
     runs = [
         {"name": name, "headline": one.headline, "verdict": getattr(one, "verdict", None)}
         for name, one in zip(names, loaded, strict=True)
     ]
-    changes = [_changes(first, other, name) for other, name in zip(others, names[1:], strict=True)]
+    changes = [_changes(loaded[0], other, name) for other, name in zip(loaded[1:], names[1:], strict=True)]
     return Comparison({"kind": "comparison", "of": kinds[0], "runs": runs, "changes": changes})
 
 
-def _path(given: object) -> str | os.PathLike[str]:
-    if not isinstance(given, (str, os.PathLike)):
-        raise InvalidArgumentError("results", type(given).__name__, "results of evaluations, or their run folders")
-    return given
-
-
-def _names(results: Sequence[EvaluationResult | str | os.PathLike[str]]) -> list[str]:
-    """Folders by the last part of their paths where these differ; results by their number."""
-    paths = [None if isinstance(one, EvaluationResult) else Path(one) for one in results]
-    short = [None if path is None else path.parent.name if path.name == "result.json" else path.name for path in paths]
-    known = [name for name in short if name]
-    brief = len(set(known)) == len(known)
-    return [
-        f"result {number}" if path is None else (name if brief and name else str(path))
-        for number, (path, name) in enumerate(zip(paths, short, strict=True), 1)
-    ]
-
-
-def _changes(first: EvaluationResult, other: EvaluationResult, name: str) -> dict[str, Any]:
-    pairs = name_pairs(first, other)
-    key = first.keys[0]
+def _changes(first: Result, other: Result, name: str) -> dict[str, Any]:
+    before, after = (list(dict.fromkeys(str(row[one.keys[0]]) for row in one.rows())) for one in (first, other))
+    # Names in the second result of the first one's attacks, detectors or studies; two that stand alone are compared.
+    pairs = {one: one for one in before if one in after}
+    left = [one for one in before if one not in pairs], [one for one in after if one not in pairs]
+    if len(left[0]) == len(left[1]) == 1:
+        pairs[left[0][0]] = left[1][0]
+    settings, others = (one.content.get("settings", {}) for one in (first, other))
+    same = {
+        words: settings[key] == others[key]
+        for key, words in _IDENTITY.items()
+        if key in settings and key in others and (is_digest(key) or isinstance(settings[key], str))
+    }
     verdicts = [getattr(one, "verdict", None) for one in (first, other)]
-    only = [
-        list(dict.fromkeys(str(row[key]) for row in one.rows() if str(row[key]) not in known))
-        for one, known in ((first, pairs), (other, pairs.values()))
-    ]
     return {
         "run": name,
         "verdict": None if None in verdicts else verdicts,
-        "same": identities(first, other),
-        "settings": setting_changes(first, other, pairs),
-        "versions": version_changes(first, other),
-        "scores": list(score_changes(first, other, pairs)),
-        "only": only,
+        "same": same,
+        "settings": _setting_changes(_settings(first, {}), _settings(other, {new: old for old, new in pairs.items()})),
+        "versions": _different(*(one.content.get("versions", {}) for one in (first, other))),
+        "scores": list(_score_changes(first, other, pairs, paired=same.get("samples", False))),
+        "only": [[one for one in before if one not in pairs], [one for one in after if one not in pairs.values()]],
     }
+
+
+def _settings(result: Result, renamed: Mapping[str, str]) -> dict[str, Any]:
+    """Everything that was chosen, by flat names, and what each attack is; attacks are called as in the first result."""
+    content = result.content
+    found = {name: content[name] for name in _STATED if name in content}
+    for name, value in content.get("settings", {}).items():
+        if name in _IDENTITY or is_digest(name) or name in ("attacks", "detectors", "surrogates"):
+            continue
+        found |= {f"{name} {key}": one for key, one in value.items()} if isinstance(value, Mapping) else {name: value}
+    for row in result.rows():
+        if row.get("description") is not None:
+            name = str(row[result.keys[0]])
+            found[f"attack {renamed.get(name, name)}"] = row["description"]
+    return found
+
+
+def _setting_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> Different:
+    """The settings with different values, each with both; None where one lacks it."""
+    found: Different = {}
+    for name, (old, new) in _different(before, after).items():
+        parts = _parts(old), _parts(new)
+        if parts[0] and parts[0][""] == parts[1].get(""):
+            found |= {f"{name} {key}": pair for key, pair in _different(*parts).items()}
+        else:
+            found[name] = [old, new]
+    return found
+
+
+def _parts(description: Any) -> dict[str, str]:
+    """The settings in the description of an attack, ``Name(key=value, ...)``, its name under no key; or nothing."""
+    found = re.fullmatch(r"([^()]+)\((.*)\)", description) if isinstance(description, str) else None
+    parts = [] if found is None else re.split(r", (?=\w+=)", found[2])
+    if found is None or not all(re.match(r"\w+=", part) for part in parts):
+        return {}
+    return {"": found[1], **dict(part.split("=", 1) for part in parts)}
+
+
+def _different(before: Mapping[str, Any], after: Mapping[str, Any]) -> Different:
+    """Entries that differ, each with both values; JSON makes lists of tuples."""
+    pairs = {name: [before.get(name), after.get(name)] for name in {**before, **after}}
+    plain = {name: [list(one) if isinstance(one, tuple) else one for one in pair] for name, pair in pairs.items()}
+    return {name: pairs[name] for name, (old, new) in plain.items() if old != new}
+
+
+def _score_changes(first: Result, second: Result, pairs: Mapping[str, str], *, paired: bool) -> Iterator[Row]:
+    """A row for each row of both results; scores of the same samples are compared sample by sample where known."""
+    value, keys = first.value, first.keys
+    after = {tuple(row[key] for key in keys): row for row in second.rows()}
+    solved = (first.solved(), second.solved()) if paired else ({}, {})
+    for row in first.rows():
+        place = tuple(row[key] for key in keys)
+        there = (pairs.get(str(place[0])), *place[1:])
+        if (other := after.get(there)) is None:
+            continue
+        title = str(place[0]) if place[0] == there[0] else f"{place[0]} -> {there[0]}"
+        named = [(key, one) for key, one in zip(keys[1:], place[1:], strict=True) if one is not None]
+        rest = [f"{key} {typed(one)}" if isinstance(one, float) else str(one) for key, one in named]
+        yield {
+            "score": ", ".join([title, *rest]),
+            "verdict_before": row.get("verdict"),
+            "verdict_after": other.get("verdict"),
+            "before": row[value],
+            **bounds_of("before", _interval(row, value)),
+            "after": other[value],
+            **bounds_of("after", _interval(other, value)),
+            **_change(row, other, value, solved[0].get(place, {}), solved[1].get(there, {})),
+        }
+
+
+def _interval(row: Row, value: str) -> tuple[float, float] | None:
+    low, high = row.get(f"{value}_low"), row.get(f"{value}_high")
+    return (low, high) if isinstance(low, float) and isinstance(high, float) else None
+
+
+def _change(row: Row, other: Row, value: str, solved: Mapping[int, bool], then: Mapping[int, bool]) -> Row:
+    """The difference of two scores with its interval, and what is known of single samples."""
+    before, after, ids = row[value], other[value], solved.keys() & then.keys()
+    found, beyond, counts = None, None, dict.fromkeys(("p_value", "gained", "lost", "paired"))
+    if not isinstance(before, float) or not isinstance(after, float):
+        return {**counts, "difference": None, **bounds_of("difference", None), "beyond_chance": None}
+    difference = after - before
+    if ids:
+        gained, lost = (sum(b[one] and not a[one] for one in ids) for a, b in ((solved, then), (then, solved)))
+        difference, found, p_value = paired_difference(gained, lost, len(ids))
+        counts, beyond = {"p_value": p_value, "gained": gained, "lost": lost, "paired": len(ids)}, p_value < _CHANCE
+    elif (old := _interval(row, value)) and (new := _interval(other, value)):
+        found = difference_interval(before, old, after, new)
+        beyond = not found[0] <= 0 <= found[1]
+    return {**counts, "difference": difference, **bounds_of("difference", found), "beyond_chance": beyond}
 
 
 def _summary(change: Mapping[str, Any]) -> str:
     """The verdict's change, and that of the only score or how many changed, as text."""
-    verdict, scores = change["verdict"], change["scores"]
-    parts = []
+    verdict, scores, parts = change["verdict"], change["scores"], []
     if verdict is not None:
         parts.append(f"verdict {verdict[0]} -> {verdict[1]}" if verdict[0] != verdict[1] else f"still {verdict[0]}")
     if len(scores) == 1:
         row = scores[0]
-        _, before, after, difference, p_value, gained, lost = _line(row)
-        parts.append(f"{plain(row['score'])} {before} -> {after}, {difference}")
+        score, before, after, difference, p_value, gained, lost = _line(row)
+        parts.append(f"{score} {before} -> {after}, {difference}")
         if row["paired"]:
             parts[-1] += f", p = {p_value} ({gained} gained, {lost} lost of the same {count(row['paired'], 'sample')})"
     elif scores:
@@ -181,37 +271,28 @@ def _summary(change: Mapping[str, Any]) -> str:
 
 def _sentences(change: Mapping[str, Any]) -> list[str]:
     """Describe the similarities and differences."""
-    same = [words for words, holds in change["same"].items() if holds]
-    other = [words for words, holds in change["same"].items() if not holds]
-    found = []
-    if same or other:
-        parts = [f"the same {', '.join(same)}"] if same else []
-        parts += [f"another {', '.join(other)}"] if other else []
-        words = "; ".join(parts)
-        found.append(f"{words[0].upper()}{words[1:]}.")
+    kinds = (("the same", True), ("another", False))
+    named = [(word, [one for one, same in change["same"].items() if same is kind]) for word, kind in kinds]
+    words = "; ".join(f"{word} {', '.join(found)}" for word, found in named if found)
+    sentences = [f"{words[0].upper()}{words[1:]}."] if words else []
     for title in ("settings", "versions"):
         pairs = [f"{plain(name)} {_short(old)} -> {_short(new)}" for name, (old, new) in change[title].items()]
-        found.append(f"{title.capitalize()} that differ: {'; '.join(pairs)}." if pairs else f"The same {title}.")
+        sentences.append(f"{title.capitalize()} that differ: {'; '.join(pairs)}." if pairs else f"The same {title}.")
     for names, whose in zip(change["only"], ("the first", plain(change["run"])), strict=True):
         if names:
-            found.append(f"Only in {whose}: {', '.join(map(plain, names))}.")
-    return found
+            sentences.append(f"Only in {whose}: {', '.join(map(plain, names))}.")
+    return sentences
 
 
 def _line(row: Mapping[str, Any]) -> Line:
     """The cells of a score."""
-    ends = ["-" if row[one[0]] is None else f"{row[one[0]]:.3f}{_bounds(row, one)}" for one in _ENDS.values()]
-    difference = "-"
-    if row["difference"] is not None:
-        difference = f"{row['difference']:+.3f}{_bounds(row, ('', 'difference_low', 'difference_high'))}"
+    cells = []
+    for name, form in (("before", ".3f"), ("after", ".3f"), ("difference", "+.3f")):
+        value, low, high = (row[f"{name}{end}"] for end in ("", "_low", "_high"))
+        bounds = "" if low is None or high is None else f" [{low:.2f}, {high:.2f}]"
+        cells.append("-" if value is None else f"{value:{form}}{bounds}")
     counts = ["-" if row[name] is None else str(row[name]) for name in ("gained", "lost")]
-    p_value = "-" if row["p_value"] is None else f"{row['p_value']:.2g}"
-    return plain(row["score"]), *ends, difference, p_value, *counts
-
-
-def _bounds(row: Mapping[str, Any], names: Sequence[str]) -> str:
-    low, high = row[names[1]], row[names[2]]
-    return "" if low is None or high is None else f" [{low:.2f}, {high:.2f}]"
+    return plain(row["score"]), *cells, "-" if row["p_value"] is None else f"{row['p_value']:.2g}", *counts
 
 
 def _short(value: object) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -118,29 +118,21 @@ def as_detectors(
 
     Raises InvalidArgumentError without any, or with two of one name.
     """
-    named: list[tuple[str | None, object]]
-    if isinstance(detectors, Mapping):
-        named = [(check_name("detectors", str(name)), one) for name, one in detectors.items()]
-    else:
-        named = [(None, one) for one in (detectors if isinstance(detectors, (list, tuple)) else [detectors])]
-    if not named:
+    given = detectors if isinstance(detectors, (list, tuple, Mapping)) else [detectors]
+    labels = [check_name("detectors", str(name)) for name in given] if isinstance(given, Mapping) else [""] * len(given)
+    if not labels:
         raise InvalidArgumentError("detectors", detectors, "at least one detector")
     found: dict[str, NamedDetector] = {}
-    for label, one in named:
+    for label, one in zip(labels, given.values() if isinstance(given, Mapping) else given, strict=True):
         detector = detector_beside(one, module, inputs[:4])
         name = label or str(getattr(detector, "name", type(detector).__name__))
         if name in found:
             raise InvalidArgumentError("detectors", f"several called {name}", "a dict of detectors by different names")
         if data is not None and not has_threshold(detector):
             calibrate_detector(detector, data, false_positive_rate=false_positive_rate, bounds=bounds, seed=seed)
-        digest, described = name, dict[str, Any]()
+        found[name] = NamedDetector(name=name, detector=detector, digest=name)
         if digests:
-            digest, described = (
-                detector_digest(detector),
-                {
-                    "detector_code": module_code(detector),
-                    "detector_behaviour": behaviour(detector, inputs, bounds),
-                },
-            )
-        found[name] = NamedDetector(name=name, detector=detector, digest=digest, described=described)
+            code, behaves = module_code(detector), behaviour(detector, inputs, bounds)
+            described = {"detector_code": code, "detector_behaviour": behaves}
+            found[name] = replace(found[name], digest=detector_digest(detector), described=described)
     return list(found.values())

@@ -12,17 +12,18 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from typing_extensions import Self
 
-from robust_ext import reports
+from robust_ext.core import tabular
+from robust_ext.core.criteria import MISCLASSIFICATION
 from robust_ext.core.errors import DataError, with_collected
+from robust_ext.core.examples import Example
 from robust_ext.core.files import replace_file
+from robust_ext.core.tabular import Columns, Row
 from robust_ext.engine.context import current_context
 from robust_ext.engine.evaluation_file import close_evaluation
 from robust_ext.engine.identity import versions
 from robust_ext.engine.inputs import EvaluationInputs
 from robust_ext.engine.run import Outcome, isolated
 from robust_ext.evaluations.causes.finding import Finding
-from robust_ext.reports import tabular
-from robust_ext.reports.tabular import Columns, Row
 
 if TYPE_CHECKING:
     import pandas
@@ -59,8 +60,7 @@ class Tabular(ABC):
         Raises:
             MissingDependencyError: pandas is not installed.
         """
-        frame: pandas.DataFrame = tabular.frame(self.columns, self.rows())
-        return frame
+        return tabular.frame(self.columns, self.rows())
 
     def to_csv(self, path: str | os.PathLike[str] | None = None) -> str:
         """The rows as CSV, with a header; written to a file where a path is given.
@@ -103,7 +103,7 @@ class EvaluationResult(Tabular):
     """
 
     content: Mapping[str, Any]
-    examples: Sequence[reports.Example] = field(default=(), kw_only=True)
+    examples: Sequence[Example] = field(default=(), kw_only=True)
     records: Sequence[Mapping[str, Any]] = field(default=(), kw_only=True)
 
     kind: ClassVar[str]
@@ -112,7 +112,7 @@ class EvaluationResult(Tabular):
     """The column of scores."""
 
     def __str__(self) -> str:
-        return reports.report_text(self.content)
+        return str(_reports().report_text(self.content))
 
     def __repr__(self) -> str:
         # A process that did its share of another one's run has none.
@@ -126,8 +126,7 @@ class EvaluationResult(Tabular):
         if ("model" in ours) != ("model" in theirs):
             # Only a run folder has digests of model, code and detectors; without them all else is compared.
             compared = (ours.keys() & theirs.keys()) - {"detectors"}
-        left, right = ({key: one.get(key) for key in compared} for one in (ours, theirs))
-        return bool(_plain(left) == _plain(right))
+        return all(_plain(ours.get(key)) == _plain(theirs.get(key)) for key in compared)
 
     def __hash__(self) -> int:
         return hash(self._canonical())
@@ -135,13 +134,17 @@ class EvaluationResult(Tabular):
     @property
     def reason(self) -> str:
         """Why, in a sentence or two."""
-        found = [self.content.get("reason") or "", *reports.leading_sentences(self.content)]
+        found = [self.content.get("reason") or "", *_reports().leading_sentences(self.content)]
         return next((words for words in found if words), "")
 
     @property
     def findings(self) -> tuple[Finding, ...]:
         """Faults of attacks and model, in order of weight, explanatory ones first."""
         return tuple(Finding.from_dict(one) for one in self.content.get("findings", ()))
+
+    def row(self, **found: Any) -> Row:
+        """A row of these values, None in columns without one."""
+        return {name: found.get(name) for name in self.columns}
 
     def solved(self) -> dict[tuple[Any, ...], dict[int, bool]]:
         """Return whether each sample counts in a row's score, by the row's keys and its id, where known."""
@@ -159,7 +162,7 @@ class EvaluationResult(Tabular):
         Raises:
             MissingDependencyError: matplotlib is not installed.
         """
-        axes: Axes = reports.figure(self.content).on(ax)
+        axes: Axes = _reports().figure(self.content).on(ax)
         return axes
 
     def to_dict(self) -> dict[str, Any]:
@@ -168,27 +171,24 @@ class EvaluationResult(Tabular):
 
     def to_html(self) -> str:
         """One self-contained page."""
-        return reports.report_page(self.content, self.examples)
+        return str(_reports().report_page(self.content, self.examples))
 
     def badge(self) -> str:
         """A small SVG for a README, with the verdict or the main number."""
-        return reports.badge(self.content)
+        return str(_reports().badge(self.content))
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write ``result.json``, ``report.html`` and ``badge.svg`` to a folder."""
-        reports.save(self.content, folder, self.examples)
+        _reports().save(self.content, folder, self.examples)
 
     def saved(self, folder: str | os.PathLike[str] | None) -> Self:
         """This result with what was warned of while it was made, saved where there is a folder."""
-        if warnings := with_collected(self.content.get("warnings", ())):
-            return replace(self, content={**self.content, "warnings": warnings})._saved(folder)
-        return self._saved(folder)
-
-    def _saved(self, folder: str | os.PathLike[str] | None) -> Self:
+        warnings = with_collected(self.content.get("warnings", ()))
+        result = replace(self, content={**self.content, "warnings": warnings}) if warnings else self
         if folder is not None:
-            self.save(folder)
+            result.save(folder)
             close_evaluation(Path(folder))
-        return self
+        return result
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
@@ -207,6 +207,13 @@ class EvaluationResult(Tabular):
     def _canonical(self) -> str:
         """The content but for its settings as text, the same for tuples and lists, and in any order of keys."""
         return json.dumps(_plain({**self.content, "settings": None}), sort_keys=True)
+
+
+def _reports() -> Any:
+    """Return what shows results: it reads them, and they are made without it."""
+    from robust_ext import reports
+
+    return reports
 
 
 def _plain(value: Any) -> Any:
@@ -232,13 +239,20 @@ def framed(
     time: Mapping[str, Any],
     **parts: Any,
 ) -> dict[str, Any]:
-    """The parts of ``result.json``, with what those of all labelled samples hold."""
+    """The parts of ``result.json``, with what all those of labelled samples hold."""
+    criterion = {} if given.criterion == MISCLASSIFICATION else {"criterion": given.criterion.words}
     return {
         "kind": kind,
         "samples": len(given.ids),
-        "clean_accuracy": float(given.correct.mean()),
+        **criterion,
         **parts,
-        "settings": {**settings, "bounds": list(given.bounds), **given.described, **current_context().origins},
+        "settings": {
+            **settings,
+            "bounds": list(given.bounds),
+            **given.threat_model.of_entries,
+            **given.described,
+            **current_context().origins,
+        },
         "isolated": isolated(outcomes),
         "versions": versions(),
         "seed": seed,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 from robust_ext.core.cost import Costs
 from robust_ext.core.random import derive_seed, seeded_globals
 from robust_ext.detectors.base import Detector
-from robust_ext.detectors.observation import Observation, observe
+from robust_ext.detectors.observation import observe
 from robust_ext.engine.copies import differences
 from robust_ext.engine.inputs import EvaluationInputs
 from robust_ext.engine.progress import phase
@@ -28,10 +28,8 @@ from robust_ext.evaluations.detectors import NamedDetector
 Scores = dict[str, tuple[Floats, float]]
 """By detector: scores, float64 ``(n,)``, and the seconds they took."""
 
-
-def scores_name(start: int) -> str:
-    """The name under which the scores of the block that begins at this index are kept."""
-    return f"scores-{start:06d}"
+# The scores of runs that were read once; a store holds one run, and is opened again in each call.
+_READ: WeakKeyDictionary[Store, Scores] = WeakKeyDictionary()
 
 
 def score_points(detectors: Sequence[NamedDetector], points: Tensor, *, seed: int, sample: int) -> Scores:
@@ -40,12 +38,17 @@ def score_points(detectors: Sequence[NamedDetector], points: Tensor, *, seed: in
     Detectors that watch the same classifier see the same forward pass. Random ones draw from the global generators, by
     seed, sample and name; their draws do not depend on what other detectors there are.
     """
+    groups: dict[int, list[NamedDetector]] = {}
+    for one in detectors:
+        of_pass = type(one.detector).score is Detector.score
+        groups.setdefault(id(one.detector.classifier) if of_pass else id(one), []).append(one)
     found: Scores = {}
-    for group in _beside(detectors):
-        begun = time.perf_counter()
-        with seeded_globals(derive_seed(seed, sample, "arm scores")), torch.no_grad():
-            seen = _shared(group, points)
-        # What they share is split between them.
+    for group in groups.values():
+        begun, seen = time.perf_counter(), None
+        if len(group) > 1:
+            layers = list(dict.fromkeys(layer for one in group for layer in one.detector.layers))
+            with seeded_globals(derive_seed(seed, sample, "arm scores")), torch.no_grad():
+                seen = observe(group[0].detector.classifier, points, layers)
         shared = (time.perf_counter() - begun) / len(group)
         for one in group:
             phase(f"scores by {one.name}")
@@ -56,46 +59,6 @@ def score_points(detectors: Sequence[NamedDetector], points: Tensor, *, seed: in
                 scores = one.detector.score(own) if seen is None else one.detector.checked(replace(seen, inputs=own))
                 found[one.name] = scores.double().cpu().numpy(), shared + time.perf_counter() - begun
     return found
-
-
-def pack_scores(detectors: Sequence[NamedDetector], found: Scores) -> dict[str, Any]:
-    """Arrays that hold scores of the points of a block."""
-    return {
-        "scores": np.stack([found[one.name][0] for one in detectors]),
-        "seconds": np.array([found[one.name][1] for one in detectors]),
-        "detectors": np.array(json.dumps([[one.digest, one.described] for one in detectors])),
-    }
-
-
-def unpack_scores(kept: Mapping[str, Any] | None, detectors: Sequence[NamedDetector]) -> Scores:
-    """The scores in arrays of :func:`pack_scores` by those of these detectors that have not changed since."""
-    if kept is None:
-        return {}
-    known = json.loads(str(kept["detectors"]))
-    return {
-        one.name: (kept["scores"][place].astype(np.float64), float(kept["seconds"][place]))
-        for one in detectors
-        for place, (digest, described) in enumerate(known)
-        # Where a library that a detector is made of changed, it behaves differently though its own code is the same.
-        if digest == one.digest and not differences(described, one.described)
-    }
-
-
-def _beside(detectors: Sequence[NamedDetector]) -> list[list[NamedDetector]]:
-    """Detectors by classifier; alone where their score is of another kind than that of a forward pass."""
-    groups: dict[int, list[NamedDetector]] = {}
-    for one in detectors:
-        of_pass = type(one.detector).score is Detector.score
-        groups.setdefault(id(one.detector.classifier) if of_pass else id(one), []).append(one)
-    return list(groups.values())
-
-
-def _shared(group: Sequence[NamedDetector], points: Tensor) -> Observation | None:
-    """One forward pass with the layers of all; None for a detector alone."""
-    if len(group) == 1:
-        return None
-    layers = dict.fromkeys(layer for one in group for layer in one.detector.layers)
-    return observe(group[0].detector.classifier, points, list(layers))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,41 +120,65 @@ class ScoredRun(Run):
         return super().finish(store)
 
     def scores(self, store: Store) -> Scores:
-        """Scores by each detector of all points, float64 ``(N,)``, and the seconds they took.
+        """Scores by each detector of all points, float64 ``(N,)``, and the seconds they took; new ones are stored."""
+        if store not in _READ:
+            blocks = [self._block_scores(rows, store) for rows in self.given.blocks(self.batch_size)]
+            _READ[store] = {
+                one.name: (np.concatenate([of[one.name][0] for of in blocks]), sum(of[one.name][1] for of in blocks))
+                for one in self.detectors
+            }
+        return _READ[store]
 
-        Those that are kept, and new ones.
-        """
-        points = store.digest()
-        found = {one.name: kept for one in self.detectors if (kept := self._kept(one, store, points)) is not None}
-        left = [one for one in self.detectors if one.name not in found]
-        blocks = [self._scored(left, rows, store) for rows in self.given.blocks(self.batch_size)] if left else []
-        for one in left:
-            parts = [block[one.name] for block in blocks]
-            found[one.name] = np.concatenate([scores for scores, _ in parts]), sum(seconds for _, seconds in parts)
-            about = {"described": np.array(json.dumps(one.described)), "points": np.array(points)}
-            scores, seconds = found[one.name]
-            store.save(_file_of(one), scores=scores, seconds=np.float64(seconds), **about)
-        return {one.name: found[one.name] for one in self.detectors}
+    def score_block(self, rows: range, points: Tensor, known: Scores) -> tuple[Scores, dict[str, dict[str, Any]]]:
+        """Scores of a block's points by every detector that has none yet, and the arrays that hold them."""
+        missing = [one for one in self.detectors if one.name not in known]
+        found = known | score_points(missing, points, seed=self.judge_seed, sample=self.given.ids[rows[0]])
+        arrays = {
+            "scores": np.stack([found[one.name][0] for one in self.detectors]),
+            "seconds": np.array([found[one.name][1] for one in self.detectors]),
+            "detectors": np.array(json.dumps([[one.digest, one.described] for one in self.detectors])),
+        }
+        return found, {_scores_name(rows): arrays}
 
-    def _kept(self, one: NamedDetector, store: Store, points: str) -> tuple[Floats, float] | None:
-        """The scores of all points that were put together before, of these points and by this detector."""
-        kept = store.load(_file_of(one))
-        if kept is None or str(kept["points"]) != points:
-            return None
-        if differences(json.loads(str(kept["described"])), one.described):
-            return None
-        return kept["scores"].astype(np.float64), float(kept["seconds"])
-
-    def _scored(self, detectors: Sequence[NamedDetector], rows: range, store: Store) -> Scores:
-        """The scores of a block: those that came with it, and new ones."""
-        found = unpack_scores(store.load(scores_name(rows[0])), detectors)
-        left = [one for one in detectors if one.name not in found]
-        if left:
-            points, sample = self.points(rows, store), self.given.ids[rows[0]]
-            found |= score_points(left, points, seed=self.judge_seed, sample=sample)
+    def _block_scores(self, rows: range, store: Store) -> Scores:
+        found: Scores = {}
+        if (stored := store.load(_scores_name(rows))) is not None:
+            found = {
+                one.name: (stored["scores"][place].astype(np.float64), float(stored["seconds"][place]))
+                for place, (digest, described) in enumerate(json.loads(str(stored["detectors"])))
+                for one in self.detectors
+                # A library that a detector is made of may have changed, though its own code is the same.
+                if digest == one.digest and not differences(described, one.described)
+            }
+        if len(found) < len(self.detectors):
+            found, arrays = self.score_block(rows, self.points(rows, store), found)
+            for name, parts in arrays.items():
+                store.save(name, **parts)
         return found
 
 
-def _file_of(one: NamedDetector) -> str:
-    """The name under which scores of all points by a detector are kept."""
-    return f"scores-{re.sub(r'[^A-Za-z0-9.]+', '-', one.name)[:40]}-{one.digest[:12]}"
+def plan_clean(
+    given: EvaluationInputs,
+    *,
+    batch_size: int,
+    seed: int,
+    judge_seed: int | None = None,
+    detectors: Sequence[NamedDetector] = (),
+) -> ScoredRun:
+    """The run of the clean inputs: their scores; the judge's seed is ``seed`` where none is given."""
+    judge_seed = seed if judge_seed is None else judge_seed
+    return ScoredRun(
+        key="attacks/clean",
+        title="clean",
+        blocks=(),
+        identity={"batch_size": batch_size, "seed": seed, "judge_seed": judge_seed},
+        given=given,
+        detectors=detectors,
+        batch_size=batch_size,
+        seed=seed,
+        judge_seed=judge_seed,
+    )
+
+
+def _scores_name(rows: range) -> str:
+    return f"scores-{rows[0]:06d}"

@@ -5,20 +5,20 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
-from robust_ext import reports
 from robust_ext._version import __version__
-from robust_ext.core.errors import DataError, InvalidArgumentError
+from robust_ext.core.errors import DataError
 from robust_ext.core.files import read_file
+from robust_ext.core.tabular import Line, paragraph, table
+from robust_ext.core.wording import percent, plain, seconds
 from robust_ext.engine.evaluation_file import FILE, read_evaluation
 from robust_ext.engine.run_folder import RECORDS, SavedRun
 from robust_ext.engine.verify import BROKEN, OUTCOMES
 from robust_ext.evaluations.result import EvaluationResult
-from robust_ext.reports.tabular import Line, paragraph, table
-from robust_ext.reports.wording import percent, plain, seconds
 
 _CLASSES = {
     "binarization": "robust_ext.evaluations.binarization.result:BinarizationResult",
@@ -26,10 +26,13 @@ _CLASSES = {
     "robust_accuracy": "robust_ext.evaluations.robust_accuracy.settings:RobustAccuracyResult",
     "test_time": "robust_ext.evaluations.adaptive.settings:AdaptiveResult",
     "diagnosis": "robust_ext.evaluations.diagnosis.settings:DiagnosisResult",
+    "evaluation": "robust_ext.evaluations.evaluate.settings:EvaluateResult",
     "case_studies": "robust_ext.casestudies.result:CaseStudyResult",
 }
-# What a content that is not what its kind promises makes a reader raise.
+# What a content that is not what its kind promises makes a reader raise; InvalidArgumentError is a ValueError.
 _MISFITS = (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError)
+
+Records = Sequence[Mapping[str, Any]]
 
 
 def load_result(path: str | os.PathLike[str]) -> EvaluationResult:
@@ -51,28 +54,34 @@ def load_result(path: str | os.PathLike[str]) -> EvaluationResult:
         ...
         robust_ext.core.errors.DataError: no such folder: no such folder or result.json; name a run folder (out)
     """
+    from robust_ext.reports import FORMAT
+
     given = Path(path)
     file = given / "result.json" if given.is_dir() else given
-    content = dict(_read_loading(file))
+    content = _read_content(file)
     number, kind = content.pop("format", 1), content.get("kind")
     if not isinstance(number, int) or isinstance(number, bool) or number < 1:
         raise DataError(f"{file}: format {number!r} is no number; the file is damaged, or no result of robust_ext")
-    if number > reports.FORMAT:
+    if number > FORMAT:
         raise DataError(
             f"{file}: written by a newer version of robust_ext (format {number}; this is {__version__}, which reads up "
-            f"to {reports.FORMAT}): pip install --upgrade robust-ext"
+            f"to {FORMAT}): pip install --upgrade robust-ext"
         )
     if not isinstance(kind, str) or kind not in _CLASSES:
         known = ", ".join(map(repr, _CLASSES))
         raise DataError(f"{file}: holds a result of kind {kind!r}, which is none of {known}")
     module, _, name = _CLASSES[kind].partition(":")
-    cls: type[EvaluationResult] = getattr(import_module(module), name)
-    found = cls(content)
-    _check(found, file)
-    return cls(content, records=SavedRun(file.parent).records()) if kind == "binarization" else found
+    found: EvaluationResult = getattr(import_module(module), name)(content)
+    try:
+        # Everything that is made of its content.
+        _ = str(found), repr(found), found.rows(), found.findings
+    except _MISFITS as error:
+        words = f"{type(error).__name__}: {error}"
+        raise DataError(f"{file}: does not hold what a result of kind {kind!r} holds ({words})") from error
+    return replace(found, records=SavedRun(file.parent).records()) if kind == "binarization" else found
 
 
-def _read_loading(file: Path) -> Mapping[str, Any]:
+def _read_content(file: Path) -> dict[str, Any]:
     def refuse(constant: str) -> NoReturn:
         raise ValueError(f"{constant} is no JSON")
 
@@ -86,21 +95,6 @@ def _read_loading(file: Path) -> Mapping[str, Any]:
     if not isinstance(content, dict):
         raise DataError(f"{file}: holds a {type(content).__name__}, not the content of a result")
     return content
-
-
-def _check(result: EvaluationResult, file: Path) -> None:
-    """Make everything of the result that is made of its content; DataError where something lacks or does not fit."""
-    try:
-        str(result)
-        repr(result)
-        result.rows()
-        result.findings  # noqa: B018
-    except (*_MISFITS, InvalidArgumentError) as error:
-        words = f"{type(error).__name__}: {error}"
-        raise DataError(f"{file}: does not hold what a result of kind {result.kind!r} holds ({words})") from error
-
-
-Records = Sequence[Mapping[str, Any]]
 
 
 def show_run(path: str | os.PathLike[str]) -> str:
@@ -117,27 +111,21 @@ def show_run(path: str | os.PathLike[str]) -> str:
     rows: list[Line] = [("run", "samples", "of", "so far", "seconds")]
     missing = []
     for run in runs:
-        title = run["title"] or run["evaluation"]
-        done, records, taken = _read(folder / run["key"])
-        of = run["samples"]
-        words = _parts(title, records) or [(title, "none were left" if done else "not begun")]
-        for place, (name, so_far) in enumerate(words):
-            numbers = (str(done), "?" if of is None else str(of)) if not place else ("", "")
-            rows.append((plain(name), *numbers, so_far, "" if place else seconds(taken)))
+        title, of, saved = run["title"] or run["evaluation"], run["samples"], SavedRun(folder / run["key"])
+        done, records = len(saved.done()), saved.records()
+        numbers, taken = (str(done), "?" if of is None else str(of)), seconds(saved.earlier)
+        for name, so_far in _parts(title, records) or [(title, "none were left" if done else "not begun")]:
+            rows.append((plain(name), *numbers, so_far, taken))
+            # A run's own numbers stand in its first row alone.
+            numbers, taken = ("", ""), ""
         if of is not None and done < of:
             missing.append(f"{plain(title)} ({of - done})")
-    return "\n".join([*_opening(folder, runs), "", *table(rows, words=(0, 3)), "", *_closing(missing)]) + "\n"
-
-
-def _opening(folder: Path, runs: Sequence[Mapping[str, Any]]) -> list[str]:
     names = ", ".join(dict.fromkeys(plain(run["evaluation"]) for run in runs))
     earlier = " Its result.json is that of an earlier call." if (folder / "result.json").exists() else ""
-    return paragraph(f"Not finished ({names}): what the records of {plain(folder)} hold so far.{earlier}")
-
-
-def _closing(missing: Sequence[str]) -> list[str]:
+    begun = paragraph(f"Not finished ({names}): what the records of {plain(folder)} hold so far.{earlier}")
     what = f"Missing samples: {'; '.join(missing)}." if missing else "All samples are done; the result is missing."
-    return paragraph(f"{what} The call that began it, with the same folder, goes on with it.")
+    rest = paragraph(f"{what} The call that began it, with the same folder, goes on with it.")
+    return "\n".join([*begun, "", *table(rows, words=(0, 3)), "", *rest]) + "\n"
 
 
 def _runs(folder: Path) -> list[dict[str, Any]]:
@@ -155,23 +143,13 @@ def _runs(folder: Path) -> list[dict[str, Any]]:
     return [{"key": key, "title": key, "samples": None, "evaluation": "without a plan"} for key in keys]
 
 
-def _read(folder: Path) -> tuple[int, Records, float]:
-    """Return the number of finished samples, their records, and the seconds of their blocks."""
-    saved = SavedRun(folder)
-    return len(saved.done()), saved.records(), saved.earlier
-
-
 def _parts(title: str, records: Records) -> list[tuple[str, str]]:
     """Describe records: one part for each run, or for each attack where records have several."""
-    if not records:
-        return []
-    names = dict.fromkeys(name for record in records for name in record.get("attacks", ()))
-    if names:
-        return [
-            (name, _words([record["attacks"][name] for record in records if name in record["attacks"]]))
-            for name in names
-        ]
-    return [(title, _words(records))]
+    by_attack: dict[str, list[Mapping[str, Any]]] = {}
+    for record in records:
+        for name, entry in record.get("attacks", {}).items():
+            by_attack.setdefault(name, []).append(entry)
+    return [(name, _words(found)) for name, found in (by_attack or ({title: [*records]} if records else {})).items()]
 
 
 def _words(records: Records) -> str:

@@ -10,8 +10,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -19,26 +18,22 @@ from torch import Tensor, nn
 
 from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.core.modules import SettingsModule, module_class, positional
-from robust_ext.core.random import stream
+from robust_ext.core.random import derive_seed, stream
 from robust_ext.core.reached import reached_modules
 from robust_ext.core.settings import declared
 from robust_ext.core.validation import check_bounds, check_choice, check_integer
-from robust_ext.models.adaptive_solution import Solution, Trace, whole_groups
-from robust_ext.models.row_rng import RowRNG, given_seeds, seeds_of
-
-OUTPUTS = ("logits", "probabilities")
+from robust_ext.models.rows import Drawing, RowRNG, Solution, State, Trace, given_seeds, seeds_of
+from robust_ext.models.vjp import attach_checkpoint, wants_gradient
 
 Self = TypeVar("Self", bound="AdaptiveDefense")
 
 
 @module_class
-class AdaptiveDefense(SettingsModule, ABC):
+class AdaptiveDefense(Drawing, SettingsModule, ABC):
     """A static classifier behind an optimisation at test time.
 
-    A subclass states in its class attributes what it is, and what it does in :meth:`solve` and, where that is more than
-    the classifier, in :meth:`readout`. Purifiers implement a step alone, see
-    :class:`~robust_ext.models.purifier.Purifier`. Settings of its own are declared, see
-    :func:`~robust_ext.core.modules.module_class`.
+    A subclass has class attributes, :meth:`solve`, :meth:`readout` where that is more than the classifier, and declared
+    settings, see :func:`~robust_ext.core.modules.module_class`. A :class:`Purifier` has a step alone.
 
     Draws of a random defense: a row's depend on (seed, draw, position in the batch), where the draw counts the batches
     since the seed was set. Without a seed they come from torch's global generator, fresh for each batch.
@@ -50,21 +45,20 @@ class AdaptiveDefense(SettingsModule, ABC):
             ``0 .. group_size - 1`` of a batch are the first group, and so on.
         pad: Whether the last group is filled up with copies of the batch's first rows where rows are missing, instead
             of refusing the batch. The copies draw numbers of their own, and their logits are left out.
-        checkpoint: Purifiers only: do each step once more in the backward pass, instead of holding its graph. See
-            :class:`~robust_ext.models.purifier.Purifier`.
+        checkpoint: See :class:`Purifier`.
         seed: Of the draws; None for fresh ones.
 
     Attributes:
         name: What it is called in texts such as ``"hd(steps=5)"``; empty where it cannot be made by name.
         part_class: Class of its trained part, which ``part_class.load`` reads from a file; None where it has none.
         training_class: Class of the settings of its training, whose ``fit`` makes that part.
+        building_blocks: Its columns of the paper's table 1 (docs/settings_defenses.md), as in ``("IP", "IA", "R")``.
         random: Whether the logits of the same batch can differ.
         batch_level: Whether the logits of a row depend on the other rows of its group.
         needs_gradients: Whether :meth:`solve` needs gradients; they are switched on for it, regardless of the caller.
         output: What :meth:`readout` returns, ``"logits"`` or ``"probabilities"``.
         stretched: Settings for inputs in [0, 1] that the constructor multiplies by the width of ``bounds``.
         draw: Number of the next batch, for the draws.
-        fixed: Whether every batch gets the draws of the same number.
     """
 
     __test__ = False
@@ -72,6 +66,7 @@ class AdaptiveDefense(SettingsModule, ABC):
     name = ""
     part_class: ClassVar[Any] = None
     training_class: ClassVar[Any] = None
+    building_blocks: ClassVar[tuple[str, ...]] = ()
     random = False
     batch_level = False
     needs_gradients = False
@@ -90,12 +85,11 @@ class AdaptiveDefense(SettingsModule, ABC):
         own = declared(type(self))
         for field in dataclasses.fields(AdaptiveDefense):
             # What a class of declared settings does not declare again has no effect there.
-            if own and not type(self).__dataclass_fields__[field.name].metadata:
-                value = getattr(self, field.name)
-                if value != getattr(type(self), field.name, None):
-                    expected = f"only settings of {type(self).__name__}: {', '.join(own)}"
-                    raise InvalidArgumentError(field.name, value, expected)
-        check_choice("output", self.output, OUTPUTS)
+            silent = own and not type(self).__dataclass_fields__[field.name].metadata
+            if silent and (value := getattr(self, field.name)) != getattr(type(self), field.name, None):
+                expected = f"only settings of {type(self).__name__}: {', '.join(own)}"
+                raise InvalidArgumentError(field.name, value, expected)
+        check_choice("output", self.output, ("logits", "probabilities"))
         check_integer("steps", self.steps, minimum=0)
         if self.batch_level and self.group_size is None:
             raise InvalidArgumentError("group_size", None, "the number of rows that this defense treats together")
@@ -105,10 +99,10 @@ class AdaptiveDefense(SettingsModule, ABC):
             if getattr(self, name) is not None:
                 check_integer(name, getattr(self, name), minimum=minimum)
         if "bounds" in type(self).__dataclass_fields__:
-            low, high = bounds = check_bounds(getattr(self, "bounds"))  # noqa: B009
-            settings = {name: getattr(self, name) for name in self.stretched}
-            wide = {name: value * (high - low) for name, value in settings.items() if value is not None}
-            vars(self).update(wide, bounds=bounds)
+            low, high = vars(self)["bounds"] = check_bounds(vars(self)["bounds"])
+            for name in self.stretched:
+                if (value := getattr(self, name)) is not None:
+                    setattr(self, name, value * (high - low))
         self.draw, self.fixed, self.training = 0, False, False
 
     @property
@@ -122,56 +116,40 @@ class AdaptiveDefense(SettingsModule, ABC):
 
     @classmethod
     def part_arguments(cls, part: Any, classifier: nn.Module, inputs: Tensor) -> dict[str, Any]:
-        """Return the constructor's arguments besides the classifier, from a trained part.
+        """Return the constructor's arguments besides the classifier, from a part of :attr:`part_class`.
 
-        Args:
-            part: Of :attr:`part_class`.
-            classifier: What it was trained for; raises where it was not.
-            inputs: A few inputs, ``(n, ...)``, to try it on.
+        It is tried on a few inputs ``(n, ...)``; what it raises there says that it was trained for another classifier.
         """
         raise NotImplementedError(f"{cls.__name__} has no trained part")
 
     @abstractmethod
     def solve(self, x: Tensor, rng: RowRNG, *, record: bool) -> Solution:
-        """Optimise for the rows ``(N, ...)`` of one group, or of any batch where rows are on their own.
+        """Optimise for the rows ``(N, ...)``, at least one, of one group, or of any batch where rows are on their own.
 
-        Args:
-            x: At least one row; not to be changed.
-            rng: The rows' random numbers; the same for all rows and batches where the defense is not random.
-            record: Whether the iterates are wanted.
+        ``x`` stays unchanged; ``rng`` has the rows' random numbers; ``record`` states whether the iterates are wanted.
         """
 
-    def readout(self, point: Tensor, state: Mapping[str, Tensor]) -> Tensor:
-        """Return the value named by :attr:`output`, ``(N, K)``, at a solution; differentiable in ``point``.
-
-        Each row stands for itself here: what rows share belongs into the state, repeated for each of them.
-        """
+    def readout(self, point: Tensor, state: State) -> Tensor:
+        """Return the value named by :attr:`output`, ``(N, K)``, at a solution, each row on its own; differentiable."""
         out: Tensor = self.classifier(point)
         return out
 
-    def logits(self, point: Tensor, state: Mapping[str, Tensor]) -> Tensor:
-        """The readout as logits ``(N, K)``: of probabilities, their logarithms.
+    def logits(self, point: Tensor, state: State) -> Tensor:
+        """The readout as logits ``(N, K)``: of probabilities, their logarithms, whose softmax they are again.
 
-        Their softmax is the probabilities again. A probability of 0 becomes the smallest that the type can hold, where
-        the gradient is 0.
+        A probability of 0 becomes the smallest that the type can hold, where the gradient is 0.
         """
         out = self.readout(point, state)
         if out.dim() != 2 or len(out) != len(point):
-            raise ModelError(
-                f"readout: got shape {tuple(out.shape)} for {len(point)} rows, expected ({len(point)}, classes)"
-            )
+            rows = len(point)
+            raise ModelError(f"readout: got shape {tuple(out.shape)} for {rows} rows, expected ({rows}, classes)")
         return out if self.output == "logits" else out.clamp_min(torch.finfo(out.dtype).tiny).log()
 
     def frozen(self, x: Tensor, *, inputs: Tensor, solution: Solution) -> Tensor:
-        """Logits ``(N, K)`` of ``x`` with all that the defense had found for ``inputs`` held constant.
+        """Logits ``(N, K)`` of ``x`` with all that the defense had found for ``inputs``, its solution, held constant.
 
-        Held are the change of the input and the state (Croce et al. 2022, section 3.3, for controls). A defense that
-        holds something else overrides this.
-
-        Args:
-            x: ``(N, ...)``; gives the solution's logits where it is ``inputs``.
-            inputs: ``(N, ...)``, in the type of the solution.
-            solution: What :meth:`solution` returned for them.
+        Held are the change of the input and the state (Croce et al. 2022, section 3.3); a defense that holds something
+        else overrides this. ``x`` and ``inputs`` are ``(N, ...)``, in the type of the solution.
         """
         final, inputs = solution.final.detach(), inputs.detach()
         moved = final - inputs
@@ -180,25 +158,13 @@ class AdaptiveDefense(SettingsModule, ABC):
         return self.logits(x + moved + rest, solution.detached().state)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits ``(N, K)`` of inputs ``(N, ...)``.
-
-        Inputs are taken in the type of the classifier's parameters.
-
-        Raises:
-            ModelError: The batch is not a whole number of groups.
-        """
+        """Logits ``(N, K)`` of inputs ``(N, ...)``; ModelError where these are not a whole number of groups."""
         return self._trace(x, self.next_seeds(len(x)), record=False).logits
 
     def trace(self, x: Tensor, *, seeds: Tensor | Sequence[int] | None = None) -> Trace:
-        """Run the defense on ``x`` ``(N, ...)``, with the iterates.
+        """Run the defense on ``x``, floating point ``(N, ...)``, with the iterates.
 
-        Args:
-            x: Floating point.
-            seeds: At least 0, one a row; those that :meth:`forward` would take when left out.
-
-        Raises:
-            InvalidArgumentError: Not one seed a row.
-            ModelError: The batch is not a whole number of groups.
+        ``seeds``, one of at least 0 for each row, are those that :meth:`forward` would take when left out.
         """
         if seeds is None:
             return self._trace(x, self.next_seeds(len(x)), record=True)
@@ -208,7 +174,7 @@ class AdaptiveDefense(SettingsModule, ABC):
         return self._trace(x, given, record=True)
 
     def solution(self, x: Tensor, *, seeds: Tensor, record: bool = False) -> Solution:
-        """Return the result of the inner steps for any batch ``(N, ...)`` of whole groups, without the readout.
+        """Return the result of the inner steps for a batch ``(N, ...)`` of whole groups, without the readout.
 
         ``seeds``, int64 ``(N,)`` on the CPU, are as :meth:`next_seeds` gives them; ``record`` keeps the iterates.
         """
@@ -227,31 +193,9 @@ class AdaptiveDefense(SettingsModule, ABC):
         if not self.random:
             return torch.zeros(rows, dtype=torch.int64)
         given = given_seeds(rows)
-        if given is not None:
-            return given
-        if self.seed is None:
-            return seeds_of(rows)
-        draw = self.draw
-        if not self.fixed:
-            self.draw += 1
-        return seeds_of(rows, stream(self.seed, "draw", draw))
-
-    @contextmanager
-    def seeded(self: Self, seed: int, *, draw: int = 0, fixed: bool = False) -> Iterator[Self]:
-        """Draw from a seed inside, and as before afterwards; gives the defense itself.
-
-        Args:
-            seed: At least 0.
-            draw: Number of the first batch.
-            fixed: Whether every batch inside gets these same draws, which takes the randomness away.
-        """
-        before = self.seed, self.draw, self.fixed
-        self.seed = check_integer("seed", seed, minimum=0)
-        self.draw, self.fixed = check_integer("draw", draw, minimum=0), fixed
-        try:
-            yield self
-        finally:
-            self.seed, self.draw, self.fixed = before
+        if given is None:
+            given = seeds_of(rows, None if self.seed is None else stream(self.seed, "draw", self.next_draw()))
+        return given
 
     def _trace(self, x: Tensor, seeds: Tensor, *, record: bool) -> Trace:
         x = self._as_input(x)
@@ -260,10 +204,23 @@ class AdaptiveDefense(SettingsModule, ABC):
         return Trace(found.final, found.iterates, found.state, inputs=x, logits=logits, seeds=seeds)
 
     def _grouped(self, x: Tensor, seeds: Tensor, *, record: bool) -> Solution:
-        if self.group_size is None:
+        size, rows = self.group_size, len(x)
+        if size is None:
             return self.solve(x, RowRNG(seeds), record=record)
-        groups = whole_groups(x, seeds, size=self.group_size, pad=self.pad, random=self.random)
-        return Solution.joined([self.solve(part, RowRNG(own), record=record) for part, own in groups], len(x))
+        missing = -rows % size
+        if missing and not self.pad:
+            raise ModelError(
+                f"test-time defense: got a batch of {rows} rows, expected a whole number of groups of {size}, which "
+                "this defense treats together; send whole groups, or make the defense with pad=True"
+            )
+        if missing:
+            # Copies of the first rows, over and over where there are few, which draw numbers of their own.
+            copies = torch.arange(missing) % rows
+            x = torch.cat([x, x[copies.to(x.device)]])
+            own = [derive_seed(seed, "pad", number) for number, seed in enumerate(seeds[copies].tolist())]
+            seeds = torch.cat([seeds, torch.tensor(own, dtype=torch.int64) if self.random else seeds[copies]])
+        groups = zip(torch.split(x, size), torch.split(seeds, size), strict=True)
+        return Solution.joined([self.solve(part, RowRNG(own), record=record) for part, own in groups], rows)
 
     def _as_input(self, x: Tensor) -> Tensor:
         if not isinstance(x, Tensor) or not x.is_floating_point() or x.dim() < 2:
@@ -274,12 +231,7 @@ class AdaptiveDefense(SettingsModule, ABC):
         return x.to(types[0]) if types else x
 
     def with_steps(self: Self, steps: int, *, checkpoint: bool | None = None) -> Self:
-        """This defense with another number of inner steps; it shares the networks, and counts its own draws.
-
-        Args:
-            steps: At least 0.
-            checkpoint: Also change this setting.
-        """
+        """This defense with another number of inner steps; it shares the networks, and counts its own draws."""
         other = copy.copy(self)
         # A shallow copy shares the registers too, and a module set on one would appear on the other.
         for register in ("_parameters", "_buffers", "_modules"):
@@ -287,3 +239,62 @@ class AdaptiveDefense(SettingsModule, ABC):
         other.steps = check_integer("steps", steps, minimum=0)
         other.checkpoint = self.checkpoint if checkpoint is None else checkpoint
         return other
+
+
+class Purifier(AdaptiveDefense):
+    """A defense of ``steps`` equal steps on the input; a subclass implements :meth:`step` alone.
+
+    The gradient of the whole flows through every step, which holds the graphs of all of them. With
+    ``checkpoint=True`` no more than the points are held, and one step's graph at a time while the gradient is taken:
+    each step is then done twice, and its parameters get no gradients.
+
+    Example:
+        >>> class Halved(Purifier):
+        ...     def step(self, point, *, x, number, state, rng):
+        ...         return point / 2
+        >>> defense = Halved(torch.nn.Identity(), steps=3)
+        >>> defense(torch.tensor([[8.0, 16.0]]))
+        tensor([[1., 2.]])
+        >>> [float(point[0, 0]) for point in defense.trace(torch.tensor([[8.0, 16.0]])).iterates]
+        [8.0, 4.0, 2.0, 1.0]
+    """
+
+    @abstractmethod
+    def step(self, point: Tensor, *, x: Tensor, number: int, state: State, rng: RowRNG) -> Tensor:
+        """The next point; the arguments stay unchanged, and the same ones give the same point.
+
+        Gradients of losses at the point come from :func:`robust_ext.models.vjp.row_gradient`.
+
+        Args:
+            point: ``(N, ...)``.
+            x: The input itself, ``(N, ...)``, for projections around it.
+            number: Of the step, from 0; also a key for draws.
+            state: As :meth:`start` made it.
+            rng: The rows' random numbers.
+        """
+
+    def start(self, x: Tensor, rng: RowRNG) -> tuple[Tensor, State]:
+        """The starting point ``(N, ...)``, and what all steps and the readout share: tensors of N rows, by name."""
+        return x, {}
+
+    def solve(self, x: Tensor, rng: RowRNG, *, record: bool) -> Solution:
+        """Do the steps, see :meth:`AdaptiveDefense.solve`."""
+        point, state = self.start(x, rng)
+        iterates = [point]
+        for number in range(self.steps):
+            point = self._next(point, x, number, state, rng)
+            if not record:
+                iterates.clear()
+            iterates.append(point)
+        return Solution(point, tuple(iterates), state)
+
+    def _next(self, point: Tensor, x: Tensor, number: int, state: State, rng: RowRNG) -> Tensor:
+        if not (self.checkpoint and wants_gradient(point, x, *state.values())):
+            return self.step(point, x=x, number=number, state=state, rng=rng)
+
+        def again(point: Tensor, x: Tensor, *values: Tensor) -> Tensor:
+            with torch.set_grad_enabled(torch.is_grad_enabled() or self.needs_gradients):
+                held = dict(zip(state, values, strict=True))
+                return self.step(point, x=x, number=number, state=held, rng=rng)
+
+        return attach_checkpoint(again, point, x, *state.values())

@@ -7,7 +7,7 @@ classifier it was made for: did it adapt by the new readout, the features that t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,10 +17,9 @@ from torch import Tensor, nn
 from robust_ext.core.errors import ModelError, SplitError
 from robust_ext.core.target import Counted, PassCounter
 from robust_ext.models.adaptive import AdaptiveDefense
-from robust_ext.models.adaptive_solution import Solution
 from robust_ext.models.binarized import BinarizedClassifier
 from robust_ext.models.features import LayerInput, Split, layer_names, split_linear
-from robust_ext.models.row_rng import RowRNG
+from robust_ext.models.rows import RowRNG, Solution, State, given_seeds, seeds_of
 from robust_ext.models.vjp import VJP, attach, wants_gradient, with_vjp
 
 _HOOKS = tuple(key for key in vars(nn.Module()) if key.startswith(("_forward_", "_backward_")))
@@ -46,8 +45,7 @@ class StandIn(nn.Module):
     Args:
         original: Whose hooks it has, those that are registered later too.
         inside: What runs in its place, which calls the original by :class:`Bare` alone, any number of times.
-        counter: Of rows, for which a queried row is one of the original's, whatever is counted inside; None to leave
-            the counting to what is inside.
+        counter: Of rows, for which a queried row is one of the original's; None to leave counting to what is inside.
         temperature: What logits are divided by.
     """
 
@@ -66,25 +64,26 @@ class StandIn(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits ``(N, K)`` of ``(N, ...)``."""
+
+        def run(x: Tensor) -> Tensor:
+            out: Tensor = self.inside(x)
+            return out if self.temperature == 1 else out / self.temperature
+
+        def differentiable(x: Tensor) -> tuple[Tensor, VJP]:
+            rows = len(x)
+            with self._once("forward", rows):
+                value, pull = with_vjp(run, x)
+
+            def vjp(cotangent: Tensor) -> Sequence[Tensor | None]:
+                with self._once("backward", rows):
+                    return pull(cotangent)
+
+            return value, vjp
+
         if wants_gradient(x):
-            return attach(self._differentiable, x)
+            return attach(differentiable, x)
         with torch.no_grad(), self._once("forward", len(x)):
-            return self._run(x)
-
-    def _run(self, x: Tensor) -> Tensor:
-        out: Tensor = self.inside(x)
-        return out if self.temperature == 1 else out / self.temperature
-
-    def _differentiable(self, x: Tensor) -> tuple[Tensor, VJP]:
-        rows = len(x)
-        with self._once("forward", rows):
-            value, pull = with_vjp(self._run, x)
-
-        def vjp(cotangent: Tensor) -> Sequence[Tensor | None]:
-            with self._once("backward", rows):
-                return pull(cotangent)
-
-        return value, vjp
+            return run(x)
 
     @contextmanager
     def _once(self, way: str, rows: int) -> Iterator[None]:
@@ -108,63 +107,67 @@ _PROBLEM = "binarized problem"
 
 
 class DefendedFeatures(nn.Module):
-    """The input of the last linear layer at the end of a test-time defense, as a module.
+    """The input of the last linear layer at the end of a test-time defense, or its log-probabilities, as a module.
 
-    A random defense is taken with one draw held, its first one, the same for every row and call, so that the features
-    are a function of the input. The test then covers all but the averaging over draws. ``layer`` is the name of a
-    linear layer that the readout calls once, as in ``defense.named_modules()``; the attribute ``defense`` is a copy
-    that shares the networks. A batch-level defense raises ModelError: there a point has no features of its own.
+    ``held`` takes a random defense with its first draw for every row and call, so that the features are a function of
+    the input: the test then covers all but the averaging over draws. Otherwise every call draws afresh, from torch's
+    global generator. ``layer`` is the name of a linear layer that the readout calls once, as in
+    ``defense.named_modules()``; without one the features are the logits, of a defense that returns probabilities their
+    logarithms. ``defense`` is a copy that shares the networks. A batch-level defense raises ModelError: there a point
+    has no features of its own.
     """
 
-    def __init__(self, defense: AdaptiveDefense, layer: str) -> None:
+    def __init__(self, defense: AdaptiveDefense, layer: str, *, held: bool = True) -> None:
         super().__init__()
         if defense.batch_level:
             raise ModelError(
                 f"{type(defense).__name__}: treats rows together, so that a point has no features of its own, and "
                 "nothing can be planted; test the attack on its static classifier"
             )
-        self.defense: AdaptiveDefense = _mixed(defense, _Held)
+        self.defense: AdaptiveDefense = _mixed(defense, _Held if held else _Fresh)
         self.layer = layer
         self.training = False
 
     def forward(self, x: Tensor) -> Tensor:
         """Features ``(N, F)`` of inputs ``(N, ...)``."""
         found = self.defense.solution(x, seeds=self.defense.next_seeds(len(x)))
-        features: Tensor = LayerInput(_Readout(self.defense, found.state), _inside(self.layer))(found.final)
-        return features
+        return _features(self.defense, self.layer, self.defense.output, found.final, found.state)
 
     def extra_repr(self) -> str:
         """The defense's settings, which distinguish one run from another."""
-        plain = {
-            name: value
-            for name, value in vars(self.defense).items()
-            if isinstance(value, (bool, int, float, str, tuple)) and not name.startswith("_")
-        }
-        shown = ", ".join(f"{name}={plain[name]!r}" for name in sorted(plain) if name not in ("draw", "training"))
-        return f"layer={self.layer!r}, {shown}"
+        shown = [
+            f", {name}={value!r}"
+            for name, value in sorted(vars(self.defense).items())
+            if isinstance(value, (bool, int, float, str, tuple)) and name not in ("draw", "training") and name[0] != "_"
+        ]
+        draws = "" if isinstance(self.defense, _Held) else ", drawn afresh"
+        return f"layer={self.layer!r}{''.join(shown)}{draws}"
 
 
-def split_defense(defense: AdaptiveDefense, inputs: Tensor, *, layer: str | None = None) -> Split:
+def split_defense(defense: AdaptiveDefense, inputs: Tensor, *, layer: str | None = None, held: bool = True) -> Split:
     """Split a defense into features and the linear readout at its end, verified on ``inputs``, float32 ``(n, ...)``.
 
-    Raises ModelError for batch-level defenses and for probabilities, SplitError where the logits are not those of one
-    linear layer that is called once; without ``layer`` it is found.
+    The features of a defense that returns probabilities are their logarithms, as no linear layer makes them. ``held``
+    is as of :class:`DefendedFeatures`. Raises ModelError for batch-level defenses, SplitError where the logits are not
+    those of one linear layer that is called once; without ``layer`` it is found.
     """
     name = type(defense).__name__
     if defense.output != "logits":
-        raise ModelError(
-            f"{name}: returns probabilities, which no linear readout makes; test the attack on a defense of this kind "
-            "that returns logits, or on its static classifier"
-        )
-    held = DefendedFeatures(defense, "").defense
+        if layer is not None:
+            raise SplitError(f"{name}: got layer {layer!r} of a defense that returns probabilities, expected none")
+        features = DefendedFeatures(defense, "", held=held)
+        with torch.no_grad():
+            shape = tuple(features(inputs).shape[1:])
+        return Split(features, nn.Identity().eval(), shape=shape, kind="logits")
+    first = DefendedFeatures(defense, "").defense
     with torch.no_grad():
-        found = held.solution(inputs, seeds=held.next_seeds(len(inputs)))
+        found = first.solution(inputs, seeds=first.next_seeds(len(inputs)))
     try:
-        parts = split_linear(_Readout(held, found.state), found.final, layer=None if layer is None else _inside(layer))
+        parts = split_linear(_Readout(first, found.state), found.final, layer=None if layer is None else _inside(layer))
     except SplitError as error:
         raise SplitError(f"{name}, at its end: {error}") from error
     layer = ",".join(name.removeprefix("defense.") for name in layer_names(parts.layer))
-    return Split(DefendedFeatures(defense, layer), parts.readout, layer, parts.shape)
+    return Split(DefendedFeatures(defense, layer, held=held), parts.readout, layer, parts.shape)
 
 
 def binarized_defense(module: nn.Module) -> AdaptiveDefense | None:
@@ -173,25 +176,24 @@ def binarized_defense(module: nn.Module) -> AdaptiveDefense | None:
     Of the classifier that the binarization test hands to attacks where a defense is tested, it is a defense whose
     readout is that classifier's, with logits ``(N, 2)``: so BPDA and all else that takes a defense take it too.
     """
-    if isinstance(module, Counted):
-        return binarized_defense(module.module)
-    if isinstance(module, AdaptiveDefense):
-        return module
+    module = module.module if isinstance(module, Counted) else module
     if not isinstance(module, BinarizedClassifier):
-        return None
+        return module if isinstance(module, AdaptiveDefense) else None
     features = module.features.module if isinstance(module.features, Counted) else module.features
     if not isinstance(features, DefendedFeatures):
         return None
-    inside: AdaptiveDefense = _mixed(features.defense, _Binarized)
-    assert isinstance(inside, _Binarized)
+    inside: Any = _mixed(features.defense, _Binarized)
+    # Its readout returns logits, whatever the defense's own returns.
     inside.binarized, inside.layer = (module,), features.layer
-    return inside
+    inside.own_output, inside.output = features.defense.output, "logits"
+    made: AdaptiveDefense = inside
+    return made
 
 
 class _Readout(nn.Module):
     """The end of a defense: from final points to logits, its state held."""
 
-    def __init__(self, defense: AdaptiveDefense, state: Mapping[str, Tensor]) -> None:
+    def __init__(self, defense: AdaptiveDefense, state: State) -> None:
         super().__init__()
         self.defense = defense
         self.state = state
@@ -211,12 +213,21 @@ class _Held(AdaptiveDefense):
         return torch.full((rows,), self.seed or 0, dtype=torch.int64)
 
 
-class _Binarized(_Held):
+class _Fresh(AdaptiveDefense):
+    """Every batch draws afresh, by the global generators alone."""
+
+    def next_seeds(self, rows: int) -> Tensor:
+        given = given_seeds(rows)
+        return seeds_of(rows) if given is None else given
+
+
+class _Binarized(AdaptiveDefense):
     """A defense whose readout is a binarized classifier's; it finds the rows' problems by their inputs."""
 
     # In a tuple, which keeps it from being registered as a part of the defense: it holds the defense itself.
     binarized: tuple[BinarizedClassifier]
     layer: str
+    own_output: str
 
     def solve(self, x: Tensor, rng: RowRNG, *, record: bool) -> Solution:
         found = super().solve(x, rng, record=record)  # type: ignore[safe-super]
@@ -225,9 +236,15 @@ class _Binarized(_Held):
             index = torch.arange(len(x), device=x.device)
         return Solution(found.final, found.iterates, {**found.state, _PROBLEM: index})
 
-    def readout(self, point: Tensor, state: Mapping[str, Tensor]) -> Tensor:
-        features = LayerInput(_Readout(self, state), _inside(self.layer))(point)
-        return self.binarized[0].read(features, state[_PROBLEM])
+    def readout(self, point: Tensor, state: State) -> Tensor:
+        return self.binarized[0].read(_features(self, self.layer, self.own_output, point, state), state[_PROBLEM])
+
+
+def _features(defense: AdaptiveDefense, layer: str, output: str, point: Tensor, state: State) -> Tensor:
+    """Return the features at the point ``(N, ...)`` that a defense came to, see :class:`DefendedFeatures`."""
+    end = _Readout(defense, state)
+    out: Tensor = LayerInput(end, _inside(layer))(point) if layer else end(point)
+    return out if layer or output == "logits" else out.clamp_min(torch.finfo(out.dtype).tiny).log()
 
 
 def _inside(layer: str) -> str:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from robust_ext.core.errors import InvalidArgumentError, ModelError
-from robust_ext.core.memory import RowLimit
+from robust_ext.core.machine import RowLimit
 from robust_ext.core.threat import NORMS, ThreatModel
 from robust_ext.core.validation import check_choice
 from robust_ext.models.readouts.base import Readout
@@ -31,10 +31,9 @@ class BinarizedClassifier(nn.Module):
     Which problem a row belongs to follows from ``batching``. With ``"auto"``, a row is *known* where it is closer to a
     reference than half that reference's distance from the next one, in ``norm``: these balls are disjoint, and nothing
     in one of them is nearer to another reference. A batch of N rows none of which is known to belong to another row's
-    problem is in row order, and row m is problem m however far it lies. In every other batch (fewer or more rows, or N
-    of which some are known to be elsewhere) a row belongs to the nearest reference, and a row that is not known is
-    refused: the nearest rule can be wrong there. Two things look like something else and cannot be told apart from it:
-    N rows in another order, all of them far; and a row that has wandered into another reference's ball.
+    problem is in row order, and row m is problem m however far it lies. In every other batch a row belongs to the
+    nearest reference, and a row that is not known is refused: the nearest rule can be wrong there. Two things cannot be
+    told: N rows in another order, all of them far; and a row that has wandered into another reference's ball.
 
     Args:
         features: From inputs ``(M, ...)`` to features ``(M, *F)``; shared, not copied.
@@ -44,8 +43,7 @@ class BinarizedClassifier(nn.Module):
         offset: ``(N,)``, the middle of the logits.
         readout: What makes scores and logits of features; a linear one where left out.
         batching: ``"full"``: every batch holds the N problems in order (checked by its size). ``"any"``: a row belongs
-            to the reference nearest in ``norm``, however far. ``"auto"``: by place in full batches in order, else by
-            the nearest reference, as above.
+            to the reference nearest in ``norm``, however far. ``"auto"``: as above.
         norm: The threat model's, so that a row in the ball around its reference is known by it, see
             :func:`identifiable`.
         **parameters: The readout's, each ``(N, ...)``; they become buffers of their names. A linear one has ``weight``
@@ -106,17 +104,14 @@ class BinarizedClassifier(nn.Module):
         if count == 1:
             return torch.zeros(x.shape[0], dtype=torch.int64, device=x.device)
         with torch.no_grad():
-            flat = x.detach().flatten(1).double()
-            nearest = self._nearest(flat)
+            flat, references = x.detach().flatten(1).double(), self.references.double()
+            if self.norm == "l2":
+                # argmin of |x - r|^2 over r: the term |x|^2 is the same for all. In float32 what is left of it would be
+                # rounding where references are much alike.
+                nearest = (references.square().sum(1) - 2 * flat @ references.mT).argmin(1)
+            else:
+                nearest = torch.cdist(flat, references, p=_ORDERS[self.norm]).argmin(1)
             return nearest if self.radii is None else self._recognised(flat, nearest, self.radii[nearest])
-
-    def _nearest(self, flat: Tensor) -> Tensor:
-        references = self.references.double()
-        if self.norm != "l2":
-            return torch.cdist(flat, references, p=_ORDERS[self.norm]).argmin(1)
-        # argmin of |x - r|^2 over r: the term |x|^2 is the same for all. In float32 what is left of it would be
-        # rounding where references are much alike.
-        return (references.square().sum(1) - 2 * flat @ references.mT).argmin(1)
 
     def _recognised(self, flat: Tensor, nearest: Tensor, limit: Tensor) -> Tensor | None:
         """With ``batching="auto"``: None for a batch in row order, else ``nearest``; ModelError beyond the limits."""
@@ -124,9 +119,8 @@ class BinarizedClassifier(nn.Module):
         known, count = away < limit, self.references.shape[0]
         if len(flat) == count and not bool((known & (nearest != torch.arange(count, device=flat.device))).any()):
             return None
-        far = (~known).nonzero()
-        if len(far):
-            row = int(far[0])
+        if not bool(known.all()):
+            row = int((~known).nonzero()[0])
             raise ModelError(
                 f"binarized classifier: row {row} of a batch of {len(flat)} lies {float(away[row]):.4g} ({self.norm}) "
                 f"from the nearest of the {count} inputs, expected less than {float(limit[row]):.4g}; farther away "

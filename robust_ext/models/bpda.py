@@ -17,16 +17,15 @@ from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.foreign import teaching
 from robust_ext.core.validation import check_integer
 from robust_ext.models.adaptive import AdaptiveDefense
-from robust_ext.models.adaptive_solution import Solution
 from robust_ext.models.layer_backward import (
     LAYER_BACKWARDS,
+    approximated,
     find_layers,
-    identity_vjp,
     other_backward,
     straight_through,
     substitute_vjp,
 )
-from robust_ext.models.row_rng import row_seeds
+from robust_ext.models.rows import Solution, row_seeds
 from robust_ext.models.vjp import VJP, attach, row_gradient, wants_gradient, with_vjp
 from robust_ext.models.wrapping import module_of
 
@@ -41,8 +40,7 @@ class BPDA(nn.Module):
 
     It stands around a network of which a ``layer`` has no gradient of use (``BPDA(network, layer="quantise")``), around
     a preprocessor in front of one (``nn.Sequential(BPDA(quantise), network)``), or around a whole
-    :class:`robust_ext.models.adaptive.AdaptiveDefense`. It is a view for attacks, and changes nothing of what it stands
-    around: parameters inside get no gradients, whoever calls ``backward``.
+    :class:`robust_ext.models.adaptive.AdaptiveDefense`. It is a view for attacks: parameters inside get no gradients.
 
     The choices of ``backward``:
 
@@ -55,13 +53,11 @@ class BPDA(nn.Module):
     - ``"frozen"``, defenses only: what the defense found for the input is held, and the input moves, see
       :meth:`AdaptiveDefense.frozen`. It differs from the identity where a defense overrides that.
     - ``"trajectory"``, defenses only: the mean of the gradients of the readout at the points that the steps made. Each
-      gets the gradient of the loss by the final logits, as losses are not known here; :func:`trajectory_gradient`
-      takes each point's own.
+      gets the gradient of the loss by the final logits; :func:`trajectory_gradient` takes each point's own.
     - ``"unrolled"``, defenses only: the gradient through all steps.
 
-    Gradients that come out of a forward pass at the final point (identity, frozen, unrolled) hold its graph until the
-    output's is freed; a substitute and the trajectory do their passes when the gradient is taken, and hold inputs
-    only. Where no gradient is wanted, nothing but the defense itself runs.
+    Identity, frozen and unrolled hold the graph of the pass at the final point until the output's is freed; a
+    substitute and the trajectory do their passes when the gradient is taken, and hold inputs only.
 
     Args:
         forward: A function or module from ``(N, ...)`` to ``(N, ...)``, a test-time defense, or a model of any type
@@ -70,11 +66,11 @@ class BPDA(nn.Module):
             or several with commas between them; all of ``forward`` when left out. ModelError where a forward pass does
             not call it.
         backward: See above.
-        steps: Defenses only: take the gradient from the defense with this many inner steps and the same draws. It costs
-            that defense's forward pass besides the value's own; wrap ``defense.with_steps(k)`` to be rid of the
-            latter, and judge what was found on the defense itself.
-        checkpoint: With ``"unrolled"`` and a :class:`robust_ext.models.purifier.Purifier`: hold no graph of
-            a step but do it again in the backward pass.
+        steps: Defenses only: take the gradient from the defense with this many inner steps and the same draws, at the
+            cost of its forward pass; wrap ``defense.with_steps(k)`` to be rid of the value's own, and judge what was
+            found on the defense itself.
+        checkpoint: With ``"unrolled"`` and a :class:`robust_ext.models.adaptive.Purifier`: hold no graph of a step but
+            do it again in the backward pass.
 
     Example:
         >>> rounded = BPDA(torch.round)
@@ -122,17 +118,20 @@ class BPDA(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return ``forward``'s output for inputs ``(N, ...)``; ModelError where the identity does not fit its shape."""
+        wrapped = self.wrapped
+        # Hooks of a defense see none of the passes through its parts.
+        run = wrapped.forward if isinstance(wrapped, AdaptiveDefense) else wrapped
         if not wants_gradient(x):
             with torch.no_grad():
-                out: Tensor = self._run(x)
+                out: Tensor = run(x)
             return out
-        if self.layer is not None and isinstance(self.wrapped, nn.Module):
-            return attach(partial(self._of_layers, self.wrapped, self.layer), x)
+        if self.layer is not None and isinstance(wrapped, nn.Module):
+            return attach(partial(self._of_layers, wrapped, self.layer), x)
         if self.backward == "straight_through":
-            return attach(lambda inner: with_vjp(partial(straight_through, self._run), inner), x)
-        if isinstance(self.wrapped, AdaptiveDefense):
-            return attach(partial(self._of_defense, self.wrapped), x)
-        return attach(self._of_preprocessor, x)
+            return attach(partial(with_vjp, partial(straight_through, run)), x)
+        if isinstance(wrapped, AdaptiveDefense):
+            return attach(partial(self._of_defense, wrapped), x)
+        return attach(lambda inner: approximated(run(inner), inner, self.backward, name=type(wrapped).__name__), x)
 
     @property
     def through(self) -> nn.Module | None:
@@ -145,18 +144,13 @@ class BPDA(nn.Module):
         """The same gradients of another module that runs what this one stands around."""
         return BPDA(other, layer=self.layer, backward=self.backward)
 
-    def _run(self, x: Tensor) -> Tensor:
-        # Hooks of a defense see none of the passes through its parts.
-        run = self.wrapped.forward if isinstance(self.wrapped, AdaptiveDefense) else self.wrapped
-        return run(x)
-
     def _of_layers(self, network: nn.Module, names: str, x: Tensor) -> tuple[Tensor, VJP]:
         # They are looked up at each call, so that copies of this module have their own.
         layers = find_layers(network, names)
         other = partial(other_backward, network, layers, self.backward)
-        with other() as calls:
+        with other() as check_called:
             value, pull = with_vjp(network, x)
-        calls.check(layers)
+        check_called()
 
         def vjp(cotangent: Tensor) -> Sequence[Tensor | None]:
             # What is computed once more in the backward pass needs it there too.
@@ -165,15 +159,11 @@ class BPDA(nn.Module):
 
         return value, vjp
 
-    def _of_preprocessor(self, x: Tensor) -> tuple[Tensor, VJP]:
-        value: Tensor = self.wrapped(x)
-        if callable(self.backward):
-            return value, partial(substitute_vjp, self.backward, x.clone())
-        return value, identity_vjp(value, x, name=type(self.wrapped).__name__)
-
     def _of_defense(self, defense: AdaptiveDefense, x: Tensor) -> tuple[Tensor, VJP]:
-        seeds = defense.next_seeds(len(x))
-        crafted = self._crafted(defense)
+        seeds, crafted = defense.next_seeds(len(x)), defense
+        if self.steps is not None or self.checkpoint:
+            steps = defense.steps if self.steps is None else self.steps
+            crafted = defense.with_steps(steps, checkpoint=self.checkpoint or None)
         equal = crafted.steps == defense.steps
         if len(x) == 0 or (equal and self.backward == "unrolled"):
             return with_vjp(lambda leaf: crafted.trace(leaf, seeds=seeds).logits, x)
@@ -181,18 +171,16 @@ class BPDA(nn.Module):
         if equal and self.backward == "identity":
             return with_vjp(lambda point: defense.logits(point, found.state), found.final)
         # A copy, as the caller may change its input in place.
-        held = x.clone()
-        if callable(self.backward):
-            vjp: VJP = partial(_vjp_of_substitute, self.backward, held, seeds=seeds)
-        else:
-            vjp = partial(_vjp_of_defense, crafted, self.backward, held, seeds, found if equal else None)
-        return defense.logits(found.final, found.state), vjp
+        held, known = x.clone(), found if equal else None
 
-    def _crafted(self, defense: AdaptiveDefense) -> AdaptiveDefense:
-        if self.steps is None and not self.checkpoint:
-            return defense
-        steps = defense.steps if self.steps is None else self.steps
-        return defense.with_steps(steps, checkpoint=self.checkpoint or None)
+        def vjp(cotangent: Tensor) -> list[Tensor | None]:
+            if not callable(self.backward):
+                return _vjp_of_defense(crafted, self.backward, held, seeds, known, cotangent)
+            # Defenses in the substitute draw as the defense did.
+            with row_seeds(seeds):
+                return substitute_vjp(self.backward, held, cotangent)
+
+        return defense.logits(found.final, found.state), vjp
 
 
 def trajectory_gradient(
@@ -205,42 +193,23 @@ def trajectory_gradient(
 ) -> Tensor:
     """The mean of the gradients of a loss at the points a defense goes through (Croce et al. 2022, section 3.5).
 
-    Args:
-        defense: Goes through at least one point.
-        x: Floating point ``(N, ...)``.
-        labels: int64 ``(N,)``.
-        loss: From logits ``(N, K)`` and labels to losses ``(N,)``, see :mod:`robust_ext.attacks._common.objectives`.
-        seeds: int64 ``(N,)``, for random defenses; the defense's next ones when left out.
-
-    Returns:
-        ``(N, ...)``, to be applied at ``x``.
+    ``loss`` maps logits ``(N, K)`` and ``labels``, int64 ``(N,)``, to losses ``(N,)``. ``seeds``, int64 ``(N,)``, are
+    those of a random defense, its next ones when left out. The mean ``(N, ...)`` is to be applied at ``x``.
     """
     with torch.no_grad():
         trace = defense.trace(x, seeds=seeds)
     if len(x) == 0:
         return torch.zeros_like(x)
     points = _points(trace)
-
-    def of_point(point: Tensor) -> Tensor:
-        return loss(defense.logits(point, trace.state), labels)
-
     total = torch.zeros_like(points[0])
     for point in points:
-        total += row_gradient(of_point, point)
+        total += row_gradient(lambda leaf: loss(defense.logits(leaf, trace.state), labels), point)
     return (total / len(points)).to(x)
 
 
 def _points(solution: Solution) -> tuple[Tensor, ...]:
     """The points that steps made; the final one where there were none."""
     return solution.iterates[1:] or (solution.final,)
-
-
-def _vjp_of_substitute(
-    substitute: Callable[[Tensor], Tensor], x: Tensor, cotangent: Tensor, *, seeds: Tensor
-) -> list[Tensor | None]:
-    # Defenses in the substitute draw as the defense did.
-    with row_seeds(seeds):
-        return substitute_vjp(substitute, x, cotangent)
 
 
 def _vjp_of_defense(

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-
 import torch
 from torch import Tensor, nn
 
 from robust_ext.core.modules import SettingsModule, module_class, positional
 from robust_ext.core.settings import setting
 from robust_ext.detectors.base import Detector, rejected
-from robust_ext.detectors.observation import Observation, observe
+from robust_ext.detectors.observation import observe, observing
 
 # Of the threshold, as logits show a score that is infinite or no number.
 _FAR = 1e6
@@ -48,10 +45,7 @@ class Defended(SettingsModule):
         self.training = False
 
     def both(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits ``(N, K)`` and score margins ``(N,)`` of inputs ``(N, ...)``; rejected where they are above 0.
-
-        Inverted, the margins are negated: attackers always want them low.
-        """
+        """Logits ``(N, K)`` and score margins ``(N,)`` of inputs ``(N, ...)``: rejected above 0; inverted, negated."""
         logits, margin = self._run(x)
         return logits, -margin if self.inverted else margin
 
@@ -71,7 +65,7 @@ class Defended(SettingsModule):
 
     def _run(self, x: Tensor) -> tuple[Tensor, Tensor]:
         network = self.detector.classifier
-        with _observed(network, self.detector.layers) as passes:
+        with observing(network, self.detector.layers) as passes:
             logits: Tensor = self.classifier(x)
         if len(passes) == 1 and passes[0].inputs.shape == x.shape:
             return logits, self.detector.score_margin_of(passes[0])
@@ -82,12 +76,8 @@ class SuccessMargin(nn.Module):
     """Two columns by which an attack on a defended classifier succeeds or not, for untargeted attacks.
 
     The first column is 0, the second ``min(largest other logit - true logit, -weight x score margin)``: it is above 0
-    exactly where an input is misclassified and not rejected. An attack on label 0 thus has to achieve both.
-
-    Args:
-        defended: The classifier and its detector.
-        labels: The true class of every row, int64 ``(N,)``, for batches of these rows in order; or one class for all
-            rows of any batch.
+    exactly where an input is misclassified and not rejected, so that an attack on label 0 has to achieve both.
+    ``labels`` are the true class of every row, int64 ``(N,)``, for batches of these rows in order, or one for all rows.
     """
 
     def __init__(self, defended: Defended, labels: Tensor | int) -> None:
@@ -111,22 +101,3 @@ class SuccessMargin(nn.Module):
 def _finite(margin: Tensor) -> Tensor:
     """Score margins whose NaN are rejected and whose infinities are large, so that logits made of them are finite."""
     return margin.nan_to_num(nan=_FAR, posinf=_FAR, neginf=-_FAR)
-
-
-@contextmanager
-def _observed(network: nn.Module, layers: Sequence[str]) -> Iterator[list[Observation]]:
-    """Note every forward pass of a network, whatever calls it."""
-    passes: list[Observation] = []
-    outputs: dict[str, Tensor] = {}
-
-    def note(_module: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> None:
-        passes.append(Observation(args[0], out, dict(outputs)))
-
-    modules = dict(network.named_modules())
-    with ExitStack() as stack:
-        for name in layers:
-            if name in modules:
-                hook = modules[name].register_forward_hook(lambda *call, name=name: outputs.update({name: call[2]}))
-                stack.enter_context(hook)
-        stack.enter_context(network.register_forward_hook(note))
-        yield passes

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,7 +20,7 @@ from robust_ext.core.modules import SettingsModule, module_class, positional
 from robust_ext.core.random import derive_seed, seeded_globals, stream
 from robust_ext.core.settings import LARGEST_SEED, setting
 from robust_ext.core.validation import check_choice, check_integer
-from robust_ext.models.row_rng import given_seeds, row_seeds, seeds_of
+from robust_ext.models.rows import Drawing, given_seeds, row_seeds, seeds_of
 from robust_ext.models.vjp import VJP, attach, row_gradient, wants_gradient, with_vjp
 from robust_ext.models.wrapping import module_of
 
@@ -45,7 +44,7 @@ class Expected:
 
 
 @module_class
-class EoT(SettingsModule):
+class EoT(Drawing, SettingsModule):
     """Logits over several draws of a random module, with a gradient over the same draws.
 
     Values: ``"last"``: the logits of the last draw. ``"logits"``: the mean of the logits. ``"softmax"``: the logarithm
@@ -53,11 +52,9 @@ class EoT(SettingsModule):
     gradient of the loss by the logits. ``"logits"`` and ``"softmax"``: of the values of that name.
 
     As a module it does not get the loss, so all draws get the gradient of the loss at the value it returned, and
-    ``"mean"`` is the same as ``"logits"``. :meth:`value_and_gradient` gets the loss, and takes for ``"mean"`` the
-    gradients of each draw's own loss.
-
-    Where no gradient is wanted, the value is ``decision``'s, else ``loss``'s, as attacks compute losses there; an
-    attack that reads decisions off the outputs it differentiates needs both alike.
+    ``"mean"`` is the same as ``"logits"``; :meth:`value_and_gradient` gets the loss. Where no gradient is wanted, the
+    value is ``decision``'s, else ``loss``'s: an attack that reads decisions off the outputs it differentiates needs
+    both alike.
 
     Draws depend on (seed, call, draw, row): a test-time defense inside, however deep, draws for each row on its own,
     and ``chunk`` changes nothing but memory. Other modules draw from the global generators of torch, numpy and
@@ -67,7 +64,7 @@ class EoT(SettingsModule):
     once more; in one chunk that holds all draws they run once, and the graph is held. Parameters get no gradients.
 
     Attributes:
-        call: Number of the next call; set it to repeat one.
+        draw: Number of the next call; set it to repeat one.
 
     Example:
         >>> averaged = EoT(nn.Dropout(0.5).train(), draws=1000, chunk=100, seed=0)
@@ -105,7 +102,7 @@ class EoT(SettingsModule):
         self.decision = self.loss if self.decision is None else check_choice("decision", self.decision, VALUES)
         if self.fixed and self.seed is None:
             raise InvalidArgumentError("fixed", self.fixed, "False, or a seed to fix the draws by")
-        self.call, self.training = 0, False
+        self.draw, self.training = 0, False
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits ``(N, K)``, or log-probabilities, of inputs ``(N, ...)``."""
@@ -123,18 +120,19 @@ class EoT(SettingsModule):
         Args:
             x: Floating point ``(N, ...)``; gets no gradient itself.
             labels: int64 ``(N,)``.
-            loss: From logits ``(N, K)`` and labels ``(N,)`` to losses ``(N,)``, see
-                :mod:`robust_ext.attacks._common.objectives`.
+            loss: From logits ``(N, K)`` and labels ``(N,)`` to losses ``(N,)``.
         """
         key = self._next_key(len(x))
         with torch.no_grad():
             wanted = {self.loss, self.decision}
             if self.gradient == "mean":
-                mean, losses = _RunningMean(wanted, self.draws), partial(_losses, loss, labels)
+                mean = _RunningMean(wanted, self.draws)
 
                 def of_own_losses(out: Tensor) -> Tensor:
                     mean.add(out)
-                    return row_gradient(losses, out.flatten(0, 1)).view_as(out) / self.draws
+                    # Repeated inside, where the caller's inference mode is off.
+                    gradient = row_gradient(lambda logits: loss(logits, labels.repeat(len(out))), out.flatten(0, 1))
+                    return gradient.view_as(out) / self.draws
 
                 gradient = self._pulled(x, key, of_own_losses)
                 values = mean.values()
@@ -145,35 +143,13 @@ class EoT(SettingsModule):
                 gradient = self._pulled(x.detach(), key, spread)
             return Expected(loss(values[self.loss], labels), gradient, values[self.decision])
 
-    @contextmanager
-    def seeded(self, seed: int, *, call: int = 0, fixed: bool = False) -> Iterator[EoT]:
-        """Draw from a seed inside, and as before afterwards; gives the module itself.
-
-        Args:
-            seed: At least 0.
-            call: Number of the first call.
-            fixed: Whether every call inside makes these same draws.
-        """
-        before = self.seed, self.call, self.fixed
-        self.seed = check_integer("seed", seed, minimum=0)
-        self.call, self.fixed = check_integer("call", call, minimum=0), fixed
-        try:
-            yield self
-        finally:
-            self.seed, self.call, self.fixed = before
-
     def _next_key(self, rows: int) -> int:
         """The seed of this call's draws; the call counts as made."""
         given = given_seeds(rows)
         if given is not None:
             # Inside another expectation, whose draws have to come out the same a second time.
             return int(given[0]) if rows else 0
-        if self.seed is None:
-            return int(seeds_of(1))
-        call = self.call
-        if not self.fixed:
-            self.call += 1
-        return derive_seed(self.seed, "call", call)
+        return int(seeds_of(1)) if self.seed is None else derive_seed(self.seed, "call", self.next_draw())
 
     def _chunks(self) -> Iterator[tuple[int, int]]:
         """Number of the first draw and how many there are, of each chunk."""
@@ -190,48 +166,41 @@ class EoT(SettingsModule):
 
     def _values(self, x: Tensor, key: int, wanted: Collection[str]) -> dict[str, Tensor]:
         mean = _RunningMean(wanted, self.draws)
-        for first, count in self._chunks():
-            mean.add(self._run(key, first, count, x))
+        for chunk in self._chunks():
+            mean.add(self._run(key, *chunk, x))
         return mean.values()
 
     def _held(self, key: int, x: Tensor) -> tuple[Tensor, VJP]:
         out, vjp = with_vjp(partial(self._run, key, 0, self.draws), x)
-        mean = _RunningMean(self._wanted(), self.draws)
+        mean = _RunningMean({self.loss, self.gradient}, self.draws)
         mean.add(out)
         values = mean.values()
-        log_mean = self._log_mean(values)
-        return values[self.loss], lambda cotangent: vjp(_spread(out, cotangent, draws=self.draws, log_mean=log_mean))
+        spread = partial(_spread, draws=self.draws, log_mean=self._log_mean(values))
+        return values[self.loss], lambda cotangent: vjp(spread(out, cotangent=cotangent))
 
     def _repeated(self, key: int, x: Tensor) -> tuple[Tensor, VJP]:
-        values = self._values(x, key, self._wanted())
+        values = self._values(x, key, {self.loss, self.gradient})
         # A copy, as the caller may change its input in place.
         held, spread = x.clone(), partial(_spread, draws=self.draws, log_mean=self._log_mean(values))
         return values[self.loss], lambda cotangent: [self._pulled(held, key, partial(spread, cotangent=cotangent))]
-
-    def _wanted(self) -> set[str]:
-        return {self.loss, "softmax"} if self.gradient == "softmax" else {self.loss}
 
     def _log_mean(self, values: dict[str, Tensor]) -> Tensor | None:
         return values["softmax"] if self.gradient == "softmax" else None
 
     def _pulled(self, x: Tensor, key: int, cotangent: Callable[[Tensor], Tensor]) -> Tensor:
         """The gradient ``(N, ...)`` over all draws, from what maps a chunk's logits ``(count, N, K)`` to theirs."""
+
+        # In a function of its own, so that the chunk's graph is freed before the next one's is built.
+        def of_chunk(first: int, count: int) -> Tensor:
+            out, vjp = with_vjp(partial(self._run, key, first, count), x)
+            (gradient,) = vjp(cotangent(out))
+            assert gradient is not None
+            return gradient
+
         total = torch.zeros_like(x)
         for first, count in self._chunks():
-            total += self._of_chunk(x, key, first, count, cotangent)
+            total += of_chunk(first, count)
         return total
-
-    def _of_chunk(self, x: Tensor, key: int, first: int, count: int, cotangent: Callable[[Tensor], Tensor]) -> Tensor:
-        # In a method of its own, so that the chunk's graph is freed before the next one's is built.
-        out, vjp = with_vjp(partial(self._run, key, first, count), x)
-        (gradient,) = vjp(cotangent(out))
-        assert gradient is not None
-        return gradient
-
-
-def _losses(loss: Callable[[Tensor, Tensor], Tensor], labels: Tensor, logits: Tensor) -> Tensor:
-    """The losses of draws one after another; a batch of none has none."""
-    return loss(logits, labels.repeat(len(logits) // max(len(labels), 1)))
 
 
 class _RunningMean:

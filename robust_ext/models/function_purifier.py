@@ -14,10 +14,8 @@ from robust_ext.core.errors import ModelError
 from robust_ext.core.foreign import foreign_code
 from robust_ext.core.random import seeded_globals
 from robust_ext.core.reached import outermost_calls, reached_modules
-from robust_ext.models.adaptive import AdaptiveDefense
-from robust_ext.models.adaptive_solution import Solution
-from robust_ext.models.purifier import Purifier
-from robust_ext.models.row_rng import RowRNG
+from robust_ext.models.adaptive import AdaptiveDefense, Purifier
+from robust_ext.models.rows import RowRNG, Solution, State
 from robust_ext.models.vjp import attach, detach, wants_gradient
 
 SEEN = 10
@@ -28,38 +26,30 @@ _FAR = 0.5
 _CHANGED = 0.5
 
 
-class _Seen:
-    """Inputs of networks that may be points of a purifier which was given ``x`` ``(N, ...)``."""
+@contextmanager
+def seen_points(networks: Mapping[str, nn.Module], x: Tensor) -> Iterator[list[Tensor]]:
+    """Watch what networks get while a purifier runs on ``x`` ``(N, ...)`` inside: its points, filled in afterwards.
 
-    def __init__(self, x: Tensor) -> None:
-        self._x = x.detach()
-        self._followed: list[Tensor] = []
-        self._others: list[Tensor] = []
-        self._differentiated = False
+    These are the points where gradients were taken, if any; else all inputs, evenly thinned out.
+    """
+    x, points = x.detach(), list[Tensor]()
+    followed, others = list[Tensor](), list[Tensor]()
+    differentiated = False
 
-    def note(self, _share: float, value: Tensor) -> Tensor:
-        """Keep an input where it may be such a point; returns it as it is."""
-        if value.shape == self._x.shape and value.dtype == self._x.dtype:
-            point = value.detach()
-            self._differentiated |= value.requires_grad
-            near = bool((point - self._x).norm() <= _FAR * self._x.norm())
-            kept = self._followed if value.requires_grad else self._others
+    def note(_share: float, value: Tensor) -> Tensor:
+        nonlocal differentiated
+        if value.shape == x.shape and value.dtype == x.dtype:
+            point, kept = value.detach(), followed if value.requires_grad else others
+            differentiated |= value.requires_grad
+            near = bool((point - x).norm() <= _FAR * x.norm())
             # Not one that was computed from a point, such as another view of it.
             if near and not (kept and torch.equal(kept[-1], point)) and _is_point(value):
                 kept.append(point.clone())
         return value
 
-    def points(self) -> list[Tensor]:
-        """Return the points where gradients were taken, if any; else all inputs, evenly thinned out."""
-        return evenly(self._followed if self._differentiated else self._others, SEEN, at_most=True)
-
-
-@contextmanager
-def seen_points(networks: Mapping[str, nn.Module], x: Tensor) -> Iterator[_Seen]:
-    """Watch what networks get while a purifier runs on ``x`` ``(N, ...)`` inside."""
-    seen = _Seen(x)
-    with outermost_calls(networks, dict.fromkeys(networks, seen.note)):
-        yield seen
+    with outermost_calls(networks, dict.fromkeys(networks, note)):
+        yield points
+    points += evenly(followed if differentiated else others, SEEN, at_most=True)
 
 
 def evenly(points: Sequence[Tensor], count: int, *, at_most: bool = False) -> list[Tensor]:
@@ -76,26 +66,19 @@ def _is_point(value: Tensor) -> bool:
     """Return whether gradients pass from a value to a leaf of its shape unchanged: the leaf only moves it."""
     if not value.requires_grad or value.is_leaf:
         return True
-    leaves = [leaf for leaf in _leaves(value) if leaf.shape == value.shape]
+    waiting, seen, leaves = [value.grad_fn], set[Any](), list[Tensor]()
+    while waiting:
+        node: Any = waiting.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            leaf = getattr(node, "variable", None)
+            leaves += [leaf] if leaf is not None and leaf.shape == value.shape else []
+            waiting += [inner for inner, _ in node.next_functions]
     if not leaves:
         return False
     tried = torch.linspace(-1, 1, value.numel(), dtype=value.dtype, device=value.device).view(value.shape)
     found = torch.autograd.grad(value, leaves, tried, retain_graph=True, allow_unused=True)
     return any(one is not None and bool((one - tried).norm() <= _CHANGED * tried.norm()) for one in found)
-
-
-def _leaves(value: Tensor) -> list[Tensor]:
-    waiting: list[Any] = [value.grad_fn]
-    seen, found = set[Any](), list[Tensor]()
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if hasattr(node, "variable"):
-            found.append(node.variable)
-        waiting += [inner for inner, _ in node.next_functions]
-    return found
 
 
 F = TypeVar("F")
@@ -138,10 +121,9 @@ def purifier(
 class FunctionPurifier(Purifier):
     """Any function from inputs to purified inputs ``(N, ...)``, in front of a classifier; one step.
 
-    ``random`` states whether it draws, from the global generators of torch, numpy or ``random``, and ``group_size``
-    how many rows it takes together. Its trajectory is what its attribute ``trajectory`` returns for the inputs or,
-    where that is a list, the points that the last call left there; without one, the inputs that the networks
-    it holds were seen to get, see :mod:`robust_ext.models.function_purifier`.
+    ``random`` and ``group_size`` are as for :func:`purifier`. Its trajectory is what its attribute ``trajectory``
+    returns for the inputs or, where that is a list, the points that the last call left there; without one, the inputs
+    that the networks it holds were seen to get.
     """
 
     def __init__(
@@ -171,11 +153,9 @@ class FunctionPurifier(Purifier):
     def look_for_trajectory(self, x: Tensor) -> None:
         """Try it on inputs ``(N, ...)``, of which N is a whole number of groups."""
         found = self.solution(x, seeds=torch.zeros(len(x), dtype=torch.int64), record=True)
-        self._traced = any(
-            not torch.equal(point, x) and not torch.equal(point, found.final) for point in found.iterates
-        )
+        self._traced = not all(torch.equal(point, x) or torch.equal(point, found.final) for point in found.iterates)
 
-    def step(self, point: Tensor, *, x: Tensor, number: int, state: Mapping[str, Tensor], rng: RowRNG) -> Tensor:
+    def step(self, point: Tensor, *, x: Tensor, number: int, state: State, rng: RowRNG) -> Tensor:
         """Apply the function to the point, with generators seeded by the samples' seeds."""
         with self._drawing(rng):
             return self._checked(called_alone(self.function, point, self.networks().values()), point)
@@ -192,7 +172,7 @@ class FunctionPurifier(Purifier):
             with self._drawing(rng):
                 stated = called_alone(lambda leaf: list(given(leaf)), x.detach(), self.networks().values())
         # The last one is the final point, which is there already.
-        points = [self._checked(point, x).detach() for point in stated][:-1] if stated else seen.points()
+        points = [self._checked(point, x).detach() for point in stated][:-1] if stated else seen
         points = [point for point in points if not torch.equal(point, x)]
         if self.batch_level:
             # As many for each group.
@@ -232,7 +212,7 @@ class WholeDefense(AdaptiveDefense):
         """Nothing: the module does it all."""
         return Solution(x, (x,), {"seed": torch.tensor(rng.seeds)})
 
-    def readout(self, point: Tensor, state: Mapping[str, Tensor]) -> Tensor:
+    def readout(self, point: Tensor, state: State) -> Tensor:
         """The module's logits, of one group after another, each drawing by the seed of its first sample."""
         size, networks = self.group_size or max(len(point), 1), self.networks().values()
         parts = []
@@ -247,21 +227,25 @@ def called_alone(function: Callable[[Tensor], Any], x: Tensor, networks: Iterabl
 
     So it can take gradients of its own, by ``backward`` too: neither ``x`` nor the graph it comes from nor the
     parameters of the networks get any of them. The gradient of a tensor that it returns flows back to ``x`` where the
-    caller wants it, once; all other results, and tensors otherwise, have no graph.
-
-    Raises:
-        ModelError: The function raised.
+    caller wants it, once; all other results have no graph. ModelError: the function raised.
     """
     wanted = wants_gradient(x)
     name = getattr(function, "__name__", type(function).__name__)
     hint = "it is called with gradients enabled, on a copy of the inputs that it may change"
-    with _parameters_kept(networks), torch.inference_mode(False), torch.enable_grad():
-        leaf = detach(x).requires_grad_(wanted)
-        own = leaf.clone()
-        if wanted:
-            own.retain_grad()  # It may be looked for after a backward pass
-        with foreign_code("defense", f"{name}, on inputs of shape {tuple(x.shape)},", hint=hint, kind=ModelError):
-            out = function(own)
+    kept = [(parameter, parameter.grad) for network in networks for parameter in network.parameters()]
+    for parameter, _ in kept:
+        parameter.grad = None
+    try:
+        with torch.inference_mode(False), torch.enable_grad():
+            leaf = detach(x).requires_grad_(wanted)
+            own = leaf.clone()
+            if wanted:
+                own.retain_grad()  # It may be looked for after a backward pass
+            with foreign_code("defense", f"{name}, on inputs of shape {tuple(x.shape)},", hint=hint, kind=ModelError):
+                out = function(own)
+    finally:
+        for parameter, gradient in kept:
+            parameter.grad = gradient
     if not isinstance(out, Tensor):
         return out
     if not (wanted and out.requires_grad):
@@ -272,16 +256,3 @@ def called_alone(function: Callable[[Tensor], Any], x: Tensor, networks: Iterabl
             return torch.autograd.grad(out, leaf, cotangent, retain_graph=True, allow_unused=True)
 
     return attach(lambda _: (out, vjp), x)
-
-
-@contextmanager
-def _parameters_kept(networks: Iterable[nn.Module]) -> Iterator[None]:
-    """The gradients of parameters are none inside, and afterwards what they were before."""
-    kept = [(parameter, parameter.grad) for network in networks for parameter in network.parameters()]
-    for parameter, _ in kept:
-        parameter.grad = None
-    try:
-        yield
-    finally:
-        for parameter, gradient in kept:
-            parameter.grad = gradient

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -126,54 +125,33 @@ _SHOWN = 6
 
 
 def find_layers(network: nn.Module, names: str, *, argument: str = "layer") -> dict[str, nn.Module]:
-    """The modules that names with commas between them are of, by name; see :func:`find_layer`."""
-    return {name.strip(): find_layer(network, name.strip(), argument=argument) for name in names.split(",")}
-
-
-def find_layer(network: nn.Module, name: str, *, argument: str = "layer") -> nn.Module:
-    """The module of a network that goes by a name, or whose name ends in it: ``net.quantise`` or ``quantise``.
+    """The modules of a network that names with commas between them are of, or end in: ``net.quantise`` or ``quantise``.
 
     Names get longer at the front where a network is wrapped. Of several that end alike it is the outermost, where all
-    others lie deeper in what holds it, as ``net.head.0`` does next to ``net.0``.
-
-    Raises:
-        InvalidArgumentError: There is none, or there are several.
+    others lie deeper in what holds it, as ``net.head.0`` does next to ``net.0``. InvalidArgumentError: there is none,
+    or there are several.
     """
     named = {full: part for full, part in network.named_modules(remove_duplicate=False) if full}
-    ends = [full for full in named if f".{full}".endswith(f".{name}")]
-    if ends:
+    found: dict[str, nn.Module] = {}
+    for name in map(str.strip, names.split(",")):
+        ends = [full for full in named if f".{full}".endswith(f".{name}")]
+        if not ends:
+            near = did_you_mean(name, named) or did_you_mean(name, {full.rpartition(".")[2] for full in named})
+            listed = ", ".join([*named][:_SHOWN]) + (", ..." if len(named) > _SHOWN else "") or "no layers"
+            raise InvalidArgumentError(argument, name, f"the name of a layer, as in named_modules() ({listed}){near}")
         first = min(ends, key=len)
         beside = first.removesuffix(name)
-        if len({id(named[full]) for full in ends}) == 1 or all(full.startswith(beside) for full in ends if beside):
-            found: nn.Module = named[first]
-            return found
-        expected = f"a longer name, as there are several: {', '.join(ends[:_SHOWN])}"
-        raise InvalidArgumentError(argument, name, expected)
-    near = did_you_mean(name, named) or did_you_mean(name, {full.rpartition(".")[2] for full in named})
-    listed = ", ".join([*named][:_SHOWN]) + (", ..." if len(named) > _SHOWN else "") or "no layers"
-    raise InvalidArgumentError(argument, name, f"the name of a layer, as in named_modules() ({listed}){near}")
-
-
-@dataclass
-class Calls:
-    """The calls inside :func:`other_backward`."""
-
-    network: int = 0  # How often
-    wanted: bool = False  # Whether the network is being called with gradients enabled, whatever it does itself
-    layers: Counter[str] = field(default_factory=Counter)
-
-    def check(self, names: Iterable[str]) -> None:
-        """Raise ModelError where the network was called without calling one of these layers."""
-        unused = [name for name in names if not self.layers[name]]
-        if unused and self.network:
-            raise ModelError(
-                f"layer {unused[0]!r}: a forward pass does not call it; name one that it calls (of compiled and "
-                "scripted networks, attack the network they were made of)"
-            )
+        if len({id(named[full]) for full in ends}) > 1 and not all(full.startswith(beside) for full in ends if beside):
+            expected = f"a longer name, as there are several: {', '.join(ends[:_SHOWN])}"
+            raise InvalidArgumentError(argument, name, expected)
+        found[name] = named[first]
+    return found
 
 
 @contextmanager
-def other_backward(network: nn.Module, layers: Mapping[str, nn.Module], backward: Backward) -> Iterator[Calls]:
+def other_backward(
+    network: nn.Module, layers: Mapping[str, nn.Module], backward: Backward
+) -> Iterator[Callable[[], None]]:
     """Inside the block, layers have another gradient; their values and all else of the network are the same.
 
     Args:
@@ -182,49 +160,59 @@ def other_backward(network: nn.Module, layers: Mapping[str, nn.Module], backward
         backward: ``"identity"``: the gradient of a layer's output is that of its input, of the same shape.
             ``"straight_through"``: its operations have those of :class:`StraightThrough`. A function or module: its
             gradient at the input.
+
+    Yields:
+        What raises ModelError where the network was called without calling one of the layers.
     """
-    calls = Calls()
+    called, wanted = Counter[str](), False
 
     def enter(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        before, calls.wanted = calls.wanted, torch.is_grad_enabled()
-        calls.network += 1
+        nonlocal wanted
+        before, wanted = wanted, torch.is_grad_enabled()
+        called[""] += 1
         try:
             return original(*args, **kwargs)
         finally:
-            calls.wanted = before
+            wanted = before
 
     def run(name: str, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        calls.layers[name] += 1
+        called[name] += 1
         given = [one for one in (*args, *kwargs.values()) if isinstance(one, Tensor) and one.requires_grad]
-        if not given or not (calls.wanted or torch.is_grad_enabled()):
+        if not given or not (wanted or torch.is_grad_enabled()):
             return original(*args, **kwargs)
         with torch.enable_grad():
             if backward == "straight_through":
                 return straight_through(original, *args, **kwargs)
             return _approximated(original, backward, args, kwargs, name)
 
+    def check() -> None:
+        unused = [name for name in layers if not called[name]]
+        if unused and called[""]:
+            raise ModelError(
+                f"layer {unused[0]!r}: a forward pass does not call it; name one that it calls (of compiled and "
+                "scripted networks, attack the network they were made of)"
+            )
+
     with ExitStack() as stack:
         if layers:
             stack.enter_context(_forward_of(network, enter))
         for name, layer in layers.items():
             stack.enter_context(_forward_of(layer, partial(run, name)))
-        yield calls
+        yield check
 
 
 @contextmanager
 def _forward_of(module: nn.Module, replacement: Callable[..., Any]) -> Iterator[None]:
     """Inside, a module's forward pass is this function of its own forward pass and the arguments."""
     attributes = vars(module)
-    before = attributes.get("forward")
+    before = {name: attributes[name] for name in ("forward",) if name in attributes}
     # Not assigned as usual: modules may have a __setattr__ of their own.
     attributes["forward"] = partial(replacement, module.forward)
     try:
         yield
     finally:
-        if before is None:
-            del attributes["forward"]
-        else:
-            attributes["forward"] = before
+        del attributes["forward"]
+        attributes.update(before)
 
 
 def straight_through(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -241,14 +229,20 @@ def straight_through(function: Callable[..., Any], *args: Any, **kwargs: Any) ->
     return out
 
 
-def identity_vjp(value: Tensor, x: Tensor, *, name: str) -> VJP:
-    """The gradient of the identity for a value computed of ``x``; ModelError where their shapes differ."""
-    if value.shape != x.shape:
-        raise ModelError(
-            f"BPDA: {name} makes shape {tuple(value.shape)} of {tuple(x.shape)}, where the identity has no gradient; "
-            "choose backward='straight_through', or give a differentiable substitute as backward"
-        )
-    return lambda cotangent: [cotangent.to(x.dtype)]
+def approximated(value: Tensor, x: Tensor, backward: Backward, *, name: str) -> tuple[Tensor, VJP]:
+    """A value computed of ``x``, and the gradient of the identity or of a substitute at ``x``.
+
+    ModelError: shapes of value and input, or of the substitute's value, differ.
+    """
+    if not callable(backward):
+        if value.shape != x.shape:
+            raise ModelError(
+                f"BPDA: {name} makes shape {tuple(value.shape)} of {tuple(x.shape)}, where the identity has no "
+                "gradient; choose backward='straight_through', or give a differentiable substitute as backward"
+            )
+        return value, lambda cotangent: [cotangent.to(x.dtype)]
+    # A copy, as the caller may change its input in place.
+    return value, partial(substitute_vjp, backward, x.clone())
 
 
 def substitute_vjp(substitute: Callable[[Tensor], Tensor], x: Tensor, cotangent: Tensor) -> list[Tensor | None]:
@@ -276,8 +270,6 @@ def _approximated(
             raise ModelError(
                 f"BPDA: layer {name!r} returned {shown}, expected a floating point tensor; name the layer around it"
             )
-        if callable(backward):
-            return value, partial(substitute_vjp, backward, x.clone())
-        return value, identity_vjp(value, x, name=f"layer {name!r}")
+        return approximated(value, x, backward, name=f"layer {name!r}")
 
     return attach(compute, args[0])

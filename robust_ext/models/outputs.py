@@ -20,7 +20,6 @@ from robust_ext.core.tasks import ONLY, SIGMOIDS, name_entries, name_output
 from robust_ext.models.wrapping import Wrapped
 
 _NAMES = ("logits", "output", "out")
-_LOGITS_OF = "robust_ext.models.outputs.LogitsOf(model, {!r})"
 # Rows that decide between candidates and readings, in batches of that many.
 _ROWS, _BATCH = 256, 32
 _SURE = 0.05  # The p-value of one candidate's agreeing with the labels better than another one
@@ -114,8 +113,9 @@ def reduced(
         ModelError: Its logits cannot be told; the text names the task, or the candidates, and how to state them.
     """
     places = _candidates(output, rows, inputs)
-    entry = places[0]
-    if len(places) > 1 or _width(_taken(output, entry)) == 1:
+    entry, one_column = places[0], _width(_taken(output, places[0])) == 1
+    values: dict[Any, Tensor] = {}
+    if len(places) > 1 or one_column:
         labels = None if labels is None else labels[:_ROWS]
         batches = [run(batch) for batch in torch.split(inputs[:_ROWS], _BATCH)]
         values = {place: torch.cat([_taken(one, place).float() for one in batches]) for place in places}
@@ -123,36 +123,42 @@ def reduced(
     seen = _taken(output, entry)
     found = module if entry is None else LogitsOf(module, entry)
     if _width(seen) == 1:
-        found = _two_classes(found, values[entry], labels)
-    else:
-        _check_sigmoids(seen, found, inputs[:rows])
+        return _two_classes(found, values[entry], labels), seen
+    inside = bool(((seen >= 0) & (seen <= 1)).all())
+    if inside and not _are_probabilities(seen) and _ends_in_sigmoid(found, inputs[:rows]):
+        raise ModelError(f"model: {seen.shape[1]} {SIGMOIDS}")
     return found, seen
 
 
 def _taken(output: Any, entry: Hashable) -> Tensor:
     found: Tensor
-    if entry is None:
-        found = output
-    elif isinstance(entry, str) and not isinstance(output, Mapping):
+    if isinstance(entry, str) and not isinstance(output, Mapping):
         found = getattr(output, entry)
     else:
-        found = output[entry]
+        found = output if entry is None else output[entry]
     return found
 
 
 def _candidates(output: object, rows: int, inputs: Tensor) -> list[Any]:
     """The places of an output that may be its logits; None stands for the output itself."""
+
+    def fits(value: object) -> bool:
+        if not isinstance(value, Tensor) or not value.is_floating_point() or value.dim() not in (1, 2):
+            return False
+        return len(value) == rows and value[:1].numel() > 0
+
+    entries = _entries(output)
     if isinstance(output, Tensor):
         places: list[Any] = [None]
     elif (task := name_entries(output)) is not None:
         raise ModelError(f"model: returned {task}")
     elif isinstance(output, Mapping):
         named = [name for name in _NAMES if isinstance(output.get(name), Tensor)]
-        places = named[:1] or [name for name, value in output.items() if _is_candidate(value, rows)]
+        places = named[:1] or [name for name, value in entries.items() if fits(value)]
     elif isinstance(getattr(output, "logits", None), Tensor):
         places = ["logits"]
     elif isinstance(output, (tuple, list)):
-        places = [place for place, value in enumerate(output) if _is_candidate(value, rows)]
+        places = [place for place, value in entries.items() if fits(value)]
     else:
         raise ModelError(
             f"model: returned {type(output).__name__}, expected a tensor of logits, an object or dict that has logits, "
@@ -160,45 +166,30 @@ def _candidates(output: object, rows: int, inputs: Tensor) -> list[Any]:
         )
     if not places:
         raise ModelError(
-            f"model: returned a {type(output).__name__} with {_shown(output)}, expected a tensor of logits "
-            f"({rows}, K) in it; wrap the model in a module that returns the logits alone"
+            f"{_shown(output)}, expected a tensor of logits ({rows}, K) in it; wrap the model in a module that returns "
+            "the logits alone"
         )
-    if len(places) == 1 and not _is_candidate(_taken(output, places[0]), rows):
+    if len(places) == 1 and not fits(_taken(output, places[0])):
         raise ModelError(f"model: {name_output(_taken(output, places[0]), rows, inputs[:rows])}")
     return places
 
 
-def _width(values: Tensor) -> int:
-    return 1 if values.dim() == 1 else values.shape[1]
-
-
-def _is_candidate(value: object, rows: int) -> bool:
-    return (
-        isinstance(value, Tensor)
-        and value.is_floating_point()
-        and value.dim() in (1, 2)
-        and len(value) == rows
-        and value[0].numel() > 0
-    )
-
-
 def _chosen(values: Mapping[Any, Tensor], labels: Tensor | None, output: object) -> Any:
     """The place whose values agree with the labels clearly better than all others."""
-    # Logits come before their own softmax, and of equal ones the first counts.
-    order = sorted(values, key=lambda place: _are_probabilities(values[place]))
     kept: list[Any] = []
-    for place in order:
-        if not any(_same_decision(values[place], values[other]) for other in kept):
+    # Logits come before their own softmax, and of equal ones the first counts.
+    for place in sorted(values, key=lambda place: _are_probabilities(values[place])):
+        likely = _as_probabilities(values[place])
+        others = [_as_probabilities(values[other]) for other in kept]
+        if not any(one.shape == likely.shape and torch.allclose(likely, one, atol=1e-5) for one in others):
             kept.append(place)
     if len(kept) == 1:
         return kept[0]
-    shown = f"model: returned a {type(output).__name__} with {_shown(output)}"
-    ways = " or ".join(_LOGITS_OF.format(place) for place in sorted(kept, key=list(values).index))
+    module = "robust_ext.models.outputs.LogitsOf(model, {!r})"
+    ways = " or ".join(module.format(place) for place in sorted(kept, key=list(values).index))
+    pass_one = f"pass {ways}, or of several heads a module that returns what the model decides by, such as their mean"
     if labels is None:
-        raise ModelError(
-            f"{shown}, and without labels nothing tells which are the logits: pass {ways}, or of several heads a "
-            "module that returns what the model decides by, such as their mean"
-        )
+        raise ModelError(f"{_shown(output)}, and without labels nothing tells which are the logits: {pass_one}")
     right = {place: _predicted(values[place]) == labels for place in kept}
     best = max(kept, key=lambda place: int(right[place].sum()))
     accuracies = ", ".join(f"{place!r} {float(right[place].double().mean()):.1%}" for place in kept)
@@ -206,12 +197,12 @@ def _chosen(values: Mapping[Any, Tensor], labels: Tensor | None, output: object)
         gained, lost = int((right[best] & ~right[place]).sum()), int((right[place] & ~right[best]).sum())
         if place != best and paired_difference(gained, lost, len(labels))[2] > _SURE:
             raise ModelError(
-                f"{shown}, and the labels do not tell which are the logits (clean accuracy of {accuracies}): pass "
-                f"{ways}, or of several heads a module that returns what the model decides by, such as their mean"
+                f"{_shown(output)}, and the labels do not tell which are the logits (clean accuracy of {accuracies}): "
+                f"{pass_one}"
             )
     warn(
-        f"{shown}; {best!r} is taken as the logits, which the labels agree with (clean accuracy of {accuracies} on "
-        f"{len(labels)} samples). {_LOGITS_OF.format(best)} states it."
+        f"{_shown(output)}; {best!r} is taken as the logits, which the labels agree with (clean accuracy of "
+        f"{accuracies} on {len(labels)} samples). {module.format(best)} states it."
     )
     return best
 
@@ -245,14 +236,6 @@ def _two_classes(module: nn.Module, values: Tensor, labels: Tensor | None) -> nn
     return TwoClass(module)
 
 
-def _check_sigmoids(values: Tensor, module: nn.Module, inputs: Tensor) -> None:
-    """ModelError where the columns are the outputs of a sigmoid each."""
-    inside = bool(((values >= 0) & (values <= 1)).all())
-    if not inside or _are_probabilities(values) or not _ends_in_sigmoid(module, inputs):
-        return
-    raise ModelError(f"model: {values.shape[1]} {SIGMOIDS}")
-
-
 def _ends_in_sigmoid(module: nn.Module, inputs: Tensor) -> bool:
     """Return whether the graph of the outputs begins with a sigmoid."""
     try:
@@ -263,6 +246,10 @@ def _ends_in_sigmoid(module: nn.Module, inputs: Tensor) -> bool:
     while node is not None and node.name().startswith(_SHAPING):
         node = node.next_functions[0][0] if node.next_functions else None
     return node is not None and node.name().startswith("Sigmoid")
+
+
+def _width(values: Tensor) -> int:
+    return 1 if values.dim() == 1 else values.shape[1]
 
 
 def _predicted(values: Tensor) -> Tensor:
@@ -276,24 +263,23 @@ def _are_probabilities(values: Tensor) -> bool:
     return inside and (_width(values) == 1 or bool(((values.double().sum(1) - 1).abs() < 1e-4).all()))
 
 
-def _same_decision(one: Tensor, other: Tensor) -> bool:
-    """Return whether two candidates have the same probabilities."""
-    same = _width(one) == _width(other)
-    return same and torch.allclose(_as_probabilities(one), _as_probabilities(other), atol=1e-5)
-
-
 def _as_probabilities(values: Tensor) -> Tensor:
     if _are_probabilities(values):
         return values.reshape(len(values), -1)
     return values.softmax(1) if _width(values) > 1 else values.reshape(-1, 1).sigmoid()
 
 
+def _entries(output: Any) -> dict[Any, Any]:
+    if isinstance(output, Mapping):
+        return dict(output)
+    return dict(enumerate(output)) if isinstance(output, (tuple, list)) else {}
+
+
 def _shown(output: object) -> str:
     """The entries of an output with their shapes."""
-    entries = (
-        output if isinstance(output, Mapping) else dict(enumerate(output)) if isinstance(output, (tuple, list)) else {}
-    )
     shapes = {
-        key: tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__ for key, value in entries.items()
+        key: tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        for key, value in _entries(output).items()
     }
-    return ", ".join(f"{key!r}: {shape}" for key, shape in shapes.items()) or "nothing"
+    found = ", ".join(f"{key!r}: {shape}" for key, shape in shapes.items()) or "nothing"
+    return f"model: returned a {type(output).__name__} with {found}"

@@ -32,8 +32,8 @@ def row_gradient(loss: Callable[[Tensor], Tensor], point: Tensor, *, differentia
     It works where gradients are switched off, and leaves none behind, neither on ``point`` nor on parameters. Losses
     are summed and never averaged, so that a row's gradient does not depend on the size of the batch.
 
-    With ``differentiable`` it can itself be differentiated, for gradients through the steps: a second graph, of no use
-    before a sign, whose derivative is 0. It has no effect where gradients are switched off or ``point`` needs none.
+    With ``differentiable`` it can itself be differentiated where gradients are enabled, for gradients through the
+    steps: a second graph, of no use before a sign, whose derivative is 0.
 
     Example:
         >>> row_gradient(lambda x: x.square().sum(1), torch.tensor([[1.0, 2.0], [3.0, 4.0]]))

@@ -22,7 +22,7 @@ _ACCEPTED = (
     "library, a tuple (attack class, {settings}), or a callable (model, x, y) -> x_adv"
 )
 _LOADER: ContextVar[Callable[[str, str], Attack] | None] = ContextVar("robust_ext_attack_loader", default=None)
-_EXTRAS = ("threat_model", "epsilon", "generator")
+_EXTRAS = ("threat_model", "epsilon", "generator", "targeted")
 
 
 def as_attack(obj: object, *, name: str | None = None, argument: str = "attack") -> Attack:
@@ -116,5 +116,5 @@ def _check_callable(function: Callable[..., Any], argument: str) -> None:
         signature.bind(None, None, None, **dict.fromkeys(extras))
     except TypeError as error:
         shown = getattr(function, "__name__", type(function).__name__) + str(signature)
-        expected = "a callable (model, x, y) -> x_adv; it may also take threat_model, epsilon and generator"
+        expected = "a callable (model, x, y) -> x_adv; it may also take threat_model, epsilon, generator and targeted"
         raise InvalidArgumentError(argument, shown, expected) from error

@@ -7,7 +7,7 @@ imports its library only to adapt something.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import entry_points
@@ -20,6 +20,7 @@ from robust_ext.attacks.base import Attack, AttackTraits
 from robust_ext.core.errors import InvalidArgumentError, RobustExtError
 from robust_ext.core.foreign import foreign_code
 from robust_ext.core.objects import resolve_object
+from robust_ext.core.specification import FORM, did_you_mean, parse_call
 
 if TYPE_CHECKING:
     from robust_ext.detectors.base import Detector
@@ -43,7 +44,7 @@ class AttackListing:
         defect: A known defect of the library's attack; empty without one.
     """
 
-    name: str
+    name: str = ""
     traits: AttackTraits = field(default_factory=AttackTraits)
     aliases: tuple[str, ...] = ()
     reason: str = ""
@@ -162,6 +163,21 @@ def named_object(text: str, *, accepted: str, argument: str) -> object:
     if isinstance(found, str):
         raise InvalidArgumentError(argument, text, f"the name of {accepted}; it names a string")
     return found
+
+
+def named_call(text: str, known: Collection[str], *, argument: str, otherwise: str) -> tuple[str, dict[str, Any]]:
+    """Parse a name of a catalogue with settings or without, as in ``hd(steps=5)``; names may have hyphens."""
+    name, opening, rest = text.strip().partition("(")
+    if name.strip() not in known:
+        expected = f"one of {', '.join(map(repr, known))}, or {otherwise}{did_you_mean(name.strip(), known)}"
+        raise InvalidArgumentError(argument, repr(text), expected)
+    try:
+        return name.strip(), dict(parse_call(f"named:call{opening}{rest}", argument=argument).arguments)
+    except InvalidArgumentError as error:
+        got, expected = str(error.got).replace("named:call", name.strip()), str(error.expected)
+        if expected == FORM:
+            expected = f"a name, or a name with settings as in {name.strip()}(setting=5)"
+        raise InvalidArgumentError(argument, got, expected) from error
 
 
 def takes_classifier(obj: object) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import os
-import re
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,21 +17,18 @@ from robust_ext.core.errors import DataError, InvalidArgumentError, ModelError
 from robust_ext.core.modules import SettingsModule
 from robust_ext.core.reached import reached_modules
 from robust_ext.core.settings import declared
-from robust_ext.core.specification import did_you_mean, parse_call
+from robust_ext.core.specification import did_you_mean
 from robust_ext.core.target import module_device
 from robust_ext.core.validation import check_bounds, check_integer
 from robust_ext.defenses.catalogue import NAMED, TRAINED
 from robust_ext.models.adaptive import AdaptiveDefense
 from robust_ext.models.function_purifier import STATED, FunctionPurifier, WholeDefense, called_alone
-from robust_ext.registry.base import made_by, named_object, same_logits, takes_classifier
+from robust_ext.registry.base import made_by, named_call, named_object, same_logits, takes_classifier
 
 _ACCEPTED = (
     "an AdaptiveDefense, a factory (classifier) -> AdaptiveDefense, a function that purifies inputs, a module from "
     f"inputs to logits, a name such as 'hd(steps=5)' ({', '.join(NAMED)}), or a string such as 'file.py:make'"
 )
-_TEXT = re.compile(r"\s*(?P<name>[\w-]+)\s*(?P<arguments>\(.*\))?\s*", re.DOTALL)
-_SCOPE = "defense:"
-_FORM = "a name, or a name with settings as in hd(steps=5)"
 
 
 def as_defense(
@@ -110,7 +106,8 @@ def named_defense(
     one, ``package.module:object`` or ``file.py:make()``, or as a dict of settings. The trained part is tried on the
     inputs ``(n, ...)``. Other arguments and errors are those of :func:`as_defense`.
     """
-    name, settings = _parsed(text, argument)
+    otherwise = "package.module:object or file.py:object"
+    name, settings = named_call(text, NAMED, argument=argument, otherwise=otherwise)
     defense = NAMED[name]
     parts = _parts_of(defense)
     known = [*declared(defense), *parts, *(["weights"] if defense.part_class else [])]
@@ -120,36 +117,20 @@ def named_defense(
             raise InvalidArgumentError(argument, f"{name}({key}=...)", expected)
     file = settings.pop("weights", weights)
     given = {key: settings.pop(key) for key in parts if key in settings}
-    if defense.part_class is not None and not (file is None and _is_complete(defense, given)):
+    parameters = inspect.signature(defense).parameters
+    complete = all(key in given or parameters[key].default is not inspect.Parameter.empty for key in parts)
+    if defense.part_class is not None and not (file is None and complete):
         settings |= _trained_arguments(defense, file, classifier, inputs, argument)
     elif weights is not None:
         expected = f"none for {name}, which has no trained parts; those that do: {', '.join(TRAINED)}"
         raise InvalidArgumentError("defense weights", str(weights), expected)
     for key, value in given.items():
-        default = settings.get(key, _default_part(defense, key))
+        factory = defense.__dataclass_fields__[key].default_factory
+        default = settings.get(key, None if factory is dataclasses.MISSING else factory())
         settings[key] = _made_part(f"{argument}: {key}", value, parts[key], default, module_device(classifier))
-    if "bounds" in inspect.signature(defense).parameters:
+    if "bounds" in parameters:
         settings["bounds"] = bounds
     return defense(classifier, **settings)
-
-
-def _parsed(text: str, argument: str) -> tuple[str, dict[str, Any]]:
-    match = _TEXT.fullmatch(text)
-    if match is None:
-        raise InvalidArgumentError(argument, repr(text), _FORM)
-    name = match["name"]
-    if name not in NAMED:
-        expected = f"one of {', '.join(NAMED)}, package.module:object or file.py:object{did_you_mean(name, NAMED)}"
-        raise InvalidArgumentError(argument, repr(text), expected)
-    try:
-        spec = parse_call(f"{_SCOPE}{name.replace('-', '_')}{match['arguments'] or ''}", argument=argument)
-    except InvalidArgumentError as error:
-        raise InvalidArgumentError(argument, str(error.got).replace(_SCOPE, ""), error.expected) from error
-    return name, dict(spec.arguments)
-
-
-def _name(obj: object) -> str:
-    return str(getattr(obj, "__name__", type(obj).__name__))
 
 
 def _wrapped(obj: object, classifier: nn.Module, inputs: Tensor, argument: str) -> AdaptiveDefense:
@@ -158,7 +139,8 @@ def _wrapped(obj: object, classifier: nn.Module, inputs: Tensor, argument: str) 
     size = getattr(obj, "group_size", None)
     stated: dict[str, Any] = {"random": bool(getattr(obj, "random", False)), "group_size": size}
     if size is not None:
-        check_integer(f"{argument}: group_size of {_name(obj)}", size, minimum=1)
+        name = getattr(obj, "__name__", type(obj).__name__)
+        check_integer(f"{argument}: group_size of {name}", size, minimum=1)
         # A whole group.
         inputs = inputs[torch.arange(size) % len(inputs)]
     out = called_alone(obj, inputs, reached_modules(obj).values())
@@ -178,18 +160,6 @@ def _parts_of(defense: type[AdaptiveDefense]) -> dict[str, Any]:
     left_out = {*declared(defense), "classifier", "bounds", "seed"}
     fields = (one for one in dataclasses.fields(defense) if one.init and one.metadata and one.name not in left_out)
     return {one.name: hints[one.name] for one in fields}
-
-
-def _is_complete(defense: type[AdaptiveDefense], given: Mapping[str, object]) -> bool:
-    """Return whether the trained part is not needed, because all that it provides is given."""
-    parameters = inspect.signature(defense).parameters
-    return all(name in given or parameters[name].default is not inspect.Parameter.empty for name in _parts_of(defense))
-
-
-def _default_part(defense: type[AdaptiveDefense], name: str) -> object:
-    """Return the default of a part, if any."""
-    factory = defense.__dataclass_fields__[name].default_factory
-    return None if factory is dataclasses.MISSING else factory()
 
 
 def _made_part(argument: str, value: object, kind: Any, default: object, device: torch.device) -> object:

@@ -9,7 +9,7 @@ from torch import nn
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.random import derive_seed, seeded_globals
 from robust_ext.core.specification import did_you_mean, parse_call
-from robust_ext.models.compiled import evaluable, program_module
+from robust_ext.models.forms import evaluable, program_module
 from robust_ext.registry.base import AdaptedModel, adapters
 
 
@@ -18,8 +18,9 @@ def as_module(model: object, *, argument: str = "model") -> AdaptedModel:
 
     Args:
         model: An ``nn.Module`` (returned as it is, without bounds; of a compiled one its original), a program of
-            ``torch.export``, or a model of an adapted library: a Foolbox model, an ART classifier. Their preprocessing
-            becomes part of the module. Or a model of a library by its name and settings,
+            ``torch.export``, or a model of an adapted library: a Foolbox model, an ART classifier, a Keras 3 model, a
+            ``tf.Module``, a function that ``jax.jit`` made, a fitted classifier of scikit-learn, XGBoost or LightGBM.
+            Their preprocessing becomes part of the module. Or a model of a library by its name and settings,
             ``"timm:resnet18(num_classes=10)"``, in eval mode; where its weights are random, the same name has the same
             weights each time.
         argument: What error messages call it.
@@ -49,6 +50,11 @@ def as_module(model: object, *, argument: str = "model") -> AdaptedModel:
             return replace(adapted, module=evaluable(adapted.module))
     libraries = ", ".join(sorted(adapters())) or "none installed"
     expected = f"a torch.nn.Module, a model of an adapted library ({libraries}), or the name of one as text"
+    if callable(model):
+        expected += (
+            "; a function of JAX arrays is one by robust_ext.adapters.jax.jax_model(function), one of numpy arrays by "
+            "robust_ext.black_box(function, returns=...)"
+        )
     raise InvalidArgumentError(argument, type(model).__name__, expected)
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.settings import declared, make_settings
-from robust_ext.core.specification import did_you_mean, parse_call
 from robust_ext.models.readouts.base import Readout
 from robust_ext.models.readouts.catalogue import READOUTS
-from robust_ext.registry.base import named_object
+from robust_ext.registry.base import named_call, named_object
 
 
 def as_readout(obj: object, *, C: float | None = None, argument: str = "readout") -> Readout:
@@ -26,28 +25,15 @@ def as_readout(obj: object, *, C: float | None = None, argument: str = "readout"
         >>> as_readout("logistic(C=3)")
         Logistic(C=3.0)
     """
+    if isinstance(obj, str) and ":" not in obj.partition("(")[0]:
+        name, given = named_call(obj, READOUTS, argument=argument, otherwise="file.py:Class")
+        if C is not None and "C" in declared(READOUTS[name]):
+            given.setdefault("C", C)
+        return make_settings(READOUTS[name], given)
     if isinstance(obj, str):
-        name, opening, rest = obj.strip().partition("(")
-        if ":" not in name:
-            return _named(name.strip(), opening + rest, C, argument)
         found = named_object(obj, accepted="a Readout", argument=argument)
         obj = found() if isinstance(found, type) and issubclass(found, Readout) else found
     if not isinstance(obj, Readout):
-        names = ", ".join(map(repr, READOUTS))
-        raise InvalidArgumentError(
-            argument, f"an object of the class {type(obj).__name__}", f"one of {names}, file.py:Class, or a Readout"
-        )
+        expected = f"one of {', '.join(map(repr, READOUTS))}, file.py:Class, or a Readout"
+        raise InvalidArgumentError(argument, f"an object of the class {type(obj).__name__}", expected)
     return obj
-
-
-def _named(name: str, arguments: str, C: float | None, argument: str) -> Readout:
-    if name not in READOUTS:
-        names = ", ".join(map(repr, READOUTS))
-        expected = f"one of {names}, or file.py:Class{did_you_mean(name, READOUTS)}"
-        raise InvalidArgumentError(argument, repr(name), expected)
-    kind = READOUTS[name]
-    # Names may have hyphens, a call as text may not.
-    given = dict(parse_call(f"readout:{kind.__name__}{arguments}", argument=argument).arguments)
-    if C is not None and "C" in declared(kind):
-        given.setdefault("C", C)
-    return make_settings(kind, given)

@@ -10,4 +10,4 @@ from robust_ext.reports.kinds import leading_sentences as leading_sentences
 from robust_ext.reports.kinds import report_page as report_page
 from robust_ext.reports.kinds import report_text as report_text
 from robust_ext.reports.kinds import save as save
-from robust_ext.reports.page import Example as Example
+from robust_ext.reports.pictures import Example as Example

@@ -2,85 +2,128 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from robust_ext.reports import findings
-from robust_ext.reports.drawing import RANDOM, SCORE, Drawing
-from robust_ext.reports.plots import Bar, bar_plot
-from robust_ext.reports.tabular import Line, paragraph, table
-from robust_ext.reports.wording import accuracy, percent, plain, rests_on, seconds, typed
+from robust_ext.core import finding_texts as findings
+from robust_ext.core.wording import accuracy, percent, plain, rests_on, seconds, typed
+from robust_ext.reports import blocks
+from robust_ext.reports.blocks import Block, Cell, Plot, Report, Row, Section, Table, muted
+from robust_ext.reports.plots import RANDOM, SCORE, Bar, Drawing, bar_plot
 
 _SIDES = ("static", "defended")
 _TITLES = {"static": "Worst case of the static model", "defended": "Worst case of the defense"}
+_PART = (
+    "Attacks are in the order in which they were run, each on the samples that those before it left; of those that "
+    "were run on a part, no robust accuracy of their own can be stated. What is left is that of the defense after "
+    "each. The setting full runs every attack on every sample."
+)
 
 
-def text(result: Mapping[str, Any]) -> str:
-    """A row an attack, the worst cases, the gain, and warnings."""
-    rows: list[Line] = [("attack", "category", "samples", "static", "defended", "left", "deviation", "seconds")]
-    clean = [percent(result[one]["clean_accuracy"]) for one in _SIDES]
-    rows.append(("none", "clean", str(result["samples"]), *clean, clean[1], "", ""))
-    for pair in zip(*(result[one]["attacks"] for one in _SIDES), strict=True):
-        defended = pair[1]
-        accuracies = map(accuracy, pair)
-        deviation = percent(defended["deviation"]) if result["random"] else ""
-        left, count = percent(defended.get("left")), str(_samples(defended, result))
-        words = (plain(defended["name"]), plain(defended["category"]))
-        rows.append((*words, count, *accuracies, left, deviation, seconds(defended["seconds"])))
+def report(result: Row) -> Report:
+    """Return the report: an attack a row, the worst cases, the gain, and warnings."""
     worst = [accuracy(result[one]["worst_case"]) for one in _SIDES]
-    rows.append(("worst case", "all", "", *worst, worst[1], "", ""))
-    sentences = [
-        _verdict(result),
-        *_rests_on(result),
-        _cost(result),
-        *_of_part(result),
-        *(sentence for row in result["categories"] for sentence in _category(row)),
-        *_not_run(result),
-        *(f"Warning: {plain(warning)}" for warning in result["warnings"]),
-    ]
-    below = [line for sentence in sentences for line in paragraph(sentence)]
-    setup, others = findings.divided(result.get("findings", ()))
-    below += findings.lines(others)
-    above = [*paragraph(_opening(result)), *findings.lines(setup)]
-    return "\n".join([*above, "", *table(rows, words=(0, 1)), "", *below]) + "\n"
-
-
-def context(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the page's content."""
-    return {
-        "verdict": _verdict(result),
-        "warned": [
-            *_rests_on(result),
-            *result["warnings"],
-            *_not_run(result),
+    verdict, cost, drawing, table = _verdict(result), _cost(result), _bars(result), _attacks(result)
+    basis = [rests_on(result[one]["worst_case"], result["samples"], title) for one, title in _TITLES.items()]
+    warned, missing = [sentence for sentence in basis if sentence], _not_run(result)
+    whole = all(attack["robust_accuracy"] is not None for attack in result["defended"]["attacks"])
+    part = [] if whole else [_PART]
+    kinds = [kind for flag, kind in (("random", "random"), ("batch_level", "batch-level")) if result[flag]]
+    random = f" ({', '.join(kinds)})" if kinds else ""
+    opening = (
+        f"Robust accuracy in per cent of the static model and of the defense {plain(result['defense'])}"
+        f"{random}: {result['samples']} samples, {result['norm']}, epsilon "
+        f"{typed(result['epsilon'])}."
+    )
+    numbers = " ".join(
+        [
+            "Robust accuracy in per cent; intervals are exact 95% intervals of the majority of its predictions. The "
+            "worst case is that of each sample: for random defenses the attack is chosen by some predictions and "
+            "judged by fresh ones. A sample that is wrong without an attack is lost to every attack.",
+            *part,
+        ]
+    )
+    kinds_table = Table(
+        title="Categories",
+        rows=[
+            {"category": row["category"], "left under it alone": row["alone"], "left without it": row["without"]}
+            for row in result["categories"]
         ],
-        "part": _of_part(result),
-        "samples": [_samples(attack, result) for attack in result["defended"]["attacks"]],
-        "opening": _opening(result),
-        "cost": _cost(result),
-        "bars": _bars(result),
-        "rows": list(zip(*(result[one]["attacks"] for one in _SIDES), strict=True)),
-        "colours": (RANDOM, SCORE),
-    }
+    )
+    setup, others = findings.divided(result.get("findings", ()))
+    return Report(
+        title=f"Test-time defense {result['defense']}: {result['samples']} samples",
+        about="An adaptive test-time defense against its static model",
+        headline=f"{worst[1]} per cent are left of the defense, {worst[0]} of its static model",
+        first=[Block("words", verdict, "lead"), Block("words", f"{opening} {cost}"), Block("plots", [Plot(drawing)])],
+        sections=[
+            *blocks.warnings([*warned, *result["warnings"], *missing]),
+            *blocks.finding_section("What weakens the attacks", result),
+            Section(
+                "Attacks",
+                [muted(numbers), table, Block("heading", "Which kind of attack mattered"), kinds_table],
+            ),
+        ],
+        text=[
+            [opening, findings.lines(setup)],
+            [table],
+            [verdict, *warned, cost, *part, *(one for row in result["categories"] for one in _category(row)), *missing]
+            + [f"Warning: {plain(warning)}" for warning in result["warnings"]]
+            + [findings.lines(others)],
+        ],
+        badge=(
+            f"robust accuracy, {result['norm']} {typed(result['epsilon'])}",
+            f"≤ {percent(result['defended']['worst_case']['robust_accuracy'])}%",
+            "number",
+        ),
+        figure=drawing,
+    )
 
 
-def _samples(attack: Mapping[str, Any], result: Mapping[str, Any]) -> int:
-    """Return the number of samples of an attack."""
+def _attacks(result: Row) -> Table:
+    """Return the clean accuracy, a row an attack, and the worst case."""
+    static, defense = (result[one] for one in _SIDES)
+    worst, by = (static["worst_case"], defense["worst_case"]), defense["worst_case"]["by"]
+    clean = defense["clean_accuracy"]
+    rows: list[dict[str, Any]] = [
+        {
+            "attack": "none",
+            "category": "clean",
+            "samples": result["samples"],
+            "static": static["clean_accuracy"],
+            "defended": clean,
+            "left": clean,
+            "lost to it": by["clean"],
+        }
+    ]
+    for before, one in zip(static["attacks"], defense["attacks"], strict=True):
+        bounds = " to ".join(map(percent, one["interval"])) if one.get("interval") else ""
+        rows.append(
+            {
+                "attack": one["name"],
+                "category": one["category"],
+                "samples": _samples(one, result),
+                "static": accuracy(before),
+                "defended": Cell(accuracy(one), bounds),
+                "left": one.get("left"),
+                "deviation": one["deviation"] if result["random"] else "",
+                "lost to it": by[one["name"]],
+                **one["passes"],
+                "seconds": seconds(one["seconds"]),
+            }
+        )
+    left = {"static": accuracy(worst[0]), "defended": accuracy(worst[1]), "left": accuracy(worst[1])}
+    deviation = worst[1]["deviation"] if result["random"] else ""
+    rows.append({"attack": "worst case", "category": "all", **left, "deviation": deviation})
+    order = ("attack", "category", "samples", "static", "defended", "left", "deviation", "lost to it")
+    rows = [{**{title: row.get(title, "") for title in order}, **row} for row in rows]
+    return Table(title="Attacks", rows=rows, words=(0, 1), hidden=(7, 8, 9), foot=True, details=False)
+
+
+def _samples(attack: Row, result: Row) -> int:
     return int(attack.get("samples", result["samples"]))
 
 
-def _of_part(result: Mapping[str, Any]) -> list[str]:
-    """Explain the numbers of attacks that ran on a part of the samples."""
-    if all(attack["robust_accuracy"] is not None for attack in result["defended"]["attacks"]):
-        return []
-    return [
-        "Attacks are in the order in which they were run, each on the samples that those before it left; of those that "
-        "were run on a part, no robust accuracy of their own can be stated. What is left is that of the defense after "
-        "each. The setting full runs every attack on every sample."
-    ]
-
-
-def _category(row: Mapping[str, Any]) -> list[str]:
+def _category(row: Row) -> list[str]:
     """Describe the accuracy under a category alone and without it, where it is known."""
     kind, parts = plain(row["category"]), []
     if row["alone"] is not None:
@@ -91,8 +134,8 @@ def _category(row: Mapping[str, Any]) -> list[str]:
     return [f"{'; '.join(parts)}."] if parts else []
 
 
-def _not_run(result: Mapping[str, Any]) -> list[str]:
-    """The attacks that were not run, or not on all samples, by the reason why."""
+def _not_run(result: Row) -> list[str]:
+    """Return the attacks that were not run, or not on all samples, by the reason why."""
     names: dict[tuple[str, str], list[str]] = {}
     ran = {attack["name"] for attack in result["defended"]["attacks"] if _samples(attack, result)}
     for entry in (*result["refused"], *result.get("not_run", ())):
@@ -101,7 +144,7 @@ def _not_run(result: Mapping[str, Any]) -> list[str]:
     return [f"{which}: {'; '.join(several)}. {reason}" for (which, reason), several in names.items()]
 
 
-def _verdict(result: Mapping[str, Any]) -> str:
+def _verdict(result: Row) -> str:
     """Return whether the defense is more robust than its static model, in a sentence."""
     gain = result["gain"]
     low, high = gain["interval"]
@@ -113,62 +156,35 @@ def _verdict(result: Mapping[str, Any]) -> str:
     return f"No difference between the defense and its static model can be shown: {span}."
 
 
-def _rests_on(result: Mapping[str, Any]) -> list[str]:
-    """Describe the basis of the worst cases, in sentences."""
-    found = (rests_on(result[one]["worst_case"], result["samples"], title) for one, title in _TITLES.items())
-    return [sentence for sentence in found if sentence]
-
-
-def _opening(result: Mapping[str, Any]) -> str:
-    kinds = [words for flag, words in ((result["random"], "random"), (result["batch_level"], "batch-level")) if flag]
-    about = f" ({', '.join(kinds)})" if kinds else ""
-    return (
-        f"Robust accuracy in per cent of the static model and of the defense {plain(result['defense'])}{about}: "
-        f"{result['samples']} samples, {result['norm']}, epsilon {typed(result['epsilon'])}."
-    )
-
-
-def _cost(result: Mapping[str, Any]) -> str:
+def _cost(result: Row) -> str:
     cost = result["cost"]
+    used = [one for one in cost.get("networks", ()) if one["forward"]]
+    held = ", ".join(f"{one['name']} ({one['forward']:.4g} and {one['backward']:.4g})" for one in used)
+    if len(used) < 2:
+        held = "it" if not used or used[0]["name"] == "classifier" else used[0]["name"]
     return (
         f"A prediction of the defense takes {cost['seconds_ratio']:.1f} times as long as one of the static model, and "
-        f"{cost['forward']:.4g} forward and {cost['backward']:.4g} backward passes through {plain(_held(cost))}."
+        f"{cost['forward']:.4g} forward and {cost['backward']:.4g} backward passes through {plain(held)}."
     )
 
 
-def _held(cost: Mapping[str, Any]) -> str:
-    """The networks that passes go through, as text."""
-    used = [one for one in cost.get("networks", ()) if one["forward"]]
-    if len(used) < 2:
-        return "it" if not used or used[0]["name"] == "classifier" else used[0]["name"]
-    return ", ".join(f"{one['name']} ({one['forward']:.4g} and {one['backward']:.4g})" for one in used)
-
-
-def _bars(result: Mapping[str, Any]) -> Drawing:
-    """Robust accuracy under each attack and under all, of the static model and of the defense."""
-    pairs = [
-        pair
-        for pair in zip(*(result[one]["attacks"] for one in _SIDES), strict=True)
-        if all(attack["robust_accuracy"] is not None for attack in pair)
-    ]
-    names = ["clean", *(attack["name"] for attack, _ in pairs), "worst case"]
-    static, defended = (
-        [
-            result[one]["clean_accuracy"],
-            *(pair[place]["robust_accuracy"] for pair in pairs),
-            result[one]["worst_case"]["robust_accuracy"],
-        ]
-        for place, one in enumerate(_SIDES)
-    )
-    rows = [
+def _bars(result: Row) -> Drawing:
+    """Draw robust accuracy under each attack and under all, of the static model and of the defense."""
+    rows = [("clean", [result[one]["clean_accuracy"] for one in _SIDES])]
+    for pair in zip(*(result[one]["attacks"] for one in _SIDES), strict=True):
+        rows.append((pair[0]["name"], [attack["robust_accuracy"] for attack in pair]))
+    rows.append(("worst case", [result[one]["worst_case"]["robust_accuracy"] for one in _SIDES]))
+    kinds = ((RANDOM, "static"), (SCORE, "defense"))
+    bars = [
         (
             name,
             [
-                Bar(parts=[(first, RANDOM)], words=f"{percent(first)} static", hatched=True),
-                Bar(parts=[(second, SCORE)], words=f"{percent(second)} defense"),
+                Bar(parts=[(value, colour)], words=f"{percent(value)} {words}")
+                for value, (colour, words) in zip(values, kinds, strict=True)
             ],
         )
-        for name, first, second in zip(names, static, defended, strict=True)
+        for name, values in rows
+        if None not in values
     ]
     label = "Robust accuracy of the static model and of the defense under each attack and under all of them"
-    return bar_plot(rows, axis="robust accuracy, per cent", label=label, prefix="bars")
+    return bar_plot(bars, axis="robust accuracy, per cent", label=label)

@@ -2,155 +2,259 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Sequence
 
+from robust_ext.core import finding_texts as findings
 from robust_ext.core.errors import InvalidArgumentError
-from robust_ext.engine.verify import LOST, OUTCOMES
-from robust_ext.reports import findings
-from robust_ext.reports.drawing import RANDOM, SCORE, Drawing
-from robust_ext.reports.hardness import calibration_plots, depth_plots, depth_words, hardness_plots
-from robust_ext.reports.plots import Bar, bar_plot
-from robust_ext.reports.tabular import Line, paragraph, table
-from robust_ext.reports.wording import attack_title, interval, plain, seconds, share
+from robust_ext.core.wording import attack_title, count, interval, plain, seconds, share
+from robust_ext.engine.verify import LOST, OUTCOMES, UNDONE
+from robust_ext.reports import blocks
+from robust_ext.reports.blocks import Block, Cell, Part, Plot, Report, Row, Section, Table, muted
+from robust_ext.reports.hardness import hardness_section
+from robust_ext.reports.plots import (
+    COLOURS,
+    MARKERS,
+    RANDOM,
+    REST,
+    SCORE,
+    Bar,
+    Drawing,
+    Line,
+    bar_plot,
+    line_plot,
+)
 
-_HEADER = ("verdict", "attack", "test score", "R-ASR", "depth", "planted", "canaries", "seconds")
-_VERDICTS = ("passed", "failed", "inconclusive")
+_VERDICTS = {
+    "passed": "Adversarial examples were planted, and found; of several attacks, the strongest counts. This takes away "
+    "one reason to doubt the evaluation. It does not prove that no stronger attack exists.",
+    "failed": "Adversarial examples were there, and were missed. A robust accuracy measured with such an attack shows "
+    "more about the attack than about the network.",
+    "inconclusive": "The test could not separate a strong attack from a weak one here. This is no pass and no fail.",
+}
+_SKIPPED = {
+    "not_separable": (
+        "Not separable",
+        "No linear readout separated the inner points from the boundary points, so no problem could be built. Not part "
+        "of the score.",
+    ),
+    "not_planted": (
+        "Not planted",
+        "The planted example was not adversarial any more when it was checked through the whole network. Not part of "
+        "the score.",
+    ),
+}
+_CANARIES = (
+    "Canaries are planted problems posed with the wrong label: they are misclassified from the start, and leave an "
+    "attack nothing to do. An attack that moves them into the class of that label runs against predicted labels "
+    "instead of the ones it was given."
+)
+_READING = (
+    "When an attack finds no adversarial example, the network may be robust, or the attack may be weak. This test "
+    "tells the two apart. It turns the network into many small two-class problems around clean inputs, each with an "
+    "adversarial example planted within the threat model, and runs the attack on them."
+)
+_TERMS = {
+    "Test score": "The share of planted problems that the attack solved. Every one can be solved, so a strong attack "
+    "comes close to 1.",
+    "R-ASR": "The random attack success rate: what guessing at random solves on the same problems. If it is high, the "
+    "problems are easy, and a high test score shows little.",
+    "Kappa": "How close the decision boundary lies to the planted point. Towards 1, less room is left to find it.",
+}
+_TWICE = (
+    "What is planted goes undetected in the regular test, and is detected in the inverted one. An attack that passes "
+    "only one of them may ignore the detector or the classifier; its score is the lower of the two."
+)
+_DEPTHS = (
+    "Depth 1 is the planted point. A strong attack often goes many times as far, so that one which makes a tenth of "
+    "its progress still passes. Deeper problems have the same readout with the boundary moved away, and are posed "
+    "wherever a witness proves that they can be solved: a verified point found by any of the attacks, by this "
+    "project's APGD, or by Square, which needs no gradient. An attack that falls behind the broad line (proved by "
+    "witnesses) misses adversarial examples that others find."
+)
 
 
-def text(result: Mapping[str, Any]) -> str:
-    """A row an attack, or two where it went through the regular and the inverted test, and sentences below.
+def report(result: Row) -> Report:
+    """Return the report: verdict and reasons, an attack a row, and what became of the problems.
 
-    A row has the verdict, the test score and the random attack's success rate (R-ASR) with their intervals, the depth
-    up to which it solves what witnesses prove, the planted problems, the canaries it repaired of those there were, and
-    its seconds. The sentences are reasons, findings of the diagnosis that no reason states, warnings and the verdict.
+    Where an attack went through the regular and the inverted test, both have a row below its own.
     """
-    _check(result)
-    threshold = result["settings"]["threshold"]
-    one_target = len({attack["target"] for attack in result["attacks"]}) == 1
-    rows = [_HEADER, *(_row(attack, threshold, one_target) for attack in _tests(result)["attacks"])]
-    below = []
-    for attack in result["attacks"]:
-        # The verdict states the reason of a single attack.
-        if "tests" in attack or attack["reason"] != result["reason"]:
-            both = f" {attack['verdict']}, score {share(attack['score'], threshold)}." if "tests" in attack else ""
-            below += paragraph(f"{attack_title(attack)}:{both} {plain(attack['reason'])}")
-    setup, others = findings.divided(result.get("findings", ()))
-    above = findings.lines(setup)
-    unstated, leading = _unstated(result), findings.leading(others)
-    below += findings.lines(unstated)
-    for warning in result.get("warnings", ()):
-        below += paragraph(f"Warning: {plain(warning)}")
-    verdict = paragraph(f"Verdict: {result['verdict'].upper()}. {plain(result['reason'])}")
-    verdict += findings.first_to_paste(one for one in leading if one not in unstated)
-    lines = [*above, *([""] if above else []), *table(rows, words=(0, 1, 2, 3)), ""]
-    return "\n".join([*lines, *below, *([""] if below else []), *verdict, ""])
-
-
-def context(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the page's content."""
-    _check(result)
-    tests = _tests(result)
-    pairs = [] if tests is result else result["attacks"]
-    return {
-        "result": tests,
-        "headline": _headline(result),
-        "whole": result,
-        "tested_twice": pairs,
-        "OUTCOMES": {key: words for key, words in OUTCOMES.items() if _shown(key, tests, pairs=bool(pairs))},
-        "threshold": result["settings"]["threshold"],
-        "score_plot": _score_plot(tests),
-        "depths": list(depth_plots(tests)),
-        "depth_words": depth_words,
-        "of_fewer": of_fewer,
-        "hardness": list(hardness_plots(tests)),
-        "calibration": list(calibration_plots(tests)),
-    }
-
-
-def _headline(result: Mapping[str, Any]) -> str:
-    """The verdict, with how many attacks pass where only some do."""
-    passed, every = sum(attack["verdict"] == "passed" for attack in result["attacks"]), len(result["attacks"])
-    return str(result["verdict"]) if passed in (0, every) else f"{result['verdict']}: {passed} of {every} attacks pass"
-
-
-def _unstated(result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The findings that lead, but for those that a reason states."""
-    reasons = " ".join(attack["reason"] for attack in result["attacks"])
-    stated = {finding["code"] for finding in result.get("findings", ()) if findings.sentence(finding) in reasons}
-    return [
-        finding
-        for finding in findings.leading(findings.divided(result.get("findings", ()))[1])
-        if finding["code"] not in stated
-    ]
-
-
-def _shown(outcome: str, result: Mapping[str, Any], *, pairs: bool) -> bool:
-    """Return whether an outcome is shown: those that any test may have, and others where they occurred."""
-    if outcome == "rejected":
-        return pairs
-    rare = outcome in ("non_finite_logits", *LOST)
-    return not rare or any(attack["outcomes"].get(outcome) for attack in result["attacks"])
-
-
-def _check(result: Mapping[str, Any]) -> None:
     for owner in (result, *result["attacks"]):
         if owner.get("verdict") not in _VERDICTS:
             raise InvalidArgumentError("verdict", owner.get("verdict"), "one of " + ", ".join(map(repr, _VERDICTS)))
-
-
-def _tests(result: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A result in which every test of every attack is an entry; a result of one test is returned as it is."""
-    if not any("tests" in attack for attack in result["attacks"]):
-        return result
-    entries = [
-        {**one, "name": f"{attack['name']} ({test})"}
-        for attack in result["attacks"]
-        for test, one in attack["tests"].items()
+    attacks, verdict, threshold = result["attacks"], result["verdict"], result["settings"]["threshold"]
+    twice = any("tests" in attack for attack in attacks)
+    tests = [
+        {**one, "name": f"{attack['name']} ({test})"} if test else one
+        for attack in attacks
+        for test, one in attack.get("tests", {"": attack}).items()
     ]
-    return {**result, "attacks": entries}
-
-
-def _row(attack: Mapping[str, Any], threshold: float, one_target: bool) -> Line:
-    """The cells of one attack, in the order of the header; a target that all share leaves room for the name."""
-    canaries = attack["canaries"]
-    return (
-        attack["verdict"],
-        plain(attack["name"]) if one_target else attack_title(attack),
-        f"{share(attack['score'], threshold)} {interval(attack['score_interval'], decimals=2)}".rstrip(),
-        f"{share(attack['random_score'], threshold)} {interval(attack['random_score_interval'], decimals=2)}".rstrip()
-        + of_fewer(attack),
-        depth_words(attack),
-        str(attack["samples"]),
-        f"{canaries['repaired']} of {canaries['planted']}" if canaries["planted"] else "-",
-        seconds(attack["seconds"]["total"]),
+    passed = sum(attack["verdict"] == "passed" for attack in attacks)
+    table, bars = _attacks(attacks, threshold), _bars(tests, threshold)
+    confidence = 100 * result["settings"].get("confidence", 0.95)
+    caption = (
+        f"Solid bars: test score. Hatched bars: R-ASR on the same problems. Thin lines: {confidence:g}% intervals. "
+        f"Dashed line: the test score needed to pass, {threshold}."
+    )
+    reasons = Block("terms", [(f"{attack_title(one)}: {one['verdict']}", one["reason"]) for one in attacks])
+    reading = [Block("words", _READING), Block("terms", _TERMS.items())]
+    return Report(
+        title=f"Binarization test: {verdict}",
+        about=f"Binarization test of {count(len(attacks), 'attack')}{' on a classifier with a detector' * twice}",
+        headline=verdict if passed in (0, len(attacks)) else f"{verdict}: {passed} of {len(attacks)} attacks pass",
+        verdict=verdict,
+        first=[Block("words", result["reason"]), muted(_VERDICTS[verdict])],
+        sections=[
+            *blocks.finding_section(f"What weakens the attack{'s' * (len(attacks) > 1)}, and what to do", result),
+            *blocks.warnings(result.get("warnings", ())),
+            Section("Does each attack find what was planted?", blocks.halves([Plot(bars, "", caption)], reading)),
+            Section("Attacks", [*([muted(_TWICE)] if twice else []), table, reasons]),
+            _outcomes(tests, twice),
+            *_depths(result, tests),
+            *hardness_section(result, tests),
+            *blocks.pictures("Examples"),
+        ],
+        text=_text(result, table),
+        badge=("attack finds what is planted", verdict, verdict),
+        figure=bars,
     )
 
 
-def of_fewer(attack: Mapping[str, Any]) -> str:
-    """Describe the number of problems behind an R-ASR, where random search did not run on all."""
-    searched = attack.get("random_samples", attack["samples"])
-    return "" if searched == attack["samples"] else f" of {searched}"
+def _text(result: Row, table: Table) -> list[list[Part]]:
+    """Return the table, reasons, findings that no reason states, warnings, and the verdict."""
+    setup, others = findings.divided(result.get("findings", ()))
+    reasons = " ".join(attack["reason"] for attack in result["attacks"])
+    stated = {one["code"] for one in result.get("findings", ()) if findings.sentence(one) in reasons}
+    leading = findings.leading(others)
+    unstated = [one for one in leading if one["code"] not in stated]
+    above, found = findings.lines(setup), findings.lines(unstated)
+    # The verdict states the reason of a single attack.
+    why = [one for one in result["attacks"] if "tests" in one or one["reason"] != result["reason"]]
+    below = [f"{attack_title(one)}: {plain(one['reason'])}" for one in why]
+    warned = [f"Warning: {plain(warning)}" for warning in result.get("warnings", ())]
+    verdict = f"Verdict: {result['verdict'].upper()}. {plain(result['reason'])}"
+    pasted = findings.first_to_paste(one for one in leading if one not in unstated)
+    return [[above], [table], [*below, found, *warned], [verdict, pasted]]
 
 
-def _score_plot(result: Mapping[str, Any]) -> Drawing:
-    """Bars of every attack's test score and R-ASR, with their intervals and the threshold."""
-    threshold = result["settings"]["threshold"]
+def _attacks(attacks: Sequence[Row], threshold: float) -> Table:
+    rows = []
+    for attack in attacks:
+        tests = attack.get("tests", {"": attack})
+        if "" not in tests:
+            # An attack that was tested twice has no numbers of its own but its score.
+            score = share(attack["score"], threshold)
+            rows.append({"attack": attack_title(attack), "verdict": attack["verdict"], "test score": score})
+        for name, one in tests.items():
+            canaries, searched = one["canaries"], one.get("random_samples", one["samples"])
+            # Random search need not run on all problems.
+            fewer = "" if searched == one["samples"] else f" of {searched}"
+            row = {
+                "attack": f"  {name}" if name else attack_title(one),
+                "verdict": one["verdict"],
+                "test score": Cell(share(one["score"], threshold), interval(one["score_interval"])),
+                "R-ASR": Cell(share(one["random_score"], threshold), interval(one["random_score_interval"]) + fewer),
+                "depth": depth_words(one),
+                "planted": f"{one['samples']} of {one['planting']['samples']}" if "planting" in one else one["samples"],
+                "canaries": f"{canaries['repaired']} of {canaries['planted']}" if canaries["planted"] else "-",
+                "seconds": seconds(one["seconds"]["total"]),
+            }
+            rows.append(row)
+    return Table(title="Attacks", rows=rows, words=(0, 1))
 
-    def bar(attack: Mapping[str, Any], kind: str, words: str, colour: str) -> Bar:
+
+def _outcomes(tests: Sequence[Row], twice: bool) -> Section:
+    """Return the outcomes that any test may have, and others where they occurred."""
+    rare = ("non_finite_logits", UNDONE, *LOST)
+    shown = {
+        key: meaning
+        for key, meaning in OUTCOMES.items()
+        if (twice if key == "rejected" else key not in rare or any(one["outcomes"].get(key) for one in tests))
+    }
+    rows = []
+    for one in tests:
+        found = {title: one["outcomes"].get(key, 0) for key, (title, _) in shown.items()}
+        skipped = {title: one[key] for key, (title, _) in _SKIPPED.items()}
+        rows.append({"attack": attack_title(one), **found, **skipped})
+    meanings = [*shown.values(), *_SKIPPED.values(), ("Canaries repaired", _CANARIES)]
+    checked = muted("Every candidate is checked again here; what an attack reports of its own success does not count.")
+    table = Table(title="Outcomes", rows=rows)
+    return Section("What became of the problems", [checked, table, Block("terms", meanings, "columns")])
+
+
+def _bars(tests: Sequence[Row], threshold: float) -> Drawing:
+    """Return bars of every attack's test score and R-ASR, with their intervals and the threshold."""
+
+    def bar(attack: Row, kind: str, words: str, colour: str) -> Bar:
         value = attack[kind]
         shown = "no" if value is None else share(value, threshold)
         parts = [] if value is None else [(value, colour)]
-        return Bar(parts=parts, words=f"{shown} {words}", hatched=colour == RANDOM, interval=attack[f"{kind}_interval"])
+        return Bar(parts=parts, words=f"{shown} {words}", interval=attack[f"{kind}_interval"])
 
     rows = [
-        (attack_title(attack), [bar(attack, "score", "score", SCORE), bar(attack, "random_score", "R-ASR", RANDOM)])
-        for attack in result["attacks"]
+        (attack_title(one), [bar(one, "score", "score", SCORE), bar(one, "random_score", "R-ASR", RANDOM)])
+        for one in tests
     ]
+    line = (threshold, f"pass from {threshold:g}")
     return bar_plot(
-        rows,
-        axis="share of planted problems solved",
-        label="Test score and R-ASR of each attack",
-        prefix="score",
-        line=(threshold, f"pass from {threshold:g}"),
+        rows, axis="share of planted problems solved", label="Test score and R-ASR of each attack", line=line
+    )
+
+
+def depth_words(attack: Row) -> str:
+    """Return the depth up to which an attack solves what is proved, with a plus where nothing deeper was posed."""
+    depth, depths = attack.get("depth"), attack.get("depths") or []
+    return "-" if depth is None else f"{depth:g}{'+' if depth == depths[-1]['depth'] else ''}"
+
+
+def _depths(result: Row, tests: Sequence[Row]) -> list[Section]:
+    """Return plots of a few attacks each, which would not be told apart otherwise, and all numbers."""
+    deeper = [one for one in tests if len(one.get("depths") or []) > 1]
+    if not deeper:
+        return []
+    threshold, posed = result["settings"]["threshold"], {*result["settings"].get("depths", ())}
+    groups = [deeper[start : start + len(COLOURS)] for start in range(0, len(deeper), len(COLOURS))]
+    column = (
+        f"The column depth of the attacks' table has the depth up to which an attack solves {threshold} of what is "
+        "proved; a plus marks the deepest one that was posed to it."
+    )
+    rows = [
+        {
+            "attack": attack_title(one),
+            "at depth": f"{row['depth']:g}",
+            "proved": row["problems"],
+            "solved": row["found"],
+            "score": Cell(share(row["score"], threshold), interval(row["score_interval"])),
+            "R-ASR": share(row["random_score"], threshold),
+            "proved by others": row["problems_by_others"],
+            "of these solved": row["found_by_others"],
+        }
+        for one in tests
+        for row in one.get("depths") or ()
+    ]
+    table = Table(title="Depths", rows=rows)
+    shown = blocks.halves(
+        [Plot(_depth_plot(group, posed)) for group in groups], [Block("words", _DEPTHS), muted(column)]
+    )
+    return [Section("How deep does each attack go?", [*shown, table])]
+
+
+def _depth_plot(attacks: Sequence[Row], posed: set[float]) -> Drawing:
+    """Draw the share of samples that each attack solves at every depth, and the share that is proved to be solvable."""
+    depths = sorted({row["depth"] for attack in attacks for row in attack["depths"]} | posed)
+
+    def shares(attack: Row, key: str) -> list[float]:
+        # Nothing was posed, and so nothing solved, at the other depths.
+        known = {row["depth"]: row[key] / (row.get("samples", attack["samples"]) or 1) for row in attack["depths"]}
+        return [known.get(depth, 0.0) for depth in depths]
+
+    # Attacks may have been stopped after other samples; what is proved is shown for the one that took most.
+    most = max(attacks, key=lambda attack: attack["samples"])
+    lines: list[Line] = [("proved by witnesses", depths, shares(most, "problems"), {"color": REST, "linewidth": 4.5})]
+    for number, attack in enumerate(attacks):
+        style = {"color": COLOURS[number], "marker": MARKERS[number], "linestyle": "--" if number % 2 else "-"}
+        lines.append((attack_title(attack), depths, shares(attack, "found"), style))
+    label = "Share of planted samples solved against the depth of the boundary"
+    ticks, place = (depths, [f"{depth:g}" for depth in depths]), (depths[0] / 1.15, depths[-1] * 1.15)
+    return line_plot(
+        lines, label=label, ticks=ticks, xscale="log", xlabel="depth of the boundary", xlim=place, ylim=(0, 1.02)
     )

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from robust_ext.core.tabular import table
 from robust_ext.registry.base import AttackListing
-from robust_ext.reports.page import render
-from robust_ext.reports.tabular import table
+from robust_ext.reports.kinds import template
 
 _HEADER = ("attack", "target", "outcome", "norm", "verified", "one by one", "seconds", "forward", "backward")
 
@@ -64,7 +64,7 @@ def matrix_page(listings: Mapping[str, Sequence[AttackListing]], cells: Mapping[
         ]
         for library, listed in listings.items()
     }
-    return render("attacks.md.jinja", {"libraries": libraries})
+    return template("attacks.md.jinja").render(libraries=libraries).rstrip() + "\n"
 
 
 def _cells_of(listing: AttackListing, *outcomes: str) -> list[str]:

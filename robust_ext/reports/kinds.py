@@ -1,72 +1,50 @@
-"""Outputs for each kind of result: text, a page, files in a folder; each file appears whole or not at all."""
+"""Outputs for each kind of result: text, a page, a badge, files in a folder; each file appears whole or not at all."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import html
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+import unicodedata
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from robust_ext.core.errors import InvalidArgumentError
-from robust_ext.core.files import make_folder, remove_drafts, replace_file
-from robust_ext.reports import (
-    adaptive,
-    badges,
-    binarization,
-    casestudies,
-    diagnosis,
-    findings,
-    mead_page,
-    mead_text,
-    robust_accuracy,
-    timing,
-)
-from robust_ext.reports.drawing import Drawing
-from robust_ext.reports.page import Example, render
-from robust_ext.reports.tabular import paragraph
+from robust_ext.core import finding_texts as findings
+from robust_ext.core.errors import InvalidArgumentError, MissingDependencyError, printable
+from robust_ext.core.files import make_folder, replace_file
+from robust_ext.core.tabular import paragraph
+from robust_ext.core.wording import plain, retyped, typed
+from robust_ext.engine.verify import OUTCOMES
+from robust_ext.reports import adaptive, binarization, casestudies, diagnosis, evaluate, mead, robust_accuracy, timing
+from robust_ext.reports.blocks import Block, Report, Section
+from robust_ext.reports.pictures import Example, panels
+from robust_ext.reports.plots import Drawing
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 Result = Mapping[str, Any]
 
 FORMAT = 2
 """Of ``result.json``; grows where a reader of an older one would go wrong. Files without it are of format 1."""
 
-
-class _Kind(NamedTuple):
-    """A kind of result: its text, template and content, main figure, badge and rows."""
-
-    text: Callable[[Result], str]
-    context: Callable[[Result], Mapping[str, Any]]
-    template: str
-    figure: str
-    badge: Callable[[Result], badges.Words]
-    row: str = ""
-
-
+# The report of each kind, and of what it has one or more.
 _KINDS = {
-    "binarization": _Kind(
-        binarization.text,
-        binarization.context,
-        "binarization.html.jinja",
-        "score_plot",
-        badges.binarization,
-        "attack",
-    ),
-    "mead": _Kind(mead_text.text, mead_page.context, "mead.html.jinja", "summary_plot", badges.mead, "detector"),
-    "robust_accuracy": _Kind(
-        robust_accuracy.text,
-        robust_accuracy.context,
-        "robust_accuracy.html.jinja",
-        "curves",
-        badges.robust_accuracy,
-        "attack",
-    ),
-    "case_studies": _Kind(
-        casestudies.text, casestudies.context, "casestudies.html.jinja", "score_plot", badges.case_studies
-    ),
-    "diagnosis": _Kind(diagnosis.text, diagnosis.context, "diagnosis.html.jinja", "figure", badges.diagnosis),
-    "test_time": _Kind(adaptive.text, adaptive.context, "adaptive.html.jinja", "bars", badges.adaptive),
+    "binarization": (binarization.report, "attack"),
+    "mead": (mead.report, "detector"),
+    "robust_accuracy": (robust_accuracy.report, "attack"),
+    "evaluation": (evaluate.report, ""),
+    "case_studies": (casestudies.report, ""),
+    "diagnosis": (diagnosis.report, ""),
+    "test_time": (adaptive.report, ""),
 }
+_LONGEST_BADGE = 40
 
 
 def report_text(result: Result) -> str:
@@ -74,8 +52,8 @@ def report_text(result: Result) -> str:
 
     It is refused where its kind or verdict is none, or where it has no attacks or detectors.
     """
-    words = paragraph(timing.sentence(result)) if "time" in result else []
-    return "\n".join([_kind_of(result).text(result), *words, ""]) if words else _kind_of(result).text(result)
+    took = ["", *paragraph(timing.sentence(result)), ""] if "time" in result else [""]
+    return "\n".join([*_report(result).lines(), *took])
 
 
 def report_page(result: Result, examples: Sequence[Example] = ()) -> str:
@@ -83,20 +61,48 @@ def report_page(result: Result, examples: Sequence[Example] = ()) -> str:
 
     Examples are shown in their order; those that are no images are counted in a note.
     """
-    kind = _kind_of(result)
-    return render(kind.template, {"result": result, **timing.context(result), **kind.context(result)}, examples)
+    report = _report(result)
+    sections = [*report.sections, *timing.sections(result), _repeat(result)]
+    images = [(one, panels(one)) for one in examples if one.is_image]
+    sections = [section for section in sections if examples or section.blocks != [Block("pictures", None)]]
+    shown = {"report": report, "sections": sections, "examples": images, "left_out": len(examples) - len(images)}
+    return template("page.html.jinja").render(shown).rstrip() + "\n"
 
 
 def badge(result: Result) -> str:
     """A small SVG for a README: the verdict, or the main number without one; escaped, and of no other file."""
-    return badges.draw_badge(_kind_of(result).badge(result))
+    *words, verdict = _report(result).badge
+    about, found = (
+        text if len(text) <= _LONGEST_BADGE else f"{text[: _LONGEST_BADGE - 1]}…" for text in map(plain, words)
+    )
+    left, right = (round(sum(map(_width, text))) + 12 for text in (about, found))
+    title, whole = html.escape(f"{about}: {found}"), left + right
+    texts = "".join(
+        f'<text x="{place}" y="14" textLength="{length}" lengthAdjust="spacingAndGlyphs">{html.escape(text)}</text>'
+        for place, length, text in ((6, left - 12, about), (left + 6, right - 12, found))
+    )
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{whole}" height="20" role="img" aria-label="{title}">'
+        f'<title>{title}</title><rect width="{whole}" height="20" rx="3" fill="{_BADGE[verdict]}"/>'
+        f'<path d="M3 0H{left}V20H3a3 3 0 0 1 -3 -3V3a3 3 0 0 1 3 -3z" fill="#3e4c59"/>'
+        f'<g fill="#ffffff" font-family="Verdana,DejaVu Sans,sans-serif" font-size="11">{texts}</g></svg>\n'
+    )
+
+
+_BADGE = {"passed": "#00664d", "failed": "#a33600", "inconclusive": "#4c4a7d", "number": "#12355b"}
+
+
+def _width(char: str) -> float:
+    """Return about what a letter takes at 11 pixels; texts are then stretched to it."""
+    if unicodedata.east_asian_width(char) in "WF":
+        return 11.0
+    return 3.9 if char in "ijlI.,:;'|! ()[]" else 9.6 if char in "mwMW%" else 6.9
 
 
 def figure(result: Result) -> Drawing:
     """The main figure of the page; InvalidArgumentError where there is nothing to draw."""
-    kind = _kind_of(result)
-    found = kind.context(result)[kind.figure]
-    if not isinstance(found, Drawing):
+    found = _report(result).figure
+    if found is None:
         raise InvalidArgumentError("result", "no attack that was run", "at least one attack that made queries, to plot")
     return found
 
@@ -114,21 +120,83 @@ def save(result: Result, folder: str | os.PathLike[str], examples: Sequence[Exam
     the operating system refuses.
     """
     content = json.dumps({"format": FORMAT, **result}, indent=2, allow_nan=False) + "\n"
-    page, small = report_page(result, examples), badge(result)
+    made = {"result.json": content, "report.html": report_page(result, examples), "badge.svg": badge(result)}
     folder = Path(folder)
     make_folder(folder)
-    remove_drafts(folder)
-    replace_file(folder / "result.json", content)
-    replace_file(folder / "report.html", page)
-    replace_file(folder / "badge.svg", small)
+    for name, text in made.items():
+        replace_file(folder / name, text)
 
 
-def _kind_of(result: Result) -> _Kind:
+def _report(result: Result) -> Report:
     name = result.get("kind")
     if name not in _KINDS:
         raise InvalidArgumentError("result['kind']", name, f"one of {', '.join(map(repr, _KINDS))}")
-    kind = _KINDS[name]
-    rows = result.get(f"{kind.row}s")
-    if kind.row and (not isinstance(rows, Sequence) or isinstance(rows, str) or not rows):
-        raise InvalidArgumentError(f"result['{kind.row}s']", rows, f"a list with at least one {kind.row}")
-    return kind
+    make, row = _KINDS[name]
+    rows = result.get(f"{row}s")
+    if row and (not isinstance(rows, Sequence) or isinstance(rows, str) or not rows):
+        raise InvalidArgumentError(f"result['{row}s']", rows, f"a list with at least one {row}")
+    return _with_criterion(make(result), result)
+
+
+def _with_criterion(report: Report, result: Result) -> Report:
+    """The report, with what counts as success in front where that is another criterion than misclassification."""
+    if "criterion" not in result:
+        return report
+    words = f"Success of an attack here: {plain(result['criterion'])}."
+    if result["kind"] == "evaluation":
+        words += " The test behind the certificate plants two classes of its own, for which this does not count."
+    return replace(report, first=[Block("words", words), *report.first], text=[[words], *report.text])
+
+
+def _repeat(result: Result) -> Section:
+    """Return the settings, versions and seed that repeat a run."""
+    made = {"seed": result["seed"]} if "seed" in result else {}
+    if "isolated" in result:
+        made["each attack in a process of its own"] = result["isolated"]
+    pairs = {"Settings": result["settings"], "Versions and seed": {**made, **result["versions"]}}
+    shown = {
+        title: [(key, _setting(one)) for key, one in values.items() if not key.endswith(("_code", "_behaviour"))]
+        for title, values in pairs.items()
+    }
+    return Section("To repeat this run", [Block("pairs", shown)])
+
+
+def _setting(value: object) -> str:
+    """Return a setting as text; numbers in full, so that a run can be repeated from its page."""
+    if value is None or value == [] or value == ():
+        return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return ", ".join(map(_setting, value)) if isinstance(value, (list, tuple)) else str(value)
+
+
+@cache
+def template(name: str) -> Template:
+    """Return the template of this name; in HTML everything is escaped that is not marked as markup."""
+    try:
+        from jinja2 import Environment, PackageLoader, StrictUndefined
+        from markupsafe import Markup, escape
+    except ImportError as error:
+        raise MissingDependencyError('A report page needs jinja2: pip install "robust-ext[cli]"') from error
+    environment = Environment(
+        loader=PackageLoader("robust_ext", "reports"),
+        autoescape=name.endswith(".html.jinja"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        # Markup is a subclass of str and passes; a name with a control character or half a surrogate is made printable.
+        finalize=lambda value: retyped(plain(value)) if type(value) is str else value,
+    )
+    script = files("robust_ext.reports").joinpath("sort.js").read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    environment.globals.update(OUTCOMES=OUTCOMES, script=Markup(script), script_digest=f"sha256-{digest}")
+    environment.filters.update(
+        typed=typed,
+        to_paste=findings.to_paste,
+        failed=findings.failed,
+        label=findings.label,
+        subject=findings.subject,
+        # Lines as they are, with their indentation.
+        code=lambda text: escape(retyped(printable(text))),
+    )
+    return environment.get_template(name)

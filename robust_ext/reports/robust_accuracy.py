@@ -2,63 +2,102 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import inf
 from statistics import median
 from typing import Any
 
-from robust_ext.reports import findings
-from robust_ext.reports.drawing import COLOURS, INK, MARKERS, MUTED, Drawing, draw
-from robust_ext.reports.tabular import Line, paragraph, table
-from robust_ext.reports.wording import accuracy, percent, plain, rests_on, seconds, typed
+from robust_ext.core import finding_texts as findings
+from robust_ext.core.wording import accuracy, count, percent, plain, rests_on, seconds, typed
+from robust_ext.reports import blocks
+from robust_ext.reports.blocks import Block, Cell, Plot, Report, Row, Section, Table, muted
+from robust_ext.reports.plots import COLOURS, DASHED, INK, MARKERS, MUTED, Drawing, Line, line_plot
 
 
-def text(result: Mapping[str, Any]) -> str:
-    """A row an attack, a column a budget, in per cent.
-
-    Above are the findings of the diagnosis. The last row is the worst case over all attacks, sample by sample. ``above
-    best`` is how far an attack's robust accuracy lies above that of the best single attack: the mean over budgets, and
-    the maximum. Below is what the worst case rests on, and warnings.
-    """
-    epsilons = [typed(row["epsilon"]) for row in result["worst_case"]]
-    rows: list[Line] = [("attack", *epsilons, "above best", "median", "seconds")]
-    for attack in result["attacks"]:
-        rows.append(
-            (
-                plain(attack["name"]),
-                *map(accuracy, attack["robust_accuracy"]),
-                f"{percent(attack['difference']['mean'])} / {percent(attack['difference']['maximum'])}",
-                _median(attack["distances"]),
-                seconds(attack["seconds"]),
-            )
-        )
-    rows.append(("worst case", *map(accuracy, result["worst_case"]), "", "", ""))
-    opening = (
-        f"Robust accuracy in per cent, {result['norm']}, by epsilon; {result['samples']} samples, clean accuracy "
-        f"{percent(result['clean_accuracy'])}."
+def report(result: Row) -> Report:
+    """Return the report: an attack a row, a budget a column, and the worst case sample by sample as the last row."""
+    attacks, worst, samples = result["attacks"], result["worst_case"], result["samples"]
+    clean, table, bound = percent(result["clean_accuracy"]), _numbers(result), worst[-1]
+    meaning, drawing, number = _meaning(result), _curves(result), count(len(attacks), "attack")
+    strongest = min(attacks, key=lambda attack: attack["difference"]["mean"])
+    basis = [rests_on(row, samples, f"Worst case at epsilon {typed(row['epsilon'])}") for row in worst]
+    warned = [sentence for sentence in basis if sentence]
+    given = list(result.get("warnings", ()))
+    lead = (
+        f"{samples} samples, perturbations in {result['norm']}. At epsilon {typed(bound['epsilon'])}, "
+        f"{accuracy(bound)} per cent are classified correctly and no verified adversarial example of them was found "
+        f"by the {number} that {'was' if len(attacks) == 1 else 'were'} run: an upper bound of what other attacks "
+        f"leave. The strongest single attack is {strongest['name']}, on average "
+        f"{percent(strongest['difference']['mean'])} points above the best one at each epsilon."
     )
-    above = findings.lines(result.get("findings", ()))
-    above += [line for words in _meaning(result) for line in paragraph(words)]
-    head = [*paragraph(opening), "", *above, *([""] if above else [])]
-    sentences = [*_rests_on(result), *(f"Warning: {plain(warning)}" for warning in result.get("warnings", ()))]
-    below = [line for sentence in sentences for line in ("", *paragraph(sentence))]
-    return "\n".join([*head, *table(rows, words=(0,)), *below]) + "\n"
+    numbers = (
+        "Robust accuracy in per cent by epsilon; intervals are exact 95% intervals. Above best: how far an attack lies "
+        "above the lowest robust accuracy of all attacks at the same epsilon, on average and at most."
+    )
+    above = [f"Warning: {words}" for words in findings.sentences(result.get("findings", ()))]
+    opening = f"Robust accuracy in per cent, {result['norm']}, by epsilon; {samples} samples, clean accuracy {clean}."
+    run = [
+        {
+            "attack": one["name"],
+            "settings": one["description"],
+            "kind": one["kind"],
+            "what became of the candidates": blocks.outcomes(one.get("outcomes", {})),
+            "passes forward": one["passes"]["forward"],
+            "backward": one["passes"]["backward"],
+        }
+        for one in attacks
+    ]
+    return Report(
+        title=f"Robust accuracy: {number}, {samples} samples",
+        about=f"Robust accuracy under {number}",
+        headline=f"How much is left of {clean} per cent?",
+        first=[
+            *(Block("words", words, "warn") for words in (*above, *meaning)),
+            Block("words", lead, "lead"),
+            Block("plots", [Plot(drawing)]),
+        ],
+        sections=[
+            *blocks.finding_section(f"What weakens the attack{'s' * (len(attacks) > 1)}, and what to do", result),
+            *blocks.warnings([*warned, *given]),
+            Section("Numbers", [muted(numbers + _success(result)), table]),
+            Section("What was run", [Table(title="What was run", rows=run, words=(0, 1, 2, 3))]),
+        ],
+        text=[
+            [opening],
+            [findings.lines(result.get("findings", ())), *meaning],
+            [table, _success(result).strip()],
+            *([words] for words in (*warned, *(f"Warning: {plain(words)}" for words in given))),
+        ],
+        badge=(
+            f"robust accuracy, {result['norm']} {typed(bound['epsilon'])}",
+            f"≤ {percent(bound['robust_accuracy'])}%",
+            "number",
+        ),
+        figure=drawing,
+    )
 
 
-def context(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the page's content."""
-    return {
-        "curves": _curves(result),
-        "colours": [(attack["name"], _style(number)[0]) for number, attack in enumerate(result["attacks"])],
-        "medians": [_median(attack["distances"]) for attack in result["attacks"]],
-        "rests_on": _rests_on(result),
-        "above": findings.sentences(result.get("findings", ())),
-        "meaning": _meaning(result),
-        "strongest": min(result["attacks"], key=lambda attack: attack["difference"]["mean"]),
-    }
+def _numbers(result: Row) -> Table:
+    rows = []
+    for one in [*result["attacks"], {"name": "worst case", "robust_accuracy": result["worst_case"]}]:
+        row = {"attack": one["name"]}
+        for left in one["robust_accuracy"]:
+            row[typed(left["epsilon"])] = Cell(accuracy(left), " to ".join(map(percent, left["interval"])))
+        if "difference" in one:
+            row["above best"] = " / ".join(percent(one["difference"][key]) for key in ("mean", "maximum"))
+            row |= {"median distance": _median(one["distances"]), "seconds": seconds(one["seconds"])}
+        rows.append(row)
+    return Table(title="Numbers", rows=rows, foot=True, details=False)
 
 
-def _meaning(result: Mapping[str, Any]) -> list[str]:
+def _success(result: Row) -> str:
+    """Return the attack success rate in a sentence; nothing where no sample is right to begin with."""
+    clean, rows = result["clean_accuracy"], result["worst_case"]
+    rates = [f"{percent(1 - row['robust_accuracy'] / clean)} at {typed(row['epsilon'])}" for row in rows if clean]
+    return f" Attack success rate in the worst case: {', '.join(rates)} (of samples right to begin with)." * bool(rates)
+
+
+def _meaning(result: Row) -> list[str]:
     """Explain the numbers of weakened attacks; nothing where none is weak or nothing is left."""
     setup, faults = findings.divided(result.get("findings", ()))
     if findings.weighty(setup):
@@ -79,62 +118,44 @@ def _meaning(result: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _rests_on(result: Mapping[str, Any]) -> list[str]:
-    """Describe the basis of the worst case at each budget, in sentences."""
-    found = (
-        rests_on(row, result["samples"], f"Worst case at epsilon {typed(row['epsilon'])}")
-        for row in result["worst_case"]
-    )
-    return [sentence for sentence in found if sentence]
+def _curves(result: Row) -> Drawing:
+    """Draw robust accuracy over epsilon of every attack, and the worst case with its intervals."""
+    worst, clean = result["worst_case"], [(0.0, 100 * result["clean_accuracy"])]
+    lines: list[Line] = []
+    for number, attack in enumerate(result["attacks"]):
+        points = [*clean, *((row["epsilon"], 100 * row["robust_accuracy"]) for row in attack["robust_accuracy"])]
+        xs, ys = zip(*points, strict=True)
+        style = {"marker": MARKERS[number % len(MARKERS)], "markersize": 4, "color": COLOURS[number % len(COLOURS)]}
+        lines.append((attack["name"], xs, ys, style))
+    epsilons = [row["epsilon"] for row in worst]
+    style = {"color": INK, "linewidth": 2.2, "linestyle": DASHED}
+    name = "worst case, with its 95% interval"
+    lines.append((name, epsilons, [100 * row["robust_accuracy"] for row in worst], style))
 
-
-def _style(number: int) -> tuple[str, str]:
-    return COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
-
-
-def _curves(result: Mapping[str, Any]) -> Drawing:
-    """Robust accuracy over epsilon of every attack, and the worst case with its intervals, as SVG."""
-
-    def paint(axes: Any) -> None:
-        for number, attack in enumerate(result["attacks"]):
-            colour, marker = _style(number)
-            rows = [{"epsilon": 0.0, "robust_accuracy": result["clean_accuracy"]}, *attack["robust_accuracy"]]
-            xs, ys = [row["epsilon"] for row in rows], [100 * row["robust_accuracy"] for row in rows]
-            axes.plot(xs, ys, color=colour, marker=marker, markersize=4, linewidth=1.4, label=f"name-{number}")
-        worst = result["worst_case"]
-        xs = [row["epsilon"] for row in worst]
+    def extra(axes: Any) -> None:
         low, high = ([100 * row["interval"][end] for row in worst] for end in (0, 1))
-        axes.fill_between(xs, low, high, color=MUTED, alpha=0.16, linewidth=0)
-        axes.plot(
-            xs,
-            [100 * row["robust_accuracy"] for row in worst],
-            color=INK,
-            linewidth=2.2,
-            linestyle=(0, (4, 2)),
-            label="worst case",
-        )
-        axes.set(ylim=(0, 102), xlim=(0, max(xs) * 1.02))
-        ticks = _ticks(xs)
-        axes.set_xticks(ticks, list(map(typed, ticks)))
-        axes.set(xlabel=f"epsilon ({result['norm']})", ylabel="robust accuracy, per cent")
-        axes.grid(visible=True)
+        axes.fill_between(epsilons, low, high, color=MUTED, alpha=0.16, linewidth=0)
 
-    label = "Robust accuracy over epsilon of each attack, and the worst case over all of them"
-    names = [plain(attack["name"]) for attack in result["attacks"]]
-    return draw("curves", (5.0, 3.2), (0.6, 0.5, 4.25, 2.55), paint, label, names)
-
-
-def _ticks(epsilons: Sequence[float]) -> list[float]:
-    """0 and those of the budgets whose labels do not touch."""
     ticks = [0.0]
     for epsilon in sorted(epsilons):
+        # Labels of closer ones would touch.
         if epsilon - ticks[-1] >= max(epsilons) / 12:
             ticks.append(epsilon)
-    return ticks
+    return line_plot(
+        lines,
+        label="Robust accuracy over epsilon of each attack, and the worst case over all of them",
+        size=(5.6, 3.2),
+        ticks=(ticks, list(map(typed, ticks))),
+        extra=extra,
+        ylim=(0, 102),
+        xlim=(0, max(epsilons) * 1.02),
+        xlabel=f"epsilon ({result['norm']})",
+        ylabel="robust accuracy, per cent",
+    )
 
 
 def _median(distances: Sequence[float | None] | None) -> str:
-    """The median of the smallest perturbations; without one where half of the samples have none."""
+    """Return the median of the smallest perturbations; without one where half of the samples have none."""
     if distances is None:
         return "-"
     middle = median(inf if value is None else value for value in distances)

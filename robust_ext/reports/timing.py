@@ -7,26 +7,12 @@ from typing import Any
 
 from robust_ext.core.cost import Cost
 from robust_ext.core.errors import duration
+from robust_ext.core.tabular import Line, paragraph, table
+from robust_ext.core.wording import count, plain, seconds
 from robust_ext.engine.estimate import Estimate
-from robust_ext.reports.tabular import Line, paragraph, table
-from robust_ext.reports.wording import count, plain, seconds
+from robust_ext.engine.progress import PHASES
+from robust_ext.reports.blocks import Section, Table, muted
 
-PHASES = {
-    "calibration": "calibration",
-    "training": "training",
-    "accepted": "points the detector lets pass",
-    "features": "planting",
-    "readout": "readouts",
-    "random": "random search",
-    "witnesses": "witnesses",
-    "attack": "attack",
-    "verify": "verification",
-    "scores": "scores",
-    "rest": "the rest",
-}
-"""Phases in words, in the order of tables."""
-
-_HEADER = ("phase", "rows forward", "rows back", "times the attacks' rows", "seconds")
 # Attacks that have a row each; more are one row.
 _ROWS = 12
 # Phases that a sentence names.
@@ -42,19 +28,13 @@ def sentence(result: Mapping[str, Any]) -> str:
     if _passed(total):
         ratio = _ratio(total, _needed(result))
         times = f", {ratio} times those of the attacks" if ratio != "-" else ""
-        words += f" for {_rows(total)}{times}"
+        back = f" and {total['backward']:,} back" if total["backward"] else ""
+        words += f" for {total['forward']:,} rows forward{back}{times}"
     longest = sorted(_phases(result), key=lambda row: -row["seconds"])[:_NAMED]
     shares = [f"{_label(row)} {100 * row['seconds'] / max(total['seconds'], 1e-9):.0f}%" for row in longest]
     resumed = result["time"].get("resumed")
     begun = f" An earlier call finished {count(resumed, 'block')}." if resumed else ""
     return f"{words}; {', '.join(shares)}.{begun}"
-
-
-def table_rows(result: Mapping[str, Any]) -> list[Line]:
-    """A header, a row a phase, and the total."""
-    needed = _needed(result)
-    lines = [(_label(row), *_cells(row, needed)) for row in _phases(result)]
-    return [_HEADER, *lines, ("in all", *_cells(result["time"]["total"], needed))]
 
 
 def estimate_text(estimate: Estimate) -> str:
@@ -96,13 +76,32 @@ def _bytes(size: float) -> str:
     return f"{size / 1024:,.1f} GiB"
 
 
-def context(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the cost table of every page, and this call's seconds where other calls added some."""
+def sections(result: Mapping[str, Any]) -> list[Section]:
+    """Return the section of the cost: a row a phase, the total, and this call's seconds where others added some."""
     if "time" not in result:
-        return {"time_rows": [], "wall": None}
-    time = result["time"]
-    differs = time["wall"] is not None and time["wall"] < 0.99 * time["total"]["seconds"]
-    return {"time_rows": table_rows(result), "wall": seconds(time["wall"]) if differs else None}
+        return []
+    time, needed = result["time"], _needed(result)
+    rows = [
+        {
+            "phase": "in all" if row is time["total"] else _label(row),
+            "rows forward": f"{row['forward']:,}" if row["forward"] else "-",
+            "rows back": f"{row['backward']:,}" if row["backward"] else "-",
+            "times the attacks' rows": _ratio(row, needed),
+            "seconds": seconds(row["seconds"]),
+        }
+        for row in (*_phases(result), time["total"])
+    ]
+    words = (
+        "Rows are samples sent forward through the network, and those that a gradient came back through. The attacks' "
+        "rows are those of the phases of attacks."
+    )
+    if time["wall"] is not None and time["wall"] < 0.99 * time["total"]["seconds"]:
+        words += (
+            " Seconds are those of all processes and of earlier calls in the same folder; this call took "
+            f"{seconds(time['wall'])} s."
+        )
+    table = Table(title="What it took", rows=rows, foot=True)
+    return [Section("What it took", [table, muted(words)])]
 
 
 def _phases(result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -122,15 +121,6 @@ def _label(row: Mapping[str, Any]) -> str:
     return words if row["of"] is None else f"{words}: {plain(row['of'])}"
 
 
-def _cells(row: Mapping[str, Any], needed: int) -> Line:
-    return (
-        f"{row['forward']:,}" if row["forward"] else "-",
-        f"{row['backward']:,}" if row["backward"] else "-",
-        _ratio(row, needed),
-        seconds(row["seconds"]),
-    )
-
-
 def _needed(result: Mapping[str, Any]) -> int:
     """The rows that the attacks sent forward and took back."""
     return sum(_passed(row) for row in result["time"]["phases"] if row["phase"] == "attack")
@@ -142,8 +132,3 @@ def _passed(row: Mapping[str, Any]) -> int:
 
 def _ratio(row: Mapping[str, Any], needed: int) -> str:
     return f"{_passed(row) / needed:.2f}" if needed and _passed(row) else "-"
-
-
-def _rows(total: Mapping[str, Any]) -> str:
-    back = f" and {total['backward']:,} back" if total["backward"] else ""
-    return f"{total['forward']:,} rows forward{back}"

@@ -13,36 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from robust_ext.testing.networks import margins, small_batch, small_network
+from robust_ext.testing.art_parts import RecordingWriter, Standardised, classifier_of, gradient_of, margin_of
+from robust_ext.testing.networks import small_batch, small_network
 
 art: Any = import_module("robust_ext.adapters.art.library").art
-PyTorchClassifier: Any = art.estimators.classification.PyTorchClassifier
 PyTorchRegressor: Any = import_module("art.estimators.regression.pytorch").PyTorchRegressor
-SummaryWriter: Any = art.summary_writer.SummaryWriter
 Bounds = tuple[float, float]
 EachBounds = pytest.mark.parametrize("bounds", [(0.0, 1.0), (-1.0, 1.0)])
-
-
-class RecordingWriter(SummaryWriter):  # type: ignore[misc]
-    """A summary writer that collects its updates and counts its resets; it writes no files."""
-
-    def __init__(self) -> None:
-        self.updates: list[dict[str, Any]] = []
-        self.resets = 0
-        super().__init__("")
-
-    def _init_summary_writer(self, summary_writer: Any, init_counter: int) -> None:
-        """Open no files."""
-
-    def update(self, batch_id: int, global_step: int, **values: Any) -> None:
-        """Store an update."""
-        self.updates.append({"batch_id": batch_id, "global_step": global_step, **values})
-
-    def reset(self) -> None:
-        """Count."""
-        self.resets += 1
 
 
 class ArtAttackInvariants:
@@ -215,7 +194,7 @@ class ArtAttackInvariants:
         """A mean and a deviation given to the estimator act as a layer of the network does."""
         network, _, x, y = self._network_problem()
         mean, deviation = 0.25, 1.5
-        inside = nn.Sequential(_Standardised(mean, deviation), network).eval()
+        inside = nn.Sequential(Standardised(mean, deviation), network).eval()
         outside = self._classifier(network, preprocessing=(mean, deviation))
         np.testing.assert_allclose(
             self._run(outside, x, y), self._run(self._classifier(inside), x, y), atol=1e-4, rtol=0
@@ -262,8 +241,8 @@ class ArtAttackInvariants:
         values = {name: value.clone() for name, value in network.state_dict().items()}
         self._run(estimator, x, y)
         assert all(torch.equal(value, values[name]) for name, value in network.state_dict().items())
-        assert torch.equal(_gradient(kept), torch.ones_like(kept))
-        assert not any(_gradient(parameter).any() for parameter in others)
+        assert torch.equal(gradient_of(kept), torch.ones_like(kept))
+        assert not any(gradient_of(parameter).any() for parameter in others)
         assert all(parameter.requires_grad for parameter in network.parameters())
 
     def test_a_network_that_trains_is_attacked_in_eval_mode(self) -> None:
@@ -305,15 +284,8 @@ class ArtAttackInvariants:
         preprocessing: Any = (0.0, 1.0),
     ) -> Any:
         classes = classes or self.classes
-        return PyTorchClassifier(
-            model=self.make_network(clip_values, classes) if network is None else network,
-            loss=nn.CrossEntropyLoss(),
-            input_shape=self.shape,
-            nb_classes=classes,
-            clip_values=clip_values,
-            preprocessing=preprocessing,
-            device_type="cpu",
-        )
+        network = self.make_network(clip_values, classes) if network is None else network
+        return classifier_of(network, self.shape, classes, clip_values=clip_values, preprocessing=preprocessing)
 
     def _eps(self, bounds: Bounds) -> float:
         values = int(torch.Size(self.shape).numel())
@@ -326,21 +298,3 @@ class ArtAttackInvariants:
         attack = self._make(estimator, **settings)
         np.random.seed(3)
         return attack.generate(x, y) if y is not None else attack.generate(x)
-
-
-def margin_of(estimator: Any, x: Any, classes: Any) -> Any:
-    """Return by how much the classes ``(N,)`` beat the best other class."""
-    return margins(torch.from_numpy(estimator.predict(x)), torch.from_numpy(classes)).numpy()
-
-
-class _Standardised(nn.Module):
-    def __init__(self, mean: float, deviation: float) -> None:
-        super().__init__()
-        self.mean, self.deviation = mean, deviation
-
-    def forward(self, x: Tensor) -> Tensor:
-        return (x - self.mean) / self.deviation
-
-
-def _gradient(parameter: nn.Parameter) -> Tensor:
-    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad

@@ -10,34 +10,29 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from robust_ext.attacks.base import Attack
 from robust_ext.attacks.running import run_attack
 from robust_ext.core.errors import AttackRefusedError, InvalidArgumentError, MissingDependencyError, RobustExtError
 from robust_ext.core.random import stream
 from robust_ext.core.target import Counted, PassCounter, Target
-from robust_ext.core.threat import NORMS, ThreatModel
+from robust_ext.core.threat import NORMS
 from robust_ext.core.validation import check_choice
-from robust_ext.datasets import load_dataset
-from robust_ext.demo.network import digits_network
 from robust_ext.engine.executors import ExecutorLike
+from robust_ext.engine.isolation.messages import Packer
 from robust_ext.engine.pool import Pool, value_of
-from robust_ext.engine.remote import Packer
+from robust_ext.engine.remote import make_call
 from robust_ext.engine.verify import verify
-from robust_ext.evaluations.binarization.planting import Planted, plant
 from robust_ext.registry.base import AttackListing, adapters
-from robust_ext.testing.networks import margins
+from robust_ext.testing.networks import SAMPLES, digits, network, planted, threat_model
 
 logger = logging.getLogger(__name__)
 
 TARGETS = ("binarized", "classifier")
-_SAMPLES = 4
-_EPSILONS = {"linf": 0.15, "l2": 1.0, "l1": 2.0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +92,7 @@ def conformance(
         MissingDependencyError: A named library is not installed.
     """
     known = adapters()
-    calls: list[_Call] = []
+    calls: list[partial[Row]] = []
     for name in known if libraries is None else libraries:
         check_choice("libraries", name, tuple(known))
         try:
@@ -111,24 +106,18 @@ def conformance(
     rows: dict[int, Row] = {}
     if progress is not None:
         progress(None, len(calls))
-    for place, row in (
-        _pooled(calls, executor) if executor is not None else ((i, call()) for i, call in enumerate(calls))
-    ):
+    for place, row in _pooled(calls, executor) if executor is not None else enumerate(call() for call in calls):
         rows[place] = row
         if progress is not None:
             progress(row, len(calls))
     return [rows[place] for place in range(len(calls))]
 
 
-_Call = partial[Row]
-"""Of :func:`conformance_row`."""
-
-
-def _pooled(calls: Sequence[_Call], executor: ExecutorLike) -> Iterator[tuple[int, Row]]:
+def _pooled(calls: Sequence[partial[Row]], executor: ExecutorLike) -> Iterator[tuple[int, Row]]:
     """Yield rows with their places as workers finish them."""
-    pool, packer = Pool(executor), Packer()
+    pool, packer = Pool(executor), Packer("a worker")
     try:
-        packed = (packer.pack(call, origin="cpu") for call in calls)
+        packed = (make_call(packer, call) for call in calls)
         for place, reply in pool.run(enumerate(packed), packer.parts):
             library, listing, target = calls[place].args
             if "lost" in reply:
@@ -141,14 +130,7 @@ def _pooled(calls: Sequence[_Call], executor: ExecutorLike) -> Iterator[tuple[in
 
 
 def conformance_row(library: str, listing: AttackListing, target: str, *, seed: int = 0) -> Row:
-    """Run one attack on one target.
-
-    Args:
-        library: The library's name.
-        listing: The attack, as the library's adapter lists it.
-        target: One of :data:`TARGETS`.
-        seed: Of every draw.
-    """
+    """Run one attack, as the library's adapter lists it, on one of :data:`TARGETS`; ``seed`` is that of every draw."""
     check_choice("target", target, TARGETS)
     common: dict[str, Any] = {"library": library, "attack": listing.name, "target": target}
     if listing.reason:
@@ -161,87 +143,48 @@ def conformance_row(library: str, listing: AttackListing, target: str, *, seed: 
         return Row(**common, outcome="refused", reason=str(error))
     except InvalidArgumentError as error:
         return Row(**common, outcome="failed", reason=str(error))
-    common |= {"norm": norm, "samples": _SAMPLES}
-    trial = _Trial(attack, norm, listing.channels, target, seed)
-    start = time.perf_counter()
-    try:
-        candidates = trial.run(range(_SAMPLES))
-        seconds = time.perf_counter() - start
-        passes = {"forward": trial.counter.forward, "backward": trial.counter.backward}
-        verified, one_by_one = trial.verified(candidates), trial.one_by_one(candidates)
-    except RobustExtError as error:
-        return Row(**common, outcome="failed", reason=str(error))
-    outcome = "failed" if trial.violation else "ran"
-    common |= {"outcome": outcome, "reason": trial.violation, "verified": verified, "one_by_one": one_by_one}
-    return Row(**common, seconds=seconds, passes=passes)
+    common |= {"norm": norm, "samples": SAMPLES}
+    limits, counter, violations = threat_model(norm, listing.channels), PassCounter(), list[str]()
+    problems = planted(norm, listing.channels) if target == "binarized" else None
+    inputs, labels = digits(listing.channels) if problems is None else (problems.inputs, problems.labels)
+    whole = Counted(network(listing.channels), counter)
 
-
-class _Trial:
-    """One attack on one target, on all samples or on some."""
-
-    def __init__(self, attack: Attack, norm: str, channels: int, target: str, seed: int) -> None:
-        self.attack = attack
-        self.threat_model = threat_model(norm, channels)
-        self.network = network(channels)
-        self.planted = planted(norm, channels) if target == "binarized" else None
-        self.inputs, self.labels = (
-            digits(channels) if self.planted is None else (self.planted.inputs, self.planted.labels)
-        )
-        self.counter = PassCounter()
-        self.seed = seed
-        self.violation = ""
-        self.single = self.planted is not None and attack.traits.one_by_one
-
-    def run(self, rows: Sequence[int]) -> Tensor:
-        """Return candidates of some samples, attacked together or one at a time as target and attack need it."""
-        return torch.cat([self._attack([row]) for row in rows]) if self.single else self._attack(rows)
-
-    def verified(self, candidates: Tensor) -> int:
-        """Count the candidates that are adversarial."""
-        module = self.network if self.planted is None else self.planted.module
-        name, model = self.attack.name, self.threat_model
-        found = verify(candidates, self.inputs, self.labels, module=module, threat_model=model, attack=name)
-        return found.outcomes.count("found")
-
-    def one_by_one(self, candidates: Tensor) -> str:
-        """Return whether the first sample has the same candidate without the others."""
-        if self.single:
-            return ""
-        return "same" if torch.allclose(self._attack([0])[0], candidates[0], rtol=0, atol=1e-4) else "other"
-
-    def _attack(self, rows: Sequence[int]) -> Tensor:
-        index = list(rows)
-        inputs, labels = self.inputs[index], self.labels[index]
-        module: nn.Module = Counted(self.network, self.counter)
-        if self.planted is not None:
-            batching = "full" if self.attack.traits.batching == "full" else "any"
-            settings, norm = self.planted.settings, self.threat_model.norm
-            classifier = self.planted.problems.select(index).classifier(
-                Counted(self.planted.features, self.counter),
-                position=settings.boundary_position,
-                logit_scale=settings.logit_scale,
-                batching=batching,
-                norm=norm,
-            )
-            module = BatchMonitor(classifier, inputs, batching=batching, norm=norm)
-        target = Target(
+    def attacked(index: list[int]) -> Tensor:
+        module: nn.Module = whole
+        if problems is not None:
+            batching = "full" if attack.traits.batching == "full" else "any"
+            features = Counted(problems.features, counter)
+            classifier = problems.problems.select(index).classifier(features, problems.settings, batching=batching)
+            module = BatchMonitor(classifier, inputs[index], batching=batching, norm=norm)
+        run = Target(
             module=module,
-            bounds=self.threat_model.bounds,
-            classes=10 if self.planted is None else 2,
+            bounds=limits.bounds,
+            classes=10 if problems is None else 2,
             input_shape=tuple(inputs.shape[1:]),
             device=inputs.device,
         )
-        candidates = run_attack(
-            self.attack,
-            target,
-            inputs,
-            labels,
-            threat_model=self.threat_model,
-            generator=stream(self.seed, index[0], "conformance", self.attack.name),
-        )
-        if isinstance(module, BatchMonitor) and module.violation:
-            self.violation = module.violation
-        return candidates
+        generator = stream(seed, index[0], "conformance", attack.name)
+        found = run_attack(attack, run, inputs[index], labels[index], threat_model=limits, generator=generator)
+        violations.extend(module.violations if isinstance(module, BatchMonitor) else ())
+        return found
+
+    # Attacks of single samples are posed them one at a time on a binarized target.
+    single, rows, one_by_one = problems is not None and attack.traits.one_by_one, list(range(SAMPLES)), ""
+    start = time.perf_counter()
+    try:
+        candidates = torch.cat([attacked([row]) for row in rows]) if single else attacked(rows)
+        seconds = time.perf_counter() - start
+        passes = {"forward": counter.forward, "backward": counter.backward}
+        judge = network(listing.channels) if problems is None else problems.module
+        found = verify(candidates, inputs, labels, module=judge, threat_model=limits, attack=attack.name)
+        if not single:
+            alone = torch.allclose(attacked([0])[0], candidates[0], rtol=0, atol=1e-4)
+            one_by_one = "same" if alone else "other"
+    except RobustExtError as error:
+        return Row(**common, outcome="failed", reason=str(error))
+    common |= {"outcome": "failed" if violations else "ran", "reason": "".join(violations[:1])}
+    verified = found.outcomes.count("found")
+    return Row(**common, verified=verified, one_by_one=one_by_one, seconds=seconds, passes=passes)
 
 
 class BatchMonitor(nn.Module):
@@ -261,11 +204,6 @@ class BatchMonitor(nn.Module):
         self._inputs = inputs.flatten(1).double()
         self.training = module.training
 
-    @property
-    def violation(self) -> str:
-        """The first violation; empty if there was none."""
-        return self.violations[0] if self.violations else ""
-
     def forward(self, x: Tensor) -> Tensor:
         """Return the classifier's logits."""
         if len(self._inputs) > 1 and len(x):
@@ -283,47 +221,3 @@ class BatchMonitor(nn.Module):
                 )
         elif bool((nearest > 0.9 * distances.topk(2, largest=False).values[:, 1]).any()):
             self.violations.append("it queried a point as close to two inputs, in a batch of any samples")
-
-
-class _Grey(nn.Module):
-    """A network of one channel for images of several, by their mean."""
-
-    def __init__(self, network: nn.Sequential) -> None:
-        super().__init__()
-        self.network = network
-        self.eval()
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the logits of ``(N, C, H, W)``."""
-        logits: Tensor = self.network(x.mean(1, keepdim=True))
-        return logits
-
-
-@cache
-def network(channels: int) -> nn.Module:
-    """Return the embedded network for images of ``channels`` channels."""
-    return digits_network() if channels == 1 else _Grey(digits_network())
-
-
-@cache
-def digits(channels: int) -> tuple[Tensor, Tensor]:
-    """Return digits that the network just about classifies, ``(4, channels, 8, 8)`` in [0, 1], and their labels."""
-    dataset = load_dataset("digits")
-    inputs, labels = dataset.take(dataset.choose(16 * _SAMPLES, seed=0))
-    with torch.no_grad():
-        margin = margins(digits_network()(inputs), labels)
-    chosen = margin.where(margin > 0, torch.inf).argsort()[:_SAMPLES]
-    return inputs[chosen].expand(-1, channels, -1, -1).contiguous(), labels[chosen]
-
-
-def threat_model(norm: str, channels: int) -> ThreatModel:
-    """Return a threat model in which ordinary attacks succeed; epsilon in l2 and l1 grows with the channels."""
-    growth = {"linf": 1.0, "l2": channels**0.5, "l1": float(channels)}[norm]
-    return ThreatModel(norm=norm, epsilon=_EPSILONS[norm] * growth)
-
-
-@cache
-def planted(norm: str, channels: int) -> Planted:
-    """Plant easy problems in the digits: an attack that works finds something in a few steps."""
-    inputs, _ = digits(channels)
-    return plant(network(channels), inputs, threat_model(norm, channels), inner_points=50, kappa=0.0)

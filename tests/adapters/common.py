@@ -22,7 +22,7 @@ def require(library):
     """The library, as the adapter imports it; the module that calls this is skipped where it is not installed."""
     if find_spec(library) is None:
         pytest.skip(f"{library} is not installed", allow_module_level=True)
-    return getattr(import_module(f"robust_ext.adapters.{library}.catalogue"), library)
+    return getattr(import_module(f"robust_ext.adapters.{library}.attack"), library)
 
 
 def usable(library):

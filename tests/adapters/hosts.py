@@ -18,7 +18,6 @@ from robust_ext.adapters.foolbox.library import foolbox
 
 __all__ = ["art", "art_attacks", "foolbox", "foolbox_attacks"]
 
-Bounds = tuple[float, float]
 CORE = {attack.__name__: attack for attack in ATTACKS}
 OBJECTIVES = ("ace", "kl", "gini", "fisher-rao")
 ORDERS = {"linf": np.inf, "l2": 2, "l1": 1}

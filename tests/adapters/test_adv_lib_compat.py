@@ -11,7 +11,7 @@ from torch import nn
 
 from robust_ext import AttackError, AttackRefusedError, ThreatModel, as_attack
 from robust_ext.core.random import seeded_globals
-from robust_ext.models.normalized import PaddedClasses
+from robust_ext.models.wrapping import PaddedClasses
 from tests.adapters import common
 from tests.adapters.common import AsItIs, Recorder, conv_network, drawn_seed, predicted, require, uniform
 
@@ -22,23 +22,6 @@ ENTRIES = CATALOGUE.entries
 
 NAMES = sorted(ENTRIES)
 ROWS = 5
-# Settings other than the trial's that change what is queried, and the rows that follow.
-VARIANTS = [
-    ("apgd_targeted", {}, "any"),
-    ("apgd", {"n_restarts": 3}, "any"),
-    ("apgd", {"use_large_reps": True, "n_restarts": 3, "norm": 1}, "single"),
-    ("apgd_targeted", {"n_restarts": 2}, "any"),
-    ("apgd_targeted", {"use_large_reps": True, "norm": 1}, "single"),
-    ("minimal_apgd", {"n_restarts": 2}, "single"),
-    ("minimal_apgd", {"targeted_version": True}, "single"),
-    ("pgd_linf", {"restarts": 3}, "any"),
-    ("df", {"norm": float("inf")}, "single"),
-    ("fab", {"restarts": 3, "norm": 2}, "full"),
-    ("fab", {"targeted_restarts": True, "norm": 1}, "full"),
-    ("fmn", {"norm": 0}, "full"),
-    ("pdpgd", {"norm": 1}, "full"),
-    ("tr", {"adaptive": True}, "single"),
-]
 
 
 def network(classes=5):
@@ -71,27 +54,6 @@ def record(attack, threat_model):
     return recorder.queries[1:]
 
 
-@pytest.mark.parametrize(("name", "settings", "rows"), VARIANTS)
-def test_rows_and_the_ball_are_as_measured(name, settings, rows):
-    attack = attack_of(name, **settings)
-    assert attack.traits.batching == rows
-    batches = record(attack, threat_model_of(attack))
-    assert batches
-    whole = all(len(points) == ROWS for points in batches)
-    # The l0 attacks go through the whole box at once, where the nearest input means nothing.
-    if whole and name != "sigma_zero":
-        nearest = [torch.cdist(points.flatten(1), X.flatten(1)).argmin(1).tolist() for points in batches]
-        whole = all(order == list(range(ROWS)) for order in nearest)
-    assert whole == (rows == "full")
-    # An attack that is given epsilon stays in a ball of any size; one that is not leaves a small one.
-    threat_model = threat_model_of(attack, epsilon=1e-3)
-    order = {"linf": torch.inf, "l2": 2.0, "l1": 1.0}[threat_model.norm]
-    points = torch.cat(record(attack, threat_model)).double().flatten(1)
-    farthest = torch.cdist(points, X.double().flatten(1), p=order).amin(1).max()
-    assert bool(farthest > threat_model.epsilon + threat_model.tolerance(X[0].numel())) == attack.traits.leaves_ball
-    assert not (attack.traits.leaves_ball and attack.traits.batching == "any")
-
-
 def small_problem():
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -119,34 +81,6 @@ class Flat(nn.Module):
 
     def forward(self, x):
         return torch.tensor([2.0, 1.0, 0.0, -1.0, -2.0]) + 0 * x.flatten(1).sum(1, keepdim=True)
-
-
-def uses_global_randomness(name, settings, module):
-    """Whether two seeds lead through different queries."""
-    attack = attack_of(name, **settings)
-    seen = []
-    for seed in (1, 2):
-        recorder = Recorder(module)
-        run(attack, recorder, X, predicted(module, X), threat_model_of(attack), seed=seed)
-        seen.append(torch.cat(recorder.queries))
-    return seen[0].shape != seen[1].shape or not torch.allclose(*seen, equal_nan=True)
-
-
-@pytest.mark.parametrize(
-    ("name", "settings"),
-    [
-        *((name, {}) for name in NAMES),
-        ("alma", {"init_lr_distance": 0.5}),
-        ("fab", {"restarts": 2}),
-        ("pdgd", {"random_init": 0.1}),
-        ("pdpgd", {"random_init": 0.1}),
-        ("pdgd", {"random_init": 0}),
-    ],
-)
-def test_seeds_are_as_measured(name, settings):
-    # Without gradients, DDN and ALMA go in random directions.
-    drawn = any(uses_global_randomness(name, settings, module) for module in (network(), Flat()))
-    assert (attack_of(name, **settings).traits.seeds == "global") == drawn
 
 
 def test_gradients_whose_values_share_memory_are_copied(monkeypatch):
@@ -247,3 +181,71 @@ def test_repairs_change_nothing_where_adv_lib_does_not_raise_and_are_gone_afterw
     assert (modules[0].l0_projection_, modules[1].np) == before
     with seeded_globals(drawn_seed()):
         assert torch.equal(candidates, CATALOGUE.find("str_attack")(module, x.clone(), y, **settings))
+
+
+# Settings other than the trial's that change what is queried, and the rows that follow.
+VARIANTS = [
+    ("apgd_targeted", {}, "any"),
+    ("apgd", {"n_restarts": 3}, "any"),
+    ("apgd", {"use_large_reps": True, "n_restarts": 3, "norm": 1}, "single"),
+    ("apgd_targeted", {"n_restarts": 2}, "any"),
+    ("apgd_targeted", {"use_large_reps": True, "norm": 1}, "single"),
+    ("minimal_apgd", {"n_restarts": 2}, "single"),
+    ("minimal_apgd", {"targeted_version": True}, "single"),
+    ("pgd_linf", {"restarts": 3}, "any"),
+    ("df", {"norm": float("inf")}, "single"),
+    ("fab", {"restarts": 3, "norm": 2}, "full"),
+    ("fab", {"targeted_restarts": True, "norm": 1}, "full"),
+    ("fmn", {"norm": 0}, "full"),
+    ("pdpgd", {"norm": 1}, "full"),
+    ("tr", {"adaptive": True}, "single"),
+]
+
+
+@pytest.mark.parametrize(("name", "settings", "rows"), VARIANTS)
+def test_rows_and_the_ball_are_as_measured(name, settings, rows):
+    attack = attack_of(name, **settings)
+    assert attack.traits.batching == rows
+    batches = record(attack, threat_model_of(attack))
+    assert batches
+    whole = all(len(points) == ROWS for points in batches)
+    # The l0 attacks go through the whole box at once, where the nearest input means nothing.
+    if whole and name != "sigma_zero":
+        nearest = [torch.cdist(points.flatten(1), X.flatten(1)).argmin(1).tolist() for points in batches]
+        whole = all(order == list(range(ROWS)) for order in nearest)
+    assert whole == (rows == "full")
+    # An attack that is given epsilon stays in a ball of any size; one that is not leaves a small one.
+    threat_model = threat_model_of(attack, epsilon=1e-3)
+    order = {"linf": torch.inf, "l2": 2.0, "l1": 1.0}[threat_model.norm]
+    points = torch.cat(record(attack, threat_model)).double().flatten(1)
+    farthest = torch.cdist(points, X.double().flatten(1), p=order).amin(1).max()
+    assert bool(farthest > threat_model.epsilon + threat_model.tolerance(X[0].numel())) == attack.traits.leaves_ball
+    assert not (attack.traits.leaves_ball and attack.traits.batching == "any")
+
+
+def uses_global_randomness(name, settings, module):
+    """Whether two seeds lead through different queries."""
+    attack = attack_of(name, **settings)
+    seen = []
+    for seed in (1, 2):
+        recorder = Recorder(module)
+        run(attack, recorder, X, predicted(module, X), threat_model_of(attack), seed=seed)
+        seen.append(torch.cat(recorder.queries))
+    return seen[0].shape != seen[1].shape or not torch.allclose(*seen, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        *((name, {}) for name in NAMES),
+        ("alma", {"init_lr_distance": 0.5}),
+        ("fab", {"restarts": 2}),
+        ("pdgd", {"random_init": 0.1}),
+        ("pdpgd", {"random_init": 0.1}),
+        ("pdgd", {"random_init": 0}),
+    ],
+)
+def test_seeds_are_as_measured(name, settings):
+    # Without gradients, DDN and ALMA go in random directions.
+    drawn = any(uses_global_randomness(name, settings, module) for module in (network(), Flat()))
+    assert (attack_of(name, **settings).traits.seeds == "global") == drawn

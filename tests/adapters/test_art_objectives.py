@@ -10,7 +10,7 @@ from robust_ext.adapters.art.objectives import ObjectiveLoss, objective_estimato
 from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.testing.networks import small_batch, small_network
 from tests.adapters.common import art_classifier
-from tests.adapters.hosts import EPSILONS, OBJECTIVES, ORDERS, SHAPE, EachNorm, art
+from tests.adapters.hosts import EPSILONS, OBJECTIVES, ORDERS, SHAPE, art
 from tests.adapters.hosts import art_attacks as attacks
 from tests.adapters.hosts import art_problem as problem
 from tests.adapters.objectives_on_paper import EachBounds, EachName, Smooth, slopes, slopes_by_inputs
@@ -104,15 +104,6 @@ def test_arts_pgd_is_a_loop_with_the_derivatives_on_paper(norm, name, bounds):
     assert np.abs(found - x).max() > 0.05
 
 
-@pytest.mark.parametrize("name", ["ace", "gini"])
-def test_from_the_input_arts_pgd_ends_where_this_projects_ends(name):
-    _, estimator, x, y = problem()
-    ways = {"eps": 0.1, "eps_step": 0.02, "max_iter": 9, "verbose": False}
-    own = attacks.ObjectivePGD(estimator, objective=name, start="input", **ways)
-    host = climb(objective_estimator(estimator, name), batch_size=2, **ways)
-    np.testing.assert_allclose(host.generate(x, y), own.generate(x, y), rtol=0, atol=1e-6)
-
-
 def test_with_cross_entropy_arts_attacks_are_themselves():
     _, estimator, x, y = problem()
     for attack_class, chosen in (
@@ -159,19 +150,6 @@ def test_at_the_input_there_is_noise(name):
     bound = objective_estimator(estimator, name, x)
     assert np.abs(bound.loss_gradient(x, y)).max() < 1e-5
     assert np.abs(bound.loss_gradient(np.clip(x + 0.1, 0, 1).astype(np.float32), y)).max() > 1e-3
-
-
-@pytest.mark.parametrize("scale", [1e3, 1e6])
-@EachNorm
-@EachName
-def test_saturated_logits_give_finite_points(norm, name, scale):
-    _, estimator, x, y = problem(network=Smooth(scale=scale))
-    bound = objective_estimator(estimator, name, x)
-    ways = {"norm": ORDERS[norm], "eps": EPSILONS[norm], "max_iter": 8, "verbose": False}
-    own = attacks.ObjectivePGD(estimator, objective=name, **ways)
-    for attack in (own, climb(bound, eps_step=EPSILONS[norm] / 4, num_random_init=1, **ways)):
-        assert np.isfinite(attack.generate(x, y)).all()
-    assert np.isfinite(bound.loss_gradient(np.clip(x + 0.1, 0, 1).astype(np.float32), y)).all()
 
 
 def test_the_network_is_left_as_it_was():
@@ -247,3 +225,12 @@ def test_what_cannot_be_bound_is_refused():
 def test_wrong_losses_are_refused(chosen, message):
     with pytest.raises(InvalidArgumentError, match=message):
         ObjectiveLoss(**chosen)
+
+
+@pytest.mark.parametrize("name", ["ace", "gini"])
+def test_from_the_input_arts_pgd_ends_where_this_projects_ends(name):
+    _, estimator, x, y = problem()
+    ways = {"eps": 0.1, "eps_step": 0.02, "max_iter": 9, "verbose": False}
+    own = attacks.ObjectivePGD(estimator, objective=name, start="input", **ways)
+    host = climb(objective_estimator(estimator, name), batch_size=2, **ways)
+    np.testing.assert_allclose(host.generate(x, y), own.generate(x, y), rtol=0, atol=1e-6)

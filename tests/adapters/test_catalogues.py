@@ -26,7 +26,7 @@ def host(library):
     """The library itself, where it is installed."""
     if not usable(library):
         pytest.skip(f"{library} is not installed")
-    return import_module(f"robust_ext.adapters.{library}.catalogue").__dict__[library]
+    return import_module(f"robust_ext.adapters.{library}.attack").__dict__[library]
 
 
 def classes_of(module, base):
@@ -51,7 +51,7 @@ def public(library):
 def test_every_attack_is_listed_once_and_used_or_refused_with_a_reason(library, count):
     names = public(library)
     listed = {listing.name: listing for listing in adapters()[library].list_attacks()}
-    unusable = import_module(f"robust_ext.adapters.{library}.catalogue").UNUSABLE
+    unusable = import_module(f"robust_ext.adapters.{library}.attack").UNUSABLE
     entries = import_module(f"robust_ext.adapters.{library}.entries").ENTRIES
     elsewhere = {name for name in listed if name.startswith("segmentation.")}
     assert set(listed) == names | elsewhere
@@ -87,7 +87,7 @@ def test_what_is_built_has_the_listed_traits(library, listing, monkeypatch):
 
 def test_what_is_refused_of_art_takes_no_image_classifier_in_pytorch():
     evasion, classifier = host("art").attacks.evasion, host("art").estimators.classification.PyTorchClassifier
-    catalogue = import_module("robust_ext.adapters.art.catalogue")
+    catalogue = import_module("robust_ext.adapters.art.entries")
     foreign = ("TensorFlow", "video", "object detector", "speech", "tables", "decision trees", "GPy", "programs")
 
     def accepts(name):
@@ -138,7 +138,7 @@ def test_what_is_refused_of_art_takes_no_image_classifier_in_pytorch():
         ("adv_lib:fmn(starting_points=None)", "one of: "),
         ("adv_lib:perc_al(momentum=1)", r"one of: targeted, max_iterations, "),
         ("adv_lib:df(return_targets=True)", "one of: "),
-        ("adv_lib:apgd(targeted=True)", "true labels"),
+        ("adv_lib:apgd(targeted=True)", r"criterion=robust_ext.Targeted\(\)"),
         ("adv_lib:apgd(eps='much')", r"apgd\(eps='much'\), expected a finite number"),
         ("adv_lib:df(norm='l1')", "norm=1, expected one of inf, 2"),
         ("adv_lib:fmn(norm=[2])", r"norm=\[2\]\), expected one of 0, 1, 2, inf"),

@@ -7,11 +7,11 @@ from torch import nn
 
 from robust_ext.adapters.art.estimators import DefendedPyTorchClassifier
 from robust_ext.adapters.foolbox.models import DefendedPyTorchModel, Undetected
-from robust_ext.core.errors import AttackRefusedError, InvalidArgumentError
+from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.models.defended import Defended
 from robust_ext.registry import as_attack
 from tests.adapters.common import art_classifier
-from tests.adapters.hosts import CORE, HOSTS, ORDERS, class_of, foolbox, foolbox_attacks, foolbox_model, in_words_of
+from tests.adapters.hosts import CORE, HOSTS, ORDERS, class_of, foolbox, foolbox_model, in_words_of
 from tests.attacks.defenses import FarHidden, small_defense
 
 QUICK = {
@@ -98,16 +98,6 @@ def test_success_is_what_the_defended_classifier_decides(norm, name, inverted):
     assert fooled.any()
 
 
-@pytest.mark.parametrize("name", ["OrthogonalPGD", "JointLoss"])
-def test_more_is_found_than_by_attacks_on_the_labels_alone(name):
-    problem = small_defense(40, epsilon=0.3)
-    model, criterion = model_of("foolbox", problem), Undetected(problem.labels)
-    attack = class_of("foolbox", name)(steps=50, seed=0)
-    found = attack(model, problem.inputs, criterion, epsilons=0.3)[2]
-    blind = foolbox_attacks.LinfAPGD(steps=50, seed=0)(model, problem.inputs, criterion, epsilons=0.3)[2]
-    assert int(found.sum()) > int(blind.sum())
-
-
 @HOSTS
 @EachName
 def test_settings_are_those_of_the_core_attack(host, name):
@@ -126,16 +116,6 @@ def test_settings_are_those_of_the_core_attack(host, name):
         assert made.native().steps == 3
         with pytest.raises(InvalidArgumentError, match="start"):
             build(host, name, problem, start="middle")
-
-
-@HOSTS
-@EachName
-def test_steps_may_be_relative_or_in_the_units_of_the_inputs(host, name):
-    problem = small_defense(6)
-    relative = run(host, name, problem, rel_step_size=0.25, seed=1)
-    absolute = run(host, name, problem, rel_step_size=9.0, step_size=0.25 * problem.threat_model.epsilon, seed=1)
-    torch.testing.assert_close(relative, absolute)
-    assert not torch.allclose(relative, run(host, name, problem, rel_step_size=0.1, seed=1))
 
 
 @HOSTS
@@ -282,14 +262,6 @@ def test_being_rejected_is_no_class_to_aim_at(host):
     for labels in [torch.full((4,), 4)] + [torch.eye(5)[[4, 4, 4, 4]]] * (host == "art"):
         with pytest.raises(InvalidArgumentError, match=r"got labels in 4\.\.4"):
             run(host, "JointLoss", problem, labels=labels, targeted=True)
-
-
-@HOSTS
-def test_scores_without_gradients_are_refused(host):
-    problem = small_defense(4)
-    problem.defended.detector.differentiable = False
-    with pytest.raises(AttackRefusedError, match="differentiable=False"):
-        run(host, "OrthogonalPGD", problem)
 
 
 @EachName

@@ -108,7 +108,7 @@ BOUNDS = {library: [UNIT, (-1.0, 1.0)] for library in CASES} | {"adv_lib": [UNIT
 def attack_of(library, name):
     if not usable(library):
         pytest.skip(f"{library} is not installed")
-    return import_module(f"robust_ext.adapters.{library}.catalogue").CATALOGUE.find(name)
+    return import_module(f"robust_ext.adapters.{library}.attack").CATALOGUE.find(name)
 
 
 def model_of(library, module, bounds, *, plain=False):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from robust_ext.core.errors import InvalidArgumentError, ModelError
+from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.registry.model import as_module
 from tests.adapters.common import conv_network, require, uniform
 
@@ -75,10 +75,10 @@ def test_wrapped_models_keep_bounds_and_reach_the_network():
     assert not inner.training
 
 
-def test_other_models_of_foolbox_are_refused():
-    model = foolbox.NumPyModel(lambda x: x, bounds=(0, 1))
-    with pytest.raises(ModelError, match="NumPyModel runs outside PyTorch"):
-        as_module(model)
+def test_other_models_of_foolbox_are_black_boxes_or_refused():
+    adapted = as_module(foolbox.NumPyModel(lambda x: 2 * x, bounds=(0, 1)))
+    assert adapted.bounds == (0.0, 1.0)
+    assert torch.equal(adapted.module(torch.ones(1, 3)), torch.full((1, 3), 2.0))
     with pytest.raises(InvalidArgumentError, match=r"foolbox\.models\.Model"):
         as_module(foolbox.distances.l2)
 

@@ -5,13 +5,13 @@ import pytest
 import torch
 
 from robust_ext.adapters.foolbox.objectives import WithObjective, with_objective
-from robust_ext.adapters.module_search import search_module
+from robust_ext.adapters.native import search_module
 from robust_ext.attacks.objective_pgd import ObjectivePGD
 from robust_ext.core.errors import AttackError, InvalidArgumentError
 from robust_ext.core.threat import ThreatModel
 from robust_ext.registry import as_attack
 from robust_ext.testing.networks import small_batch
-from tests.adapters.hosts import EPSILONS, OBJECTIVES, EachNorm, class_of, foolbox, foolbox_model
+from tests.adapters.hosts import EPSILONS, OBJECTIVES, EachNorm, foolbox, foolbox_model
 from tests.adapters.hosts import foolbox_attacks as attacks
 from tests.adapters.hosts import foolbox_problem as problem
 from tests.adapters.objectives_on_paper import EachBounds, EachName, Smooth, slopes_by_inputs
@@ -125,42 +125,6 @@ def test_every_query_is_the_batch_and_clean_inputs_cost_one(name):
     assert all(len(points) == 5 for points in network.queries)
     assert all(bool(((points - x).abs() <= 0.1 + 1e-6).all()) for points in network.queries)
     assert torch.equal(network.queries[0], x) is compares
-
-
-@pytest.mark.parametrize("scale", [1.0, 1e3])
-@EachNorm
-@EachName
-def test_saturated_logits_give_finite_points(norm, name, scale):
-    network = Smooth(scale=1e3 * scale).eval()
-    x = small_batch(6, (16,))
-    y = network(x).argmax(1)
-    model = foolbox_model(network)
-    for attack in (
-        class_of("foolbox", "ObjectivePGD", norm)(objective=name, steps=8),
-        with_objective(HOSTS[norm], name)(steps=8),
-    ):
-        raw, clipped, success = attack(model, x, y, epsilons=EPSILONS[norm])
-        assert bool(torch.isfinite(raw).all())
-        assert torch.equal(success, network(clipped).argmax(1) != y)
-
-
-@EachNorm
-@EachName
-def test_rows_do_not_depend_on_the_others(norm, name):
-    _, model, x, y = problem()
-    attack, epsilon = class_of("foolbox", "ObjectivePGD", norm)(objective=name, steps=6, seed=0), EPSILONS[norm]
-    whole, alone = attack(model, x, y, epsilons=epsilon)[0], attack(model, x[:1], y[:1], epsilons=epsilon)[0]
-    torch.testing.assert_close(whole[:1], alone, rtol=0, atol=1e-5)
-
-    class Placed(with_objective(HOSTS[norm], name)):
-        def get_random_start(self, x0, epsilon):
-            return x0 + 0.3 * epsilon / 16 * (x0 - 0.5).sign()
-
-    climb = Placed(steps=6, random_start=True)
-    order = torch.tensor([3, 0, 5, 1, 4, 2])
-    there, mixed = climb.run(model, x, y, epsilon=epsilon), climb.run(model, x[order], y[order], epsilon=epsilon)
-    torch.testing.assert_close(mixed, there[order], rtol=0, atol=1e-5)
-    assert not torch.allclose(mixed, there, rtol=0, atol=1e-2)
 
 
 @pytest.mark.parametrize("name", ["kl", "fisher-rao"])

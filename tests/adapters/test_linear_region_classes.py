@@ -9,7 +9,7 @@ import torch
 from eagerpy import astensor
 from torch import nn
 
-from robust_ext.adapters.module_search import search_module
+from robust_ext.adapters.native import search_module
 from robust_ext.attacks.linear_region.attack import LinearRegion
 from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.core.target import Target
@@ -131,13 +131,6 @@ def test_no_point_is_farther_than_the_starting_points(host, norm, count):
 
 
 @HOSTS
-def test_starting_points_that_are_not_adversarial_are_no_results(host):
-    network, x = affine_network(SHAPE, 3), images(3)
-    found = run(host, "l2", network, x, network(x).argmax(1), x, starts=(), start_steps=0, seed=5)
-    assert torch.equal(found, x)
-
-
-@HOSTS
 @pytest.mark.parametrize(
     "points",
     [torch.zeros(2, *SHAPE), torch.zeros(3, 1, 3, 2), torch.full((3, *SHAPE), 1.5), torch.zeros(3, 2, 1, 3, 2)],
@@ -147,13 +140,6 @@ def test_wrong_starting_points_raise(host, points):
     name = {"foolbox": "starting_points", "art": "x_adv_init"}[host]
     with pytest.raises(InvalidArgumentError, match=f"^{name}: got"):
         run(host, "l2", network, x, network(x).argmax(1), points)
-
-
-@HOSTS
-def test_start_given_needs_starting_points(host):
-    network, x = affine_network(SHAPE, 3), images(2)
-    with pytest.raises(InvalidArgumentError, match="starting_points"):
-        run(host, "l2", network, x, network(x).argmax(1), starts=())
 
 
 @HOSTS
@@ -199,30 +185,6 @@ def test_images_of_a_pool_are_started_at(host):
     assert "pool=30 images" in repr(attack)
 
 
-@HOSTS
-def test_seeds_decide_the_points(host):
-    network, x = affine_network(SHAPE, 3), images(4)
-    y = network(x).argmax(1)
-
-    def points(seed, outer):
-        torch.manual_seed(outer)
-        np.random.seed(outer)
-        return run(host, "l2", network, x, y, seed=seed)
-
-    assert torch.equal(points(1, 0), points(1, 9))
-    assert not torch.equal(points(1, 0), points(2, 0))
-    # Some lead to the same points, as those found are the nearest there are.
-    assert not all(torch.equal(points(None, 0), points(None, outer)) for outer in range(1, 6))
-
-
-@HOSTS
-def test_networks_that_are_not_piecewise_affine_are_refused(host):
-    network = nn.Sequential(nn.Flatten(), nn.Linear(6, 8), nn.Sigmoid(), nn.Linear(8, 3)).eval()
-    x = images(2)
-    with pytest.raises(ModelError, match="piecewise affine"):
-        run(host, "l2", network, x, network(x).argmax(1))
-
-
 @EachNorm
 def test_masks_are_searched_within(norm):
     network, x = affine_network(SHAPE, 3), images(4)
@@ -251,15 +213,6 @@ def test_masks_are_searched_within(norm):
         ways = {"threat_model": threat_model, "generator": generator}
         alone = search_module(LinearRegion(**TINY), whole, x[row], y[row], **ways)
         assert torch.equal(whole[0](alone)[0], found[number])
-
-
-def test_no_samples_give_none():
-    attack, _ = build("art", "l2", affine_network(SHAPE, 3), **TINY)
-    x, y = images(1)[:0].numpy(), np.zeros(0, dtype=np.int64)
-    assert attack.generate(x, y).shape == (0, *SHAPE)
-    assert attack.generate(x, y, x_adv_init=x).shape == (0, *SHAPE)
-    with pytest.raises(InvalidArgumentError, match="the keyword 'points'"):
-        attack.generate(x, y, points=x)
 
 
 @HOSTS

@@ -22,7 +22,7 @@ from robust_ext import (
     binarization_test,
 )
 from robust_ext.attacks.base import broken_package
-from robust_ext.models.normalized import Normalized
+from robust_ext.models.wrapping import Normalized
 from robust_ext.registry import adapters
 from tests.libraries import library
 
@@ -82,10 +82,10 @@ def test_a_network_of_torchvision_classifies():
 
 def check_processor(kind):
     """What a processor makes of an image, without its resizing, is what the network is given."""
-    from robust_ext.adapters.hf import zoo
+    from robust_ext.adapters import hf
 
-    x, processor = image((3, 16, 16)), zoo._default_processor(kind)
-    mean, std, flipped = zoo._normalisation(processor)
+    x, processor = image((3, 16, 16)), hf.default_processor(kind)
+    mean, std, flipped = hf.normalisation(processor)
     got = Normalized(nn.Identity(), mean=mean, std=std)(x[None] / 255)[0]
     expected = processor(x, do_resize=False, do_center_crop=False, return_tensors="pt")["pixel_values"][0]
     torch.testing.assert_close(got.flip(0) if flipped else got, expected.float(), rtol=1e-5, atol=1e-5, msg=kind)
@@ -99,11 +99,11 @@ def test_normalisation_of_transformers_is_that_of_its_processor():
 @pytest.mark.exhaustive
 def test_normalisation_of_every_type_of_transformers_is_that_of_its_processor():
     library("transformers")
-    from robust_ext.adapters.hf import zoo
+    from robust_ext.adapters import hf
 
     # No images but tokens, patches or pages; no processor without a network, or none at all.
     others = ("imagegpt", "siglip2", "donut-swin", "perceiver", "timm_wrapper", "dinov2_with_registers", "hgnet_v2")
-    kinds = [kind for kind in zoo.names() if kind not in others]
+    kinds = [kind for kind in hf.ADAPTER.names() if kind not in others]
     for kind in kinds:
         check_processor(kind)
     assert len(kinds) >= 30
@@ -195,7 +195,7 @@ def test_a_verdict_on_a_model_of_timm_in_three_lines():
 
 def stand_in(monkeypatch, name, **members):
     """A package of this name, with these members; in place of a real one as well."""
-    for known in [known for known in sys.modules if known.split(".")[0] == name or known.endswith(f".{name}.zoo")]:
+    for known in [known for known in sys.modules if known.split(".")[0] == name]:
         monkeypatch.delitem(sys.modules, known)
     module = ModuleType(name)
     module.__spec__ = ModuleSpec(name, None, is_package=True)
@@ -206,9 +206,6 @@ def stand_in(monkeypatch, name, **members):
         vars(inner).update(value)
         monkeypatch.setitem(sys.modules, inner.__name__, inner)
         setattr(module, key, inner)
-    # What was imported of it here is forgotten with it.
-    monkeypatch.setitem(sys.modules, f"robust_ext.adapters.{name}.zoo", None)
-    monkeypatch.delitem(sys.modules, f"robust_ext.adapters.{name}.zoo")
 
 
 def test_a_stand_in_for_torchvision(monkeypatch):
@@ -274,13 +271,12 @@ def test_a_stand_in_for_robustbench(monkeypatch):
 
 @pytest.mark.parametrize("name", ["torchvision", "timm", "hf", "robustbench"])
 def test_a_library_that_is_not_installed_or_broken_is_named_with_the_command(monkeypatch, name):
-    package = adapters()[name].package
+    package = adapters()[name].modules[0].split(".")[0]
     monkeypatch.setattr("importlib.util.find_spec", lambda name, *more: None)
     with pytest.raises(MissingDependencyError, match=r"is not installed; pip install "):
         as_module(f"{name}:resnet18")
     monkeypatch.undo()
     stand_in(monkeypatch, package)
-    monkeypatch.delitem(sys.modules, f"robust_ext.adapters.{name}.zoo", raising=False)
     with pytest.raises(MissingDependencyError, match=r"installed but cannot be imported .* pip install --force-reinst"):
         adapters()[name].list_models()
 

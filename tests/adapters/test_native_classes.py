@@ -8,14 +8,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
-from robust_ext.adapters.art.building import art_class
+from robust_ext.adapters.art.attacks import art_class
 from robust_ext.adapters.art.estimators import BinarizedPyTorchClassifier
-from robust_ext.adapters.building import host_parameters
-from robust_ext.adapters.foolbox.building import foolbox_classes
+from robust_ext.adapters.foolbox.attacks import foolbox_classes
 from robust_ext.adapters.foolbox.models import BinarizedPyTorchModel
-from robust_ext.adapters.module_search import search_module
+from robust_ext.adapters.native import host_parameters, search_module
 from robust_ext.attacks.native import NativeAttack
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.settings import default_of, setting, settings_class
@@ -65,7 +63,6 @@ CLIMBS = [
 ] + [("ObjectivePGD", norm, {"steps": 5, "step_size": 0.05}) for norm in ORDERS]
 EachCase = pytest.mark.parametrize(("name", "norm", "settings"), CASES + CLIMBS, ids=str)
 EachBounds = pytest.mark.parametrize("bounds", [(0.0, 1.0), pytest.param((-1.0, 2.0), marks=pytest.mark.exhaustive)])
-PLAIN = [case for case in CASES if case[0] not in ("RayS", "CarliniWagnerLinf", "SpatialTransformation")]
 
 
 def make(host, name, norm, at, *, epsilon=0.1, **settings):
@@ -117,15 +114,6 @@ def test_targeted_points_are_those_of_the_attack_itself(host, name, norm, settin
     ways = {**seeded(name, settings), "targeted": True}
     found = make(host, name, norm, at, epsilon=3 * EPSILONS[norm], **ways)(at.x, aims)
     assert torch.equal(found, by_hand(name, norm, settings, at, aims, targeted=True))
-
-
-@pytest.mark.parametrize(("name", "norm", "settings"), CASES, ids=str)
-def test_the_hosts_give_the_same_points(name, norm, settings):
-    at = problem()
-    ways = {**seeded(name, settings), "epsilon": EPSILONS[norm]}
-    there = make("foolbox", name, norm, at, **ways)(at.x, at.y)
-    here = make("art", name, norm, at, batch_size=2, **ways)(at.x, at.y)
-    torch.testing.assert_close(here, there, atol=1e-5, rtol=0)
 
 
 @HOSTS
@@ -332,29 +320,6 @@ def test_rays_stops_at_the_smallest_epsilon_alone():
     assert over.tolist() == [[False] * 6, [True] * 6]
 
 
-class Counting(nn.Module):
-    def __init__(self, inner):
-        super().__init__()
-        self.inner, self.rows = inner, 0
-        self.eval()
-
-    def forward(self, x):
-        self.rows += len(x)
-        return self.inner(x)
-
-
-@pytest.mark.parametrize("keep_rows", [True, False])
-def test_rays_spends_no_more_than_its_queries_and_draws_nothing(keep_rows):
-    at = problem()
-    counting, before = Counting(at.network), torch.get_rng_state()
-    model = foolbox_model(counting)
-    foolbox_attacks.LinfRaySAttack(queries=30, keep_rows=keep_rows)(model, at.x, at.y, epsilons=[0.3])
-    # Once more each to learn the number of classes, and to judge the points.
-    assert counting.rows <= 6 * 32
-    assert (counting.rows == 6 * 32) == keep_rows
-    assert torch.equal(torch.get_rng_state(), before)
-
-
 @EachNorm
 def test_step_sizes_are_foolboxes(norm):
     at, epsilons = problem(), [EPSILONS[norm], 2 * EPSILONS[norm]]
@@ -422,3 +387,12 @@ def test_spatial_transformations_ignore_epsilons():
     assert many[2].shape == (2, 6)
     with pytest.raises(InvalidArgumentError, match="times"):
         attack.repeat(3)
+
+
+@pytest.mark.parametrize(("name", "norm", "settings"), CASES, ids=str)
+def test_the_hosts_give_the_same_points(name, norm, settings):
+    at = problem()
+    ways = {**seeded(name, settings), "epsilon": EPSILONS[norm]}
+    there = make("foolbox", name, norm, at, **ways)(at.x, at.y)
+    here = make("art", name, norm, at, batch_size=2, **ways)(at.x, at.y)
+    torch.testing.assert_close(here, there, atol=1e-5, rtol=0)

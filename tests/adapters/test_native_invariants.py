@@ -19,7 +19,6 @@ from tests.attacks.problems import affine_network
 ArtBase = art_invariants.ArtAttackInvariants
 FoolboxBase = foolbox_invariants.FoolboxAttackInvariants
 with_objective = foolbox_attacks.with_objective
-Bounds = tuple[float, float]
 ORDERS = {"Linf": np.inf, "L2": 2, "L1": 1}
 
 

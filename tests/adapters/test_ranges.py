@@ -28,7 +28,7 @@ SIZES = ("rel_stepsize", "abs_stepsize", "stepsize", "eps_step", "alpha", "lr", 
 
 
 def made_of(library, listing):
-    return import_module(f"robust_ext.adapters.{library}.catalogue").CATALOGUE.find(listing.name)
+    return import_module(f"robust_ext.adapters.{library}.attack").CATALOGUE.find(listing.name)
 
 
 @pytest.mark.parametrize(("library", "listing"), EVERY)

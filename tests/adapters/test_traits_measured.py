@@ -1,7 +1,6 @@
 """What the catalogues state of every attack of every library, measured by a network that records its queries."""
 
 import random
-from copy import deepcopy
 from dataclasses import replace
 from functools import lru_cache
 
@@ -14,8 +13,7 @@ from robust_ext.core.threat import ThreatModel
 from robust_ext.engine.verify import verify
 from robust_ext.models.binarized import BinarizedClassifier
 from robust_ext.registry.base import adapters
-from robust_ext.testing.conformance import digits, network
-from tests.adapters.common import LIBRARIES, UNIT, Recorder, cases, network_in, predicted, require, run, usable
+from tests.adapters.common import LIBRARIES, UNIT, Recorder, cases, network_in, predicted, run, usable
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.usefixtures("uncompiled_brendel_bethge")]
 
@@ -321,13 +319,3 @@ def test_binarized_problems_are_solved(library, listing):
     assert set(outcomes) <= {"found", "not_adversarial", "beyond_epsilon"}
     if listing.name not in TOO_WEAK:
         assert outcomes.count("found") >= (3 if library == "adv_lib" else 1)
-
-
-def test_a_row_that_leaves_the_ball_moves_the_others_in_sparse_descent():
-    foolbox = require("foolbox")
-    (x, y), double = digits(1), deepcopy(network(1)).double()
-    model, attack = foolbox.PyTorchModel(double, bounds=UNIT, device="cpu"), foolbox.attacks.SparseL1DescentAttack()
-    together = attack(model, x.double(), y, epsilons=2.0)[1]
-    apart = [attack(model, x[i : i + 1].double(), y[i : i + 1], epsilons=2.0)[1][0] for i in range(4)]
-    # Far more than float64 rounds.
-    assert float((together - torch.stack(apart)).abs().max()) > 1e-3

@@ -31,6 +31,7 @@ MADE = {
     "APGD from the input": APGD(steps=8, loss="margin", start="input"),
     "APGD on DLR": APGD(steps=6, loss="dlr", restarts=2),
     "APGD at targets": APGD(steps=6, loss="targeted-dlr", target_classes=2),
+    "APGD at margins": APGD(steps=6, loss="targeted-margin", target_classes=2),
     "ObjectivePGD": ObjectivePGD(steps=8),
     "ObjectivePGD KL": ObjectivePGD(objective="kl", algorithm="bim", steps=6, best=True),
     "RandomSearch": RandomSearch(points=25),

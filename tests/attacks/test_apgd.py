@@ -29,7 +29,7 @@ def test_losses_are_those_of_the_best_points(norm, loss, epsilon):
     assert epsilon > 0.1 or not bool(result.found.any())
     assert torch.equal(result.candidates[~result.found], result.best_points[~result.found])
     losses, clean = (
-        OBJECTIVES[loss].untargeted(parts[0].module(points), parts[2]) for points in (result.best_points, parts[1])
+        OBJECTIVES[loss].loss(parts[0].module(points), parts[2]) for points in (result.best_points, parts[1])
     )
     torch.testing.assert_close(result.losses, losses)
     assert bool((losses > clean).all())
@@ -47,7 +47,7 @@ def test_passes_are_counted_and_every_query_is_the_batch_in_order(norm, loss, st
     threat_model = ThreatModel(norm=norm, epsilon=0.02)
     parts = (replace(target, module=counted), inputs, labels)
     result = attack(parts, threat_model, loss=loss, steps=7, restarts=3, start=start, target_classes=2)
-    runs, extra = (6, 1) if loss == "targeted-dlr" else (3, 0)
+    runs, extra = (6, 1) if loss.startswith("targeted") else (3, 0)
     assert (counter.forward, counter.backward) == ((8 * runs + extra) * 6, 7 * runs * 6)
     assert result.passes == PassCounter(counter.forward, counter.backward)
     assert len(queried) == 8 * runs + extra
@@ -114,14 +114,36 @@ def test_rows_that_are_no_numbers_stay_and_harm_no_others(norm):
 
 
 @pytest.mark.parametrize("norm", NORMS)
-def test_zero_gradients_leave_rows_where_they_are_and_are_reported(norm):
-    inputs = torch.rand(3, 2, 2)
-    flat = Lambda(lambda x: torch.cat([x.flatten(1) * 0, x.flatten(1)[:, :1] * 0 - 1], 1))
-    parts = (target_of(flat, (2, 2), 5), inputs, torch.zeros(3, dtype=torch.int64))
-    with pytest.warns(RobustExtWarning, match="some rows had a gradient of zeros"):
-        result = attack(parts, ThreatModel(norm=norm, epsilon=0.3), start="input", steps=5)
-    assert torch.equal(result.candidates, inputs)
-    assert bool(result.no_gradient.all())
+def test_warm_runs_begin_at_the_given_points_within_the_ball(norm):
+    target, inputs, labels = rowwise_problem(rows=4)
+    threat_model, shown = ThreatModel(norm=norm, epsilon=0.05), []
+    given = 1 - inputs.round()
+    parts = (replace(target, starting_points=torch.stack([given, inputs], 1)), inputs, labels)
+    attack(parts, threat_model, steps=2, restarts=2, warm=True, watch=shown.append)
+    first = shown[0].points
+    assert bool(threat_model.contains(first, inputs).all())
+    # As far towards the given points as the ball allows.
+    edge = torch.full((4,), 0.05, dtype=torch.float64)
+    torch.testing.assert_close(threat_model.distance(first, inputs), edge, rtol=1e-5, atol=0)
+    assert bool((((first - inputs) * (given - inputs)) >= 0).all())
+    again = []
+    attack((target, inputs, labels), threat_model, steps=2, restarts=2, watch=again.append)
+    # The restart draws what the first run of another attack draws.
+    assert torch.equal(shown[3].points, again[0].points)
+    with pytest.raises(InvalidArgumentError, match="starting_points"):
+        attack((replace(target, starting_points=given), inputs, labels), threat_model, warm=True)
+
+
+def test_warm_runs_aim_at_the_likeliest_classes_where_they_begin():
+    # The second class is the likeliest at the input, the third where the run begins.
+    target = target_of(Lambda(lambda x: torch.cat([0.6 - 0.1 * x, 0.4 - x, x - 0.2], 1)), (1,), 3)
+    inputs, labels = torch.tensor([[0.2]]), torch.tensor([0])
+    threat_model = ThreatModel(norm="linf", epsilon=0.6)
+    chosen = {"loss": "targeted-margin", "target_classes": 1, "steps": 10}
+    cold = attack((target, inputs, labels), threat_model, **chosen)
+    given = replace(target, starting_points=torch.tensor([[[0.7]]]))
+    warm = attack((given, inputs, labels), threat_model, warm=True, **chosen)
+    assert (bool(cold.found), bool(warm.found)) == (False, True)
 
 
 @pytest.mark.parametrize(("loss", "fewest"), [("dlr", 3), ("targeted-dlr", 4)])
@@ -147,9 +169,20 @@ def test_watching_shows_every_evaluation(stop_early):
     assert {step.total for step in shown} == {10}
     for step in shown:
         points = step.points.clone().requires_grad_(True)
-        losses = OBJECTIVES["ce"].untargeted(target.module(points), labels)
+        losses = OBJECTIVES["ce"].loss(target.module(points), labels)
         (gradient,) = torch.autograd.grad(losses.sum(), points)
         torch.testing.assert_close(step.loss, losses.detach())
         assert (step.gradient is None) == (step.number % 5 == 4)
         if step.gradient is not None:
             torch.testing.assert_close(step.gradient, gradient)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_zero_gradients_leave_rows_where_they_are_and_are_reported(norm):
+    inputs = torch.rand(3, 2, 2)
+    flat = Lambda(lambda x: torch.cat([x.flatten(1) * 0, x.flatten(1)[:, :1] * 0 - 1], 1))
+    parts = (target_of(flat, (2, 2), 5), inputs, torch.zeros(3, dtype=torch.int64))
+    with pytest.warns(RobustExtWarning, match="some rows had a gradient of zeros"):
+        result = attack(parts, ThreatModel(norm=norm, epsilon=0.3), start="input", steps=5)
+    assert torch.equal(result.candidates, inputs)
+    assert bool(result.no_gradient.all())

@@ -11,7 +11,7 @@ import torch
 from scipy.optimize import linprog, minimize_scalar
 from torch import nn
 
-from robust_ext.attacks._common.apgd_ascent import checkpoints
+from robust_ext.attacks._common.apgd_steps import checkpoints
 from robust_ext.attacks.apgd import APGD
 from robust_ext.core.guard import frozen
 from robust_ext.core.random import seeded_globals, stream

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from robust_ext.attacks._common.best_tracker import Prediction
-from robust_ext.attacks.joint_loss import JointLoss, _Weights
+from robust_ext.attacks.joint_loss import JointLoss
 from robust_ext.attacks.orthogonal import OrthogonalPGD
 from robust_ext.core.threat import NORMS
 from tests.attacks.defenses import linear_defense, small_defense
@@ -45,34 +44,6 @@ def test_orthogonal_pgd_finds_no_more_in_half_of_the_passes(make, settings, alph
     others, half = passes(OrthogonalPGD(steps=50), problem)
     assert taken == 2 * half
     assert int(found.sum()) >= int(others.sum())
-
-
-def test_the_weight_follows_each_row():
-    weights = _Weights(torch.zeros(4, 1), 1.0)
-    one = torch.ones(4, 1)
-    # Rejected, misclassified or not; passes but is not misclassified; a success.
-    found = Prediction(
-        score_margin=torch.tensor([1.0, 1.0, -1.0, -1.0]),
-        margin=torch.tensor([1.0, -1.0, -1.0, 1.0]),
-        misclassified=torch.tensor([True, False, False, True]),
-        passed=torch.tensor([False, False, True, True]),
-    )
-    for power in range(3):
-        assert weights.of(one, one).tolist() == [2.0**power, 2.0**power, 2.0**-power, 1.0]
-        weights.follow(found)
-    for _ in range(2000):
-        weights.follow(found)
-    assert bool(torch.isfinite(weights.of(one, one)).all())
-    assert bool((weights.of(one, one) > 0).all())
-
-
-def test_weights_are_in_units_of_the_first_gradients():
-    weights = _Weights(torch.zeros(3, 2), 2.0)
-    of_loss = torch.tensor([[3.0, 4.0], [0.0, 0.0], [1.0, 0.0]])
-    of_score = torch.tensor([[0.0, 10.0], [1.0, 0.0], [0.0, 0.0]])
-    assert weights.of(of_loss, of_score).tolist() == [1, 2, 2]
-    # The first row keeps its unit; the others get theirs as soon as both gradients are there.
-    assert weights.of(of_score, of_loss + 1).tolist() == pytest.approx([1, 2 / 2**0.5, 2])
 
 
 @pytest.mark.parametrize("norm", NORMS)

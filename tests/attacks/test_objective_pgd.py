@@ -115,17 +115,6 @@ def test_passes_are_the_steps_and_every_query_is_the_batch(name, best):
         assert not torch.equal(found, watched[-1].points)
 
 
-@pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize("name", NAMES)
-def test_objectives_rise(name, norm):
-    target, inputs, labels = rowwise_problem()
-    epsilon = {"linf": 0.1, "l2": 0.5, "l1": 2.0}[norm]
-    seen = []
-    chosen = {"objective": name, "steps": 40, "step_size": epsilon / 20, "watch": seen.append}
-    attack((target, inputs, labels), ThreatModel(norm=norm, epsilon=epsilon), **chosen)
-    assert bool((seen[-1].loss > seen[0].loss).all())
-
-
 def test_best_is_the_misclassified_point_of_highest_objective():
     target, inputs, labels = rowwise_problem(rows=20)
     threat_model = ThreatModel(norm="linf", epsilon=0.12)

@@ -139,17 +139,13 @@ def test_queries_are_exact_and_points_in_bounds(keep_rows, bounds):
     for batch in (*network.batches, found.candidates):
         assert bounds[0] <= float(batch.min()) <= float(batch.max()) <= bounds[1]
     assert torch.equal(found.found, predicted(network.inner, found.candidates) != y)
+    # Leaving finished rows out changes no row.
+    other = run(network.inner, x, y, bounds=bounds, epsilon=epsilon, queries=60, keep_rows=not keep_rows)
+    assert torch.equal(found.candidates, other.candidates)
+    assert torch.equal(found.queries, other.queries)
     solved = found.distances <= epsilon + 1e-6
     assert torch.equal(solved, found.queries < 60)
     assert bool(solved.any())
-
-
-def test_leaving_finished_rows_out_changes_no_row():
-    network, x, y = problem(8, (1, 4, 5))
-    kept, left = (run(network, x, y, epsilon=0.25, queries=120, keep_rows=keep) for keep in (True, False))
-    assert torch.equal(kept.candidates, left.candidates)
-    assert torch.equal(kept.queries, left.queries)
-    assert int(kept.queries.min()) < int(kept.queries.max())
 
 
 def test_stopping_ends_at_the_first_point_within_epsilon():
@@ -165,17 +161,6 @@ def test_stopping_ends_at_the_first_point_within_epsilon():
         assert known == sorted(known, reverse=True)
         for step, expected in zip(stopped[:count], whole, strict=False):
             assert torch.equal(step.points[row], expected.points[row])
-
-
-def test_rows_that_are_wrong_already_come_back_after_one_query():
-    inner, x, y = problem(3, (1, 4, 4))
-    network = Recorder(inner)
-    found = run(network, x, (y + 1) % 4, queries=50)
-    assert torch.equal(found.candidates, x)
-    assert found.queries.tolist() == [1, 1, 1]
-    assert found.distances.tolist() == [0, 0, 0]
-    assert bool(found.found.all())
-    assert network.rows == 3
 
 
 def test_only_the_label_is_seen():

@@ -84,13 +84,6 @@ def test_any_motion_is_that_of_scipy(pad, mode, shape, down, right, degrees, low
     torch.testing.assert_close(out, expected, rtol=0, atol=5e-5)
 
 
-def test_rows_may_have_transforms_of_their_own():
-    x = images(3, (2, 6, 5))
-    several = torch.cat([each(0, 0, 0), each(1.5, -2, 20), each(0, 0.5, -170)])
-    alone = [transform(x[row : row + 1], several[row : row + 1]) for row in range(3)]
-    assert torch.equal(transform(x, several), torch.cat(alone))
-
-
 @pytest.mark.parametrize("targeted", [False, True])
 @pytest.mark.parametrize("loss", ["ce", "margin"])
 @pytest.mark.parametrize(("shape", "bounds"), [((1, 7, 7), (0.0, 1.0)), ((3, 4, 6), (-1.0, 2.0))])

@@ -165,26 +165,6 @@ def test_surrogates_are_run_in_eval_mode_and_left_as_they_were():
     assert all(parameter.grad is None and parameter.requires_grad for parameter in training.parameters())
 
 
-def test_two_classes_are_enough_and_inputs_are_not_changed():
-    network, x, y = problem(5, classes=2)
-    before = x.clone()
-    found = transfer(Transfer(surrogates={"a": network}, steps=5), network, x, y, classes=2)
-    assert bool(found.found.any())
-    assert torch.equal(x, before)
-
-
-def test_no_rows_and_one_row():
-    network, x, y = problem()
-    attack = Transfer(surrogates={"a": network}, steps=2)
-    none = transfer(attack, network, x[:0], y[:0])
-    assert none.sources == (("a", "APGD-CE"), ("a", "APGD-MARGIN"), ("a", "APGD-TARGETED-DLR"))
-    assert none.candidates.shape == (0, *SHAPE)
-    assert none.fooled.shape == (3, 0)
-    one = transfer(attack, network, x[:1], y[:1])
-    assert one.candidates.shape == (1, *SHAPE)
-    assert one.origin.shape == one.found.shape == one.losses.shape == (1,)
-
-
 def test_attacks_of_other_kinds_are_taken():
     network, x, y = problem()
     function = CallableAttack(lambda model, x, y: x - 0.05, name="darker")

@@ -9,8 +9,8 @@ import torch
 pytest.importorskip("foolbox")
 pytest.importorskip("art")
 
-from robust_ext.adapters.art.building import art_class
-from robust_ext.adapters.foolbox.building import foolbox_classes
+from robust_ext.adapters.art.attacks import art_class
+from robust_ext.adapters.foolbox.attacks import foolbox_classes
 from robust_ext.casestudies import load_case_study
 from robust_ext.casestudies.mmc import LeaveCentre
 from robust_ext.casestudies.thermometer import LogitSpacePGA

@@ -1,4 +1,4 @@
-"""Mixup inference: mixes against explicit loops, and both recipes on the digits."""
+"""Mixup inference: mixes against explicit loops."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from robust_ext.casestudies.mixup_inference import MeanSoftmax, MixedFeatures, W
 from robust_ext.core.errors import AttackRefusedError
 from robust_ext.core.random import seeded_globals, stream
 from robust_ext.core.target import Target
-from tests.casestudies.on_digits import judged, measured
 
 
 @pytest.fixture
@@ -66,17 +65,3 @@ def test_without_mixing_is_the_attack_on_the_network(parts):
     assert torch.equal(search(WithoutMixing(attack=attack), nn.Sequential(mixed, mean).eval()), alone)
     with pytest.raises(AttackRefusedError, match="nothing to exchange"):
         search(WithoutMixing(attack=attack), nn.Linear(4, 3))
-
-
-@pytest.mark.exhaustive
-def test_mechanism_and_the_recipe_of_the_authors():
-    found = measured("mixup_inference", 64)
-    assert found.present, found.values
-    # A failure shows on fewer samples.
-    assert judged("mixup_inference", "weak", 16, seed=1)["verdict"] == "failed"
-
-
-@pytest.mark.exhaustive
-def test_right_recipe():
-    # It misses a few of 64 problems at some seeds, too many for a verdict on fewer.
-    assert judged("mixup_inference", "right", 64, seed=1)["verdict"] == "passed"

@@ -14,7 +14,7 @@ from torch import nn
 
 from robust_ext.attacks.adapted import AdaptedAttack
 from robust_ext.attacks.apgd import APGD
-from robust_ext.casestudies import CaseStudy, Measurement, Published, Recipe, api
+from robust_ext.casestudies import CaseStudy, Measurement, Published, Recipe, api, training
 from robust_ext.casestudies.networks import Training, small_features
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.reports import report_page, report_text
@@ -99,8 +99,8 @@ def test_weights_of_other_data_are_not_used(quantised, tmp_path):
     kept = weights(300)
     assert weights(200) != kept
     study, folder = Quantised(), tmp_path / "300" / "x" / "rounded"
-    data = api.load_case_data("digits", root=None, samples=4, images=200, seed=0)
-    api.trained_defense(study, data, seed=0, folder=folder)
+    data = training.load_case_data("digits", root=None, samples=4, images=200, seed=0)
+    training.trained_defense(study, data, seed=0, folder=folder)
     assert (folder / "weights.safetensors").read_bytes() != kept
 
 
@@ -108,6 +108,6 @@ def test_refusals():
     with pytest.raises(InvalidArgumentError, match=r"names: got 'nothing'"):
         api.run_case_studies(["nothing"])
     with pytest.raises(InvalidArgumentError, match=r"samples: got 500, expected less than the 500 test images"):
-        api.load_case_data("digits", root=None, samples=500, images=100, seed=0)
+        training.load_case_data("digits", root=None, samples=500, images=100, seed=0)
     with pytest.raises(InvalidArgumentError, match="expected one that Rounded inputs has a budget for"):
         Quantised().threat_model("imagenet")

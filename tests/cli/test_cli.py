@@ -1,18 +1,15 @@
 """The command line, as a person uses it."""
 
 import json
-import sys
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from robust_ext.adapters.own import OwnAdapter
 from robust_ext.cli import app as cli
 from robust_ext.cli.models import load_model
-from robust_ext.core.errors import DataError, InvalidArgumentError
-from robust_ext.demo.network import digits_network
+from robust_ext.core.errors import DataError
 
 BASE = ["binarization", "--model", "digits", "--data", "digits", "--eps", "0.1", "--no-progress"]
 QUICK = ["--samples", "6", "--inner-points", "30", "--proven-rate", "0", "--canaries", "2"]
@@ -41,38 +38,7 @@ def test_binarization(tmp_path):
     assert [attack["name"] for attack in content["attacks"]] == attacks
     assert (content["settings"]["epsilon"], content["settings"]["inner_points"]) == (0.1, 30)
     assert {path.name for path in tmp_path.iterdir()} == {"run"}
-    assert "<svg" in (out / "report.html").read_text()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--attack", "foolbox:LinfPDG"], "LinfPGD"),
-        (["--attack", "foolbox:LinfPGD(step=3)"], "steps"),
-        (["--attack", "nolibrary:Thing"], "nolibrary"),
-        (["--eps", "eight"], "--eps: got 'eight'"),
-        (["--eps", "8/0"], "--eps: got '8/0'"),
-        (["--norm", "l7"], "norm: got 'l7'"),
-        (["--bounds", "1"], "--bounds"),
-        (["--samples", "9999", "--no-sequential"], "500"),
-        (["--device", "tpu9"], "--device"),
-        (["--batch-size", "big"], "--batch-size"),
-        (["--data", "nowhere.npz"], "nowhere.npz"),
-        (["--model", "nowhere.py:net"], "nowhere.py"),
-        (["--weights", "nowhere.pt"], "nowhere.pt"),
-    ],
-)
-def test_bad_input_is_one_line(arguments, message, monkeypatch, capsys):
-    # Of an option that is given twice, the last counts.
-    attack = [] if "--attack" in arguments else ["--attack", "foolbox:LinfPGD"]
-    monkeypatch.setattr(sys, "argv", ["robust-ext", *BASE, *QUICK, *attack, *arguments])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    assert ended.value.code == 2
-    written = capsys.readouterr().err
-    assert written.startswith("error: ")
-    assert message in written
-    assert "Traceback" not in written
+    assert "data:image/svg" in (out / "report.html").read_text()
 
 
 def test_attacks_are_listed(tmp_path):
@@ -101,23 +67,6 @@ def test_the_matrix_of_one_library(tmp_path, monkeypatch):
     assert {path.name for path in tmp_path.iterdir()} == {"rows.json", "page.md"}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--library", "nobody"], "library: got 'nobody'"),
-        (["--matrix", "--library", "nobody"], "libraries: got 'nobody'"),
-        (["--markdown", "page.md"], "--markdown: got page.md, expected to be given together with --matrix"),
-        (["--seed", "-1"], "--seed: got -1"),
-    ],
-)
-def test_bad_arguments_of_attacks(arguments, message, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    done = invoke("attacks", *arguments)
-    assert isinstance(done.exception, InvalidArgumentError)
-    assert message in str(done.exception)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_detector_on_the_command_line(tmp_path, files):
     out = tmp_path / "run"
     detector = ["--detector", f"{files / 'mine.py'}:Bright"]
@@ -126,7 +75,7 @@ def test_a_detector_on_the_command_line(tmp_path, files):
     assert set(content["attacks"][0]["tests"]) == {"regular", "inverted"}
     assert content["settings"]["detector_calibration"]["samples"] == 100
     assert content["settings"]["detector_calibration"]["achieved"] <= 0.2
-    assert "(inverted)" in output
+    assert "  inverted" in output
     assert {path.name for path in out.iterdir()} == {
         *("regular", "inverted", "result.json", "report.html", "badge.svg", "study.toml", "evaluation.json", ".lock"),
     }
@@ -138,19 +87,6 @@ def test_version():
     from robust_ext import __version__
 
     assert __version__ in invoke("--version").output
-
-
-def test_models_from_files_and_weights(tmp_path, files):
-    file = files / "mine.py"
-    state = digits_network().state_dict()
-    save_file(state, tmp_path / "w.safetensors")
-    torch.save({"state_dict": {f"module.{name}": value for name, value in state.items()}}, tmp_path / "w.pt")
-    x = torch.rand(2, 1, 8, 8)
-    expected = digits_network()(x)
-    for spec in ("digits", f"{file}:ready", f"{file}:make(trained=True)"):
-        assert torch.equal(load_model(spec, weights=None).model(x), expected)
-    for weights in ("w.safetensors", "w.pt"):
-        assert torch.equal(load_model(f"{file}:make", weights=str(tmp_path / weights)).model(x), expected)
 
 
 def test_bad_weights(tmp_path):
@@ -189,7 +125,7 @@ def test_fitted_and_own_detectors(tmp_path, unsure):
     assert all(entry["threshold"] is not None for entry in content["detectors"])
     assert content["settings"]["training_data_origin"].startswith("digits-train, 120 samples")
     assert "nss" in output
-    assert "<svg" in (out / "report.html").read_text()
+    assert "data:image/svg" in (out / "report.html").read_text()
     (fitted,) = (out / "detectors").iterdir()
     before = fitted.stat().st_mtime_ns
     assert "fitting" not in run(*command, out=out)[0]
@@ -214,22 +150,3 @@ def test_jobs_change_nothing(tmp_path, unsure):
     for jobs in ("1", "2"):
         contents.append(without_clocks(run(*command, "--jobs", jobs, out=tmp_path / jobs)[1]))
     assert contents[0] == contents[1]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--arm", "nonsense"], "NORM:EPSILON=ATTACK"),
-        (["--suite", "paper"], "suite"),
-        (["--train-samples", "5000"], "at most"),
-        (["--naturals", "some"], "naturals"),
-        (["--samples", "0"], "--samples"),
-        (["--train-data", "nowhere.npz"], "nowhere.npz"),
-        (["--data-split", "train"], "--train-data"),
-        (["--detector", "nsss"], "did you mean nss?"),
-    ],
-)
-def test_bad_arguments_of_mead(arguments, words, unsure):
-    done = invoke(*MEAD, "--detector", unsure, *SIZES, *arguments)
-    assert done.exit_code != 0
-    assert words in str(done.exception)

@@ -24,6 +24,7 @@ from robust_ext.engine.isolation import CAN_ISOLATE
 from robust_ext.evaluations.adaptive import AdaptiveSettings
 from robust_ext.evaluations.binarization import BinarizationSettings
 from robust_ext.evaluations.diagnosis.settings import DiagnosisSettings
+from robust_ext.evaluations.evaluate import EvaluateSettings
 from robust_ext.evaluations.mead import MeadSettings
 from robust_ext.evaluations.robust_accuracy.settings import RobustAccuracySettings
 from robust_ext.models.readouts import Readout
@@ -31,6 +32,7 @@ from robust_ext.models.readouts import Readout
 COMMANDS = {
     "binarization": ("evaluations", "binarization_test", BinarizationSettings),
     "diagnose": ("evaluations", "diagnose", DiagnosisSettings),
+    "evaluate": ("evaluations", "evaluate", EvaluateSettings),
     "mead": ("mead", "mead", MeadSettings),
     "robust-accuracy": ("evaluations", "robust_accuracy", RobustAccuracySettings),
     "test-time": ("evaluations", "evaluate_defense", AdaptiveSettings),
@@ -44,6 +46,8 @@ RUN = (
 )
 TRAINING = ("train_data", "train_samples", "adversarial_samples", "calibration_samples", "preset")
 ADAPTING = ("bpda", "eot")
+JUDGED = ("top", "targets", "multi_label")
+VALID, PNG = ("levels", "entries"), ("png",)
 OTHERS = {
     "binarization": (
         "attack",
@@ -54,13 +58,16 @@ OTHERS = {
         "calibrate",
         "calibration_samples",
         *ADAPTING,
+        *VALID,
     ),
-    "diagnose": ("attack", "eps", "norm", "try_remedies", *ADAPTING),
-    "mead": ("detector", "suite", "arm", "allow_code", "eps", "norm", *TRAINING, *ADAPTING),
-    "robust-accuracy": ("attack", "eps", "norm", *ADAPTING),
-    "test-time": ("defense", "defense_weights", "surrogate", "eps", "norm"),
+    "diagnose": ("attack", "eps", "norm", "try_remedies", *ADAPTING, *VALID),
+    "evaluate": ("defense", "defense_weights", "detector", "detector_samples", "eps", "norm", *JUDGED, *VALID, *PNG),
+    "mead": ("detector", "suite", "arm", "allow_code", "eps", "norm", *TRAINING, *ADAPTING, *JUDGED, *VALID),
+    "robust-accuracy": ("attack", "eps", "norm", *ADAPTING, *JUDGED, *VALID, *PNG),
+    "test-time": ("defense", "defense_weights", "surrogate", "eps", "norm", *VALID),
 }
-"""The options that are no settings of an evaluation; each is named in a test below."""
+"""The options that are no settings of an evaluation; each is named in a test below, JUDGED in test_criteria.py,
+VALID and PNG in test_entries.py."""
 
 
 class Result(str):
@@ -118,6 +125,7 @@ def invoke(monkeypatch, files):
                 *("--calibration-samples", "40", "--samples", "8", "--no-progress"),
             ],
             "diagnose": ["--attack", "a:b", "--eps", "8/255"],
+            "evaluate": ["--eps", "8/255"],
             "robust-accuracy": ["--attack", "a:b", "--eps", "0.2,8/255"],
             "test-time": ["--defense", "hd", "--eps", "8/255"],
         }[command]
@@ -182,7 +190,8 @@ def help_of(command, words, columns="200"):
 @pytest.mark.parametrize("command", COMMANDS)
 def test_model_and_data_options(command, invoke, files):
     call = invoke(command)
-    inputs, origin = call.positional[2], call.context.origin
+    place = 1 if command == "evaluate" else 2
+    inputs, origin = call.positional[place], call.context.origin
     assert len(inputs) == {"mead": 8, "robust-accuracy": 100, "diagnose": 32, "test-time": 64}.get(command, 128)
     assert float(inputs.min()) == 0.0
     assert (origin["model"], origin["data"]) == ("digits", "digits-test, order random")
@@ -196,7 +205,7 @@ def test_model_and_data_options(command, invoke, files):
     model = call.classifier if command == "test-time" else call.positional[0]
     assert all(torch.equal(value, weights[key] + 1) for key, value in model.state_dict().items())
     assert call.sample_ids == [0, 1, 2, 3, 4]
-    assert float(call.positional[2].min()) == -1.0
+    assert float(call.positional[place].min()) == -1.0
     assert call.context.origin["data"] == f"digits-{split}, order first"
     assert call.context.origin["model"].endswith("w.safetensors")
     assert (call.out, call.progress) == (files / "run", False)

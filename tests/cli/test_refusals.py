@@ -87,11 +87,38 @@ def test_a_real_process_that_is_ended_by_the_model(tmp_path):
 
 
 LONG = "w" * 5000
+MEAD = ("mead", *MODEL, "--detector", "foreign.py:score")
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        # Of an option that is given twice, the last counts.
+        ((*BINARIZATION, "--attack", "foolbox:LinfPDG"), "LinfPGD"),
+        ((*BINARIZATION, "--attack", "foolbox:LinfPGD(step=3)"), "steps"),
+        ((*BINARIZATION, "--attack", "nolibrary:Thing"), "nolibrary"),
+        ((*BINARIZATION, "--eps", "eight"), "--eps: got 'eight'"),
+        ((*BINARIZATION, "--eps", "8/0"), "--eps: got '8/0'"),
+        ((*BINARIZATION, "--norm", "l7"), "norm: got 'l7'"),
+        ((*BINARIZATION, "--bounds", "1"), "--bounds"),
+        ((*BINARIZATION, "--samples", "9999", "--no-sequential"), "500"),
+        ((*BINARIZATION, "--device", "tpu9"), "--device"),
+        ((*BINARIZATION, "--batch-size", "big"), "--batch-size"),
+        ((*BINARIZATION, "--data", "nowhere.npz"), "nowhere.npz"),
+        ((*BINARIZATION, "--model", "nowhere.py:net"), "nowhere.py"),
+        ((*BINARIZATION, "--weights", "nowhere.pt"), "nowhere.pt"),
+        (("attacks", "--library", "nobody"), "library: got 'nobody'"),
+        (("attacks", "--matrix", "--library", "nobody"), "libraries: got 'nobody'"),
+        (("attacks", "--markdown", "page.md"), "--markdown: got page.md, expected to be given together with --matrix"),
+        (("attacks", "--seed", "-1"), "--seed: got -1"),
+        ((*MEAD, "--arm", "nonsense"), "NORM:EPSILON=ATTACK"),
+        ((*MEAD, "--suite", "paper"), "suite"),
+        ((*MEAD, "--train-samples", "5000"), "at most"),
+        ((*MEAD, "--naturals", "some"), "naturals"),
+        ((*MEAD, "--samples", "0"), "--samples"),
+        ((*MEAD, "--train-data", "nowhere.npz"), "nowhere.npz"),
+        ((*MEAD, "--data-split", "train"), "--train-data"),
+        ((*MEAD, *TRAINING, "--detector", "nsss"), "did you mean nss?"),
         ((*BINARIZATION, "--exposure", "garbage"), "--exposure: got 'garbage', expected one of 'classifier'"),
         ((*BINARIZATION, "--exposure", "reject"), "exposure: got reject, expected 'classifier' where"),
         (("robust-accuracy", *MODEL, "--eps", "1", "--attack", "robust_ext:OrthogonalPGD()"), "this target has none"),
@@ -111,13 +138,15 @@ LONG = "w" * 5000
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
-def test_what_used_to_end_in_a_traceback_or_was_accepted(arguments, message, main, tmp_path, monkeypatch):
+def test_what_is_wrong_is_one_line(arguments, message, main, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     status, _, err = main(*arguments)
     assert status == 2
     assert err.startswith("error: ")
     assert message in err
+    assert "Traceback" not in err
     assert len(err) < 2200
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

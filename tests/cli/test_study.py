@@ -118,7 +118,7 @@ def test_a_wrong_value_names_its_key(more, message, tmp_path):
 @pytest.mark.parametrize(
     ("text", "kind", "message"),
     [
-        ("", InvalidArgumentError, "got no table, expected one table, called as a command: binarization, "),
+        ("", InvalidArgumentError, "got no table, expected one table, called as a command: evaluate, binarization, "),
         ("[mead]\n[diagnose]", InvalidArgumentError, "got [mead], [diagnose], expected one table"),
         ("eps = 1", InvalidArgumentError, "got eps, expected one table"),
         ("[binarisation]", InvalidArgumentError, "did you mean binarization?"),

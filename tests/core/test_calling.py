@@ -35,7 +35,10 @@ FLAT = nn.Flatten()
         (lambda: APGD(10), "APGD(steps=10)"),
         (lambda: APGD(n_iter=10, n_restarts=2), "APGD(steps=10, restarts=2)"),
         (lambda: BinarizationSettings(ThreatModel(norm="linf", epsilon=0.1)), "BinarizationSettings(threat_model="),
-        (lambda: ThreatModel("linf", 0.1, (0, 1), "cpu"), "keywords of norm, epsilon, bounds"),
+        (
+            lambda: ThreatModel("linf", 0.1, (0, 1), "cpu"),
+            "ThreatModel(norm='linf', epsilon=0.1, bounds=(0, 1), mask='cpu')",
+        ),
         (lambda: EoT(FLAT, n=5), "EoT(module=Flatten(start_dim=1, end_dim=-1), draws=5)"),
         (lambda: EoT(FLAT, 5, n_samples=3), "EoT(module=Flatten(start_dim=1, end_dim=-1), draws=3, chunk=5)"),
         (lambda: EoT(FLAT), "EoT(module=Flatten(start_dim=1, end_dim=-1), draws=...)"),

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from robust_ext.core import memory as heap
+from robust_ext.core import machine as heap
 
 resource = pytest.importorskip("resource")
 

@@ -71,11 +71,3 @@ def test_what_lies_outside_is_refused(cls, name):
         with pytest.raises(InvalidArgumentError) as raised:
             check_setting(cls, name, info, (value,) if several and info.check is None else value)
         assert raised.value.argument.startswith(name)
-
-
-@pytest.mark.parametrize(("cls", "name"), DECLARED)
-def test_the_lower_end_is_stated(cls, name):
-    info = declared(cls)[name]
-    kinds, _ = kinds_of(cls, name)
-    if info.check is None and kinds & {int, float} and bool not in kinds:
-        assert info.minimum is not None or info.above is not None

@@ -11,9 +11,7 @@ from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.settings import (
     Settings,
     declared,
-    default_of,
     setting,
-    setting_types,
     settings_class,
     trial_settings,
 )
@@ -109,17 +107,6 @@ def test_the_docstring_has_the_arguments_before_the_example():
     assert text.startswith("Looks for something.\n\n    Args:\n        steps: Steps taken.\n        rate: Of change.\n")
     assert text.index("anything: Left as it is.") < text.index("Example:") < text.index(">>> 1 + 1")
     assert max(map(len, text.split("\n"))) <= 120
-
-
-def test_what_is_declared_can_be_read():
-    info = declared(Search)["steps"]
-    assert list(declared(Search)) == [field.name for field in dataclasses.fields(Search)]
-    assert (info.help, info.minimum, info.maximum) == ("Steps taken.", 1, 99)
-    assert info.names == {"art": "max_iter", "foolbox": None}
-    assert trial_settings(Search) == {"steps": 3}
-    assert setting_types(Search)["share"] == float | None
-    assert default_of(Search, "steps") == 10
-    assert declared(int) == {}
 
 
 def test_a_setting_declared_again_without_words_is_otherwise_that_of_the_base():

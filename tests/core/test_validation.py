@@ -6,7 +6,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from robust_ext.core.errors import InvalidArgumentError, RobustExtError
+from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.validation import check_choice, check_inputs, check_integer, check_labels, check_number
 
 NAN, INF = math.nan, math.inf
@@ -186,7 +186,3 @@ def test_labels_without_a_number_of_classes():
     assert check_labels("y", torch.tensor([10**6]), samples=1).tolist() == [10**6]
     with refused(r"y: got labels in -1..-1, expected labels of at least 0$"):
         check_labels("y", torch.tensor([-1]), samples=1)
-
-
-def test_errors_are_value_errors_of_this_project():
-    assert {ValueError, RobustExtError} <= set(InvalidArgumentError.__mro__)

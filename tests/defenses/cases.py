@@ -10,9 +10,9 @@ from robust_ext.core.random import seeded_globals
 from robust_ext.defenses import Discriminator
 from robust_ext.defenses.adp import ScoreNetwork
 from robust_ext.defenses.catalogue import NAMED
+from robust_ext.defenses.clc import Projections
 from robust_ext.defenses.reverse import ContrastiveHead
-from robust_ext.defenses.training.projections import Projections
-from robust_ext.defenses.training.stable_head import StableHead
+from robust_ext.defenses.sodef import StableHead
 from robust_ext.defenses.training.views import RandomViews
 from robust_ext.demo.network import digits_network
 

@@ -8,7 +8,7 @@ from torch import nn
 from robust_ext import BPDA, InvalidArgumentError
 from robust_ext.core.random import derive_seed
 from robust_ext.defenses.adp import AdaptiveDenoising, ScoreTraining
-from robust_ext.models.row_rng import RowRNG
+from robust_ext.models.rows import RowRNG
 from tests.models.cases import data as some
 from tests.models.cases import network
 
@@ -92,14 +92,6 @@ def test_passes_are_those_of_the_paper():
     assert defense(runs=1).with_steps(0).trace(data(2)).state == {}
 
 
-def test_noise_has_its_width():
-    model = defense(steps=0, runs=1, clip=False, seed=4, bounds=(-1, 1))
-    x = torch.zeros(500, 2, 3, dtype=torch.float64)
-    noise = model.trace(x).final
-    assert abs(float(noise.std()) - 0.5) < 0.03
-    assert abs(float(noise.mean())) < 0.03
-
-
 def test_unrolled_gradients():
     x, seeds = data(2).requires_grad_(), torch.tensor([1, 2])
     settings = {"clip": False, "stop": 0.0}
@@ -168,3 +160,11 @@ def test_a_score_network_learns_where_images_are():
     assert float(nn.functional.cosine_similarity(found.flatten(1), -noise.flatten(1)).mean()) > 0.8
     assert not found.requires_grad
     assert not score.training
+
+
+def test_noise_has_its_width():
+    model = defense(steps=0, runs=1, clip=False, seed=4, bounds=(-1, 1))
+    x = torch.zeros(500, 2, 3, dtype=torch.float64)
+    noise = model.trace(x).final
+    assert abs(float(noise.std()) - 0.5) < 0.03
+    assert abs(float(noise.mean())) < 0.03

@@ -3,8 +3,7 @@ import pytest
 import torch
 
 from robust_ext import BPDA, InvalidArgumentError, ModelError
-from robust_ext.defenses.clc import ClosedLoopControl
-from robust_ext.defenses.training.projections import Projections, ProjectionsTraining, edited_inputs
+from robust_ext.defenses.clc import ClosedLoopControl, Projections, ProjectionsTraining, edited_inputs
 from tests.models.cases import data, network
 
 LAYERS = ("", "1", "3")
@@ -101,11 +100,6 @@ def test_projections_are_those_of_a_singular_value_decomposition():
         np.testing.assert_allclose(off.numpy(), left - left @ projector, atol=1e-4)
 
 
-def test_all_of_the_singular_values_are_all_axes():
-    found = ProjectionsTraining(layers=["3"], share=1.0).fit(network(), data(50))
-    assert found.basis(0).shape == (8, 8)
-
-
 def test_groups_stay_together_and_one_row_has_no_defense():
     x = data(8, torch.float64)
     model = defense(learning_rate=0.1)
@@ -190,3 +184,8 @@ def test_what_is_wrong_is_refused():
     ):
         net(data(1))
     assert not net[1]._forward_pre_hooks
+
+
+def test_all_of_the_singular_values_are_all_axes():
+    found = ProjectionsTraining(layers=["3"], share=1.0).fit(network(), data(50))
+    assert found.basis(0).shape == (8, 8)

@@ -26,6 +26,18 @@ COUNTS = {
     "reverse": ((161, 160), lambda k: (4 * k + 1, 4 * k)),
     "sodef": ((1, 0), lambda k: (1, 0)),
 }
+# Croce et al. 2022, table 1.
+TABLE = {
+    "sodef": "MA IA AN",
+    "clc": "MA IA AN",
+    "hd": "IP IA R",
+    "anti-adversary": "IP IA",
+    "soap": "IP IA AN",
+    "imf": "IP IA AN",
+    "aid": "IP IA AN",
+    "reverse": "IP IA AN R ED",
+    "adp": "IP IA AN R",
+}
 REACH = {"hd": 8 / 255, "anti-adversary": 0.3, "imf": 16 / 255, "aid": 0.031, "soap": 40 / 255, "reverse": 16 / 255}
 
 
@@ -34,6 +46,15 @@ def test_each_has_a_name_and_one_line():
     assert all(isinstance(name, str) and name for name in NAMED)
     assert set(TRAINED) == {"imf", "aid", "sodef", "clc", "reverse", "adp"}
     assert all((NAMED[name].training_class is not None) == (name in TRAINED) for name in NAMED)
+
+
+@ALL
+def test_building_blocks_are_those_of_table_1_and_of_its_properties(name):
+    blocks = NAMED[name].building_blocks
+    assert name not in TABLE or " ".join(blocks) == TABLE[name]
+    assert ("IP" in blocks) != ("MA" in blocks)
+    assert ("R" in blocks) == NAMED[name].random
+    assert name not in TRAINED or "AN" in blocks
 
 
 @ALL

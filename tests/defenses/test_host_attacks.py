@@ -14,7 +14,7 @@ from robust_ext.core.target import Target
 from robust_ext.datasets.load import load_dataset
 from robust_ext.demo.network import digits_network
 from robust_ext.registry.base import adapters
-from robust_ext.testing.conformance import digits, network, threat_model
+from robust_ext.testing.networks import digits, network, threat_model
 from tests.adapters.common import Downhill
 from tests.models.cases import NoisyRounding, Rounding, art_classifier, quantise
 

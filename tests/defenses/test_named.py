@@ -16,7 +16,7 @@ from robust_ext.datasets import load_dataset
 from robust_ext.defenses.catalogue import NAMED, TRAINED
 from robust_ext.defenses.reverse import ContrastiveHead
 from robust_ext.defenses.soap import flipped_crop
-from robust_ext.defenses.training.stable_head import StableHead
+from robust_ext.defenses.sodef import StableHead
 from robust_ext.defenses.training.views import RandomViews
 from robust_ext.demo.network import digits_network
 from robust_ext.registry.defense import named_defense
@@ -149,10 +149,10 @@ def test_parts_that_are_refused(text, words, net, images, parts):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("hedge", "one of hd, anti-adversary.*package.module:object"),
+        ("hedge", "one of 'hd', 'anti-adversary'.*package.module:object"),
         ("antiadversary", "did you mean anti-adversary"),
         ("hd(", "a name with settings as in"),
-        ("", "a name with settings as in"),
+        ("", "one of 'hd'"),
         ("hd(5)", r"got hd\(5\) with the positional argument 5"),
         ("hd(steps=max(1, 2))", "is not a literal"),
         ("hd(steps=5, steps=6)", "hd"),

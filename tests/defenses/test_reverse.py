@@ -15,7 +15,7 @@ from robust_ext.defenses.reverse import ContrastiveEncoder, ContrastiveReversal,
 from robust_ext.defenses.training.views import RandomViews, View
 from robust_ext.demo.network import digits_network
 from robust_ext.models.features import split
-from robust_ext.models.row_rng import RowRNG
+from robust_ext.models.rows import RowRNG
 
 SHAPE = (3, 5, 4)
 

@@ -94,12 +94,6 @@ def test_the_steps_are_those_of_a_loop_by_hand(case, seed, steps, rows, one, two
         np.testing.assert_array_equal(trace.state["predicted"].numpy(), (x @ weights.T + bias).argmax(1))
 
 
-def test_the_hedge_loss_is_the_sum_of_all_cross_entropies():
-    net, x = nn.Linear(4, 5), torch.randn(3, 4)
-    wanted = sum(nn.functional.cross_entropy(net(x), torch.full((3,), k), reduction="none") for k in range(5))
-    torch.testing.assert_close(HedgeDefense(net).loss(x), wanted)
-
-
 def test_hedge_starts_are_uniform_in_the_ball_and_depend_on_the_seed():
     net, x = nn.Sequential(nn.Flatten(), nn.Linear(100, 2)), torch.full((60, 100), 0.5)
     defense = HedgeDefense(net, steps=0, seed=3)
@@ -178,7 +172,7 @@ def test_layers_of_aid_are_those_of_the_discriminator_where_left_out():
     judge = Discriminator([3, 27], layers=["1", "2"], width=4)
     defense, x = AIDPurifier(net, judge), torch.rand(2, 1, 4, 4)
     assert defense.layers == ("1", "2")
-    torch.testing.assert_close(defense.cleanness(x), judge(net[:2](x), net[:3](x)).sigmoid())
+    torch.testing.assert_close(defense.loss(x), judge(net[:2](x), net[:3](x)).sigmoid())
     for layers in (None, [], 1, "1, fc", ["1", "fc"]):
         with pytest.raises(InvalidArgumentError, match="layers: got"):
             AIDPurifier(net, Discriminator([2]), layers=layers)
@@ -199,3 +193,9 @@ def test_what_is_wrong_in_imf_is_refused():
     for doubtful, words in (((0.3, 1.5), r"1\.5"), ((0.3,), ".*a pair")):
         with pytest.raises(InvalidArgumentError, match=f"doubtful: got {words}"):
             IMF(nn.Identity(), nn.Identity(), doubtful=doubtful)
+
+
+def test_the_hedge_loss_is_the_sum_of_all_cross_entropies():
+    net, x = nn.Linear(4, 5), torch.randn(3, 4)
+    wanted = sum(nn.functional.cross_entropy(net(x), torch.full((3,), k), reduction="none") for k in range(5))
+    torch.testing.assert_close(HedgeDefense(net).loss(x), wanted)

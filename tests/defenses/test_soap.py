@@ -74,15 +74,6 @@ def test_rows_and_batches_choose_differently():
     torch.testing.assert_close(padded, SOAP(net, choice="batch", group_size=4)(torch.cat([x[:3], x[:1]]))[:3])
 
 
-def test_the_loss_never_gets_larger():
-    defense = SOAP(digits_network(), steps=2, radii=4)
-    x, _ = load_dataset("digits").take(range(10))
-    with torch.no_grad():
-        trace = defense.trace(x)
-        assert bool((defense.loss(trace.final) <= defense.loss(x)).all())
-        assert bool((defense.loss(trace.final) < 0.9 * defense.loss(x)).any())
-
-
 def test_the_view_flips_crops_and_stretches():
     x = torch.arange(16.0).view(1, 1, 4, 4)
     wanted = torch.tensor([[6.0, 6, 5, 5], [6, 6, 5, 5], [10, 10, 9, 9], [10, 10, 9, 9]])
@@ -104,3 +95,12 @@ def test_other_views_and_settings():
     assert torch.equal(same.state["radius"], torch.zeros(4))
     with pytest.raises(InvalidArgumentError, match="group_size: got None"):
         SOAP(net, choice="batch")
+
+
+def test_the_loss_never_gets_larger():
+    defense = SOAP(digits_network(), steps=2, radii=4)
+    x, _ = load_dataset("digits").take(range(10))
+    with torch.no_grad():
+        trace = defense.trace(x)
+        assert bool((defense.loss(trace.final) <= defense.loss(x)).all())
+        assert bool((defense.loss(trace.final) < 0.9 * defense.loss(x)).any())

@@ -9,8 +9,7 @@ from torch import nn
 from robust_ext import BPDA, MissingDependencyError
 from robust_ext.core.random import seeded_globals
 from robust_ext.datasets.load import load_dataset
-from robust_ext.defenses.sodef import SODEF
-from robust_ext.defenses.training.stable_head import StableField, StableHead, StableHeadTraining, integrate
+from robust_ext.defenses.sodef import SODEF, StableField, StableHead, StableHeadTraining, integrate
 from robust_ext.demo.network import digits_network
 from robust_ext.models.features import split
 from tests.models.cases import data, network

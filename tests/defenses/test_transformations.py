@@ -17,7 +17,7 @@ from robust_ext.defenses import (
     RandomizedSmoothing,
     RandomResizePad,
 )
-from robust_ext.models.row_rng import RowRNG
+from robust_ext.models.rows import RowRNG
 
 
 def images(rows, shape=(3, 12, 10)):

@@ -17,14 +17,14 @@ from sklearn.calibration import CalibratedClassifierCV
 from sklearn.svm import SVC
 
 from robust_ext.core.errors import InvalidArgumentError, MissingDependencyError
-from robust_ext.detectors._features.naturalness import (
+from robust_ext.detectors.nss import (
     HIGHEST_SHAPE,
     LOWEST_SHAPE,
+    NSSDetector,
     contrast_of,
     fit_aggd,
     natural_features,
 )
-from robust_ext.detectors.nss import NSSDetector
 from tests.detectors.cases import flat
 
 network = partial(flat, inputs=64)
@@ -133,13 +133,13 @@ def test_rows_without_a_solution_get_the_nearest():
     assert found.left.tolist() == pytest.approx([0, 0, 4, 1, 0, 0])
     assert found.right.tolist() == pytest.approx([0, 4, 0, 1, 1 / 6, 0])
     assert found.mean[[0, 3]].tolist() == [0, 0]
-    (gradient,) = torch.autograd.grad(sum(part.sum() for part in vars(found).values()), values)
+    (gradient,) = torch.autograd.grad(sum(part.sum() for part in found), values)
     assert bool(torch.isfinite(gradient).all())
 
 
 def test_gradients_of_fits_are_those_of_finite_differences():
     values = torch.tensor(drawn(1.3, 0.5, 1.0, 90).reshape(3, 30), requires_grad=True)
-    assert torch.autograd.gradcheck(lambda v: tuple(vars(fit_aggd(v)).values()), (values,))
+    assert torch.autograd.gradcheck(lambda v: tuple(fit_aggd(v)), (values,))
 
 
 @pytest.mark.parametrize(("height", "width"), [(2, 2), (3, 9), (7, 7), (11, 8), (40, 33)])

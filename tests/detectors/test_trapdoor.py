@@ -13,8 +13,7 @@ from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.core.random import seeded_globals
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
-from robust_ext.detectors.trapdoor import TrapdoorDetector
-from robust_ext.detectors.triggers import Triggers, make_triggers, train_epoch
+from robust_ext.detectors.trapdoor import TrapdoorDetector, Triggers, make_triggers, train_epoch
 from tests.detectors.cases import attacked, data, fitted, network, weighted
 
 

@@ -11,8 +11,8 @@ from robust_ext.defenses import HedgeDefense
 from robust_ext.demo.network import digits_network
 from robust_ext.engine.copies import PROBES, behaviour, compare_behaviour, differences
 from robust_ext.models.adaptive import AdaptiveDefense
-from robust_ext.models.adaptive_solution import Solution
 from robust_ext.models.eot import EoT
+from robust_ext.models.rows import Solution
 
 BOUNDS = (-1.0, 3.0)
 X = torch.zeros(1, 1, 8, 8)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from robust_ext import ModelError
 from robust_ext.core.classifier import check_classifier
 from robust_ext.engine.classifiers import as_classifier, parts_in_precision
-from robust_ext.models.precision import InPrecision
+from robust_ext.models.forms import InPrecision
 from robust_ext.models.wrapping import unwrapped
 
 X = torch.rand(4, 1, 6, 6, generator=torch.Generator().manual_seed(0))

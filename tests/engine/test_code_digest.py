@@ -1,7 +1,6 @@
 """Digests of code: what changes them and what does not, in files, in scripts and in the values that code holds."""
 
 import functools
-import importlib
 import json
 import os
 import subprocess
@@ -278,48 +277,12 @@ def test_the_file_of_an_attack_counts_through_whatever_holds_it():
         assert inside == (name not in ("BPDA of own", "transfer", "host")), name
 
 
-def test_looking_at_a_class_changes_nothing():
-    """Python gives a class annotations where they are looked for."""
-
-    class Fresh(Stepping):
-        def __call__(self, model, x, y):
-            return x
-
-    before = attack_code(as_attack(Fresh(1)))
-    assert Fresh.__annotations__ == {}
-    assert attack_code(as_attack(Fresh(1))) == before
-
-
 def test_globals_of_files_count(monkeypatch):
     """Also where another module set them."""
     before = attack_code(as_attack(globals_user))
     monkeypatch.setitem(globals(), "STRENGTH", 2)
     after = attack_code(as_attack(globals_user))
     assert {name for name in before if before[name] != after[name]} == {"values"}
-
-
-def test_modules_count_as_they_are_in_this_process(tmp_path, monkeypatch):
-    """Also where their files hold something else by now, and where their numbers were set."""
-    monkeypatch.syspath_prepend(str(tmp_path))
-    file = tmp_path / "stepping_helper.py"
-
-    def of(text):
-        file.write_text(text)
-        importlib.invalidate_caches()
-        monkeypatch.delitem(sys.modules, "stepping_helper", raising=False)
-        module = importlib.import_module("stepping_helper")
-        return module, lambda: attack_code(as_attack(lambda model, x, y: module.run(x)))
-
-    before, after = "STEPS = 3\n\ndef run(x):\n    return x\n", "STEPS = 3\n\ndef run(x):\n    return -x\n"
-    module, code = of(before)
-    first = code()
-    module.STEPS = 0
-    assert {name for name, one in code().items() if one != first[name]} == {"values"}
-    fresh = of(after)[1]()
-    _, stale = of(before)
-    file.write_text(after)
-    # The file's digest is the new one, and what was imported is not.
-    assert {name for name, one in stale().items() if one != fresh[name]} == {"values"}
 
 
 STRENGTH = 1

@@ -24,9 +24,8 @@ def record(index):
 def fill(path, **options):
     """A folder of a finished run, and what is in it."""
     with opened(path, **options) as folder:
-        with folder.once("once") as slot:
-            if slot.empty:
-                slot.fill([1, 2.5])
+        if "once" not in folder.values:
+            folder.set_value("once", [1, 2.5])
         for rows in BLOCKS:
             if not folder.holds(rows):
                 arrays = {f"candidates-{rows[0]}": {"candidates": np.arange(rows[0], rows[-1] + 1) / 7}}
@@ -232,7 +231,7 @@ def test_repair_runs_again_what_was_lost_with_a_process(tmp_path, lost):
 
 def test_arrays_that_unpack_to_more_than_is_meant_are_not_unpacked(tmp_path, monkeypatch):
     """Whoever computes checksums can write any file."""
-    monkeypatch.setattr("robust_ext.engine.run_folder.MOST_BYTES", 1000)
+    monkeypatch.setattr("robust_ext.engine.run_folder._MOST_BYTES", 1000)
     with opened(tmp_path) as folder:
         folder.save("bomb", values=np.zeros(10**6))
         folder.save("noise", values=np.random.default_rng(0).random(10**4))

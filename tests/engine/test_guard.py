@@ -123,20 +123,6 @@ def numbers(model, x, y):
     return x
 
 
-class Deceiving(torch.Tensor):
-    """Points that claim to be as the judge wants them."""
-
-    @classmethod
-    def __torch_function__(cls, function, types, args=(), kwargs=None):
-        if function in (torch.Tensor.sub, torch.Tensor.__sub__, torch.Tensor.__rsub__):
-            return torch.zeros(24, 1, 4, 4)
-        return super().__torch_function__(function, types, args, kwargs or {})
-
-
-def subclass(model, x, y):
-    return torch.rand_like(x).as_subclass(Deceiving)
-
-
 SEEN = (through_data, in_place, replaced, hook, forward, strength, config)
 SILENT = (buffer_swapped, train_mode, default_dtype, no_gradients, no_threads, numbers)
 
@@ -176,28 +162,6 @@ def test_what_an_attack_leaves_changed_is_not_met_by_the_next(given, attack):
     assert random.getstate() == before[3]
     for name, value in network.state_dict().items():
         assert torch.equal(value, before[0][name])
-
-
-def test_candidates_are_judged_as_plain_tensors(given):
-    network, x, y = given
-    result = robust_accuracy(network, subclass, x, y, LINF)
-    assert result.robust_accuracy(0.02) == 1
-
-
-def test_a_leaked_default_dtype_does_not_reach_later_groups(given):
-    network, x, _ = given
-    ball = ThreatModel(norm="linf", epsilon=0.05)
-    scores = []
-    for leaks in (False, True):
-
-        def search(model, x, y, leaks=leaks):
-            if leaks:
-                torch.set_default_dtype(torch.float64)
-            return x
-
-        result = binarization_test(network, search, x, ball, inner_points=50, batch_size=8)
-        scores.append([record["random_reach"] for record in result.records])
-    assert scores[0] == scores[1]
 
 
 def on_the_original(attack, network):
@@ -320,6 +284,36 @@ def test_ctrl_c_of_the_user_ends_the_evaluation_also_where_the_attack_catches_it
     assert signal.getsignal(signal.SIGINT) is handler
 
 
+def test_a_changed_threat_model_is_the_attack_s_own(given):
+    network, x, y = given
+
+    def widens(model, x, y, threat_model):
+        object.__setattr__(threat_model, "epsilon", 10.0)
+        return torch.rand_like(x)
+
+    assert robust_accuracy(network, widens, x, y, LINF).robust_accuracy(0.02) == 1
+
+
+class Deceiving(torch.Tensor):
+    """Points that claim to be as the judge wants them."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        if function in (torch.Tensor.sub, torch.Tensor.__sub__, torch.Tensor.__rsub__):
+            return torch.zeros(24, 1, 4, 4)
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+
+def subclass(model, x, y):
+    return torch.rand_like(x).as_subclass(Deceiving)
+
+
+def test_candidates_are_judged_as_plain_tensors(given):
+    network, x, y = given
+    result = robust_accuracy(network, subclass, x, y, LINF)
+    assert result.robust_accuracy(0.02) == 1
+
+
 def test_an_attack_that_claims_that_the_time_is_over_stops_no_other(given):
     network, x, _ = given
 
@@ -346,13 +340,3 @@ def test_candidates_that_cannot_be_computed_with_are_the_attacks_error(given, co
 
     with pytest.raises(AttackError, match=f"^odd: returned a tensor {shown}"):
         robust_accuracy(network, odd, x, y, LINF)
-
-
-def test_a_changed_threat_model_is_the_attack_s_own(given):
-    network, x, y = given
-
-    def widens(model, x, y, threat_model):
-        object.__setattr__(threat_model, "epsilon", 10.0)
-        return torch.rand_like(x)
-
-    assert robust_accuracy(network, widens, x, y, LINF).robust_accuracy(0.02) == 1

@@ -51,43 +51,12 @@ def rounded(x):
     return (x * 8).round() / 8
 
 
-EVALUATIONS = {
-    "binarization": lambda **kw: binarization_test(digits_network(), ATTACKS, X, THREAT_MODEL, **PLANTED, **kw),
-    "detector": lambda **kw: binarization_test(
-        digits_network(), ATTACKS["ours"], X, THREAT_MODEL, detector=brightness, detector_data=X.repeat(3, 1, 1, 1),
-        **PLANTED, **kw,
-    ),
-    "robust accuracy": lambda **kw: robust_accuracy(digits_network(), ATTACKS, X, Y, THREAT_MODEL, batch_size=4, **kw),
-    "mead": lambda **kw: mead(
-        digits_network(), ["robust_ext:ObjectivePGD(steps=3)", "robust_ext:OrthogonalPGD(steps=3)"], X, Y, THREAT_MODEL,
-        detectors=brightness, detector_data=X.repeat(3, 1, 1, 1), resamples=0, **kw,
-    ),
-    "adaptive": lambda **kw: evaluate_defense(
-        rounded, ["robust_ext:APGD(steps=3)", "robust_ext:Square(queries=5)"], X, Y, THREAT_MODEL,
-        classifier=digits_network(), **kw,
-    ),
-}  # fmt: skip
-
-
 def plain(value):
     """Content without what differs between any two runs."""
     if isinstance(value, dict):
         measured = ("isolated", "time")
         return {key: plain(one) for key, one in value.items() if "seconds" not in key and key not in measured}
     return [plain(one) for one in value] if isinstance(value, (list, tuple)) else value
-
-
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=pytest.mark.exhaustive if name == "detector" else ()) for name in EVALUATIONS],
-)
-def test_results_are_those_of_this_process(name):
-    evaluate = EVALUATIONS[name]
-    expected = evaluate(**({} if name in ("binarization", "detector", "robust accuracy") else {"judge_seed": 0}))
-    extra = {} if name in ("binarization", "detector", "robust accuracy") else {"judge_seed": 0}
-    found = evaluate(isolate=True, **extra)
-    assert plain(found.content) == plain(expected.content)
-    assert (found.content["isolated"], expected.content["isolated"]) == (True, False)
 
 
 class Unloadable:
@@ -325,32 +294,6 @@ def test_a_lost_process_costs_its_attack_these_rows_and_nothing_else(attack, out
     assert plain(second) == plain({**alone.content["attacks"][0], "difference": second["difference"]})
 
 
-@pytest.mark.exhaustive
-def test_settings_of_an_attacks_process_stay_there():
-    def leaks(model, x, y):
-        torch.set_default_dtype(torch.float64)
-        torch.set_grad_enabled(False)
-        torch.set_num_threads(3)
-        torch.manual_seed(0)
-        torch.use_deterministic_algorithms(True)
-        return x
-
-    network = digits_network()
-
-    def state():
-        return (
-            *(torch.get_default_dtype(), torch.is_grad_enabled(), torch.get_num_threads()),
-            *(torch.are_deterministic_algorithms_enabled(), torch.random.get_rng_state().sum().item()),
-        )
-
-    before = state()
-    attacks = {"leaks": leaks, "ours": ATTACKS["ours"]}
-    result = binarization_test(network, attacks, X[:4], THREAT_MODEL, isolate=True, batch_size=2, **PLANTED)
-    assert state() == before
-    alone = binarization_test(network, {"ours": ATTACKS["ours"]}, X[:4], THREAT_MODEL, batch_size=2, **PLANTED)
-    assert [one["attacks"]["ours"] for one in result.records] == [one["attacks"]["ours"] for one in alone.records]
-
-
 def test_errors_of_an_attack_end_the_evaluation_as_they_do_here():
     def raises(model, x, y):
         raise ZeroDivisionError("by zero")
@@ -388,16 +331,16 @@ def test_nothing_that_is_sent_tells_what_is_planted(tmp_path, monkeypatch):
     real = messages.pickled
     monkeypatch.setattr(messages, "pickled", lambda *args, **how: sent.append(real(*args, **how)) or sent[-1])
     planted = []
-    from robust_ext.evaluations.binarization import problems, protocol
+    from robust_ext.evaluations.binarization import kernel, problems
 
-    find, draw = protocol.find_witnesses, problems.draw_candidates
+    find, draw = kernel.find_witnesses, problems.draw_candidates
 
     def find_and_note(*args, **settings):
         for witness in find(*args, **settings):
             planted.extend(witness.points.values())
             yield witness
 
-    monkeypatch.setattr(protocol, "find_witnesses", find_and_note)
+    monkeypatch.setattr(kernel, "find_witnesses", find_and_note)
     monkeypatch.setattr(
         problems, "draw_candidates", lambda *args: planted.extend((points := draw(*args)).flatten(0, 1)) or points
     )
@@ -577,11 +520,20 @@ def test_the_judges_memory_is_closed_to_others_meanwhile():
 
 
 @pytest.mark.exhaustive
-def test_a_new_process_takes_the_place_of_a_lost_one_and_of_what_it_was_forked_from():
+def test_a_new_process_takes_the_place_of_a_lost_one_and_of_what_it_was_forked_from(monkeypatch):
     with attack_worker(isolate=True) as worker:
         assert worker is not run_task
         forkserver.ensure_running()
-        os.kill(forkserver._forkserver._forkserver_pid, signal.SIGKILL)
+        server, reported = forkserver._forkserver._forkserver_pid, time.monotonic() + 0.4
+        # A busy system reports the end of a process after its connections fail.
+        monkeypatch.setattr(
+            os,
+            "waitpid",
+            lambda pid, flags, waitpid=os.waitpid: (
+                (0, 0) if pid == server and time.monotonic() < reported else waitpid(pid, flags)
+            ),
+        )
+        os.kill(server, signal.SIGKILL)
         result = robust_accuracy(digits_network(), ATTACKS["ours"], X, Y, THREAT_MODEL, isolate=True)
     assert plain(result.content) == plain(
         robust_accuracy(digits_network(), ATTACKS["ours"], X, Y, THREAT_MODEL).content
@@ -652,3 +604,29 @@ def test_an_attack_that_is_code_is_adapted_in_its_own_process(tmp_path):
     assert all(passes == found["plain"][1] for _, passes in found.values())
     (stated,) = out.glob("b/**/records.jsonl")
     assert "mine.py" in stated.read_text().splitlines()[0]
+
+
+@pytest.mark.exhaustive
+def test_settings_of_an_attacks_process_stay_there():
+    def leaks(model, x, y):
+        torch.set_default_dtype(torch.float64)
+        torch.set_grad_enabled(False)
+        torch.set_num_threads(3)
+        torch.manual_seed(0)
+        torch.use_deterministic_algorithms(True)
+        return x
+
+    network = digits_network()
+
+    def state():
+        return (
+            *(torch.get_default_dtype(), torch.is_grad_enabled(), torch.get_num_threads()),
+            *(torch.are_deterministic_algorithms_enabled(), torch.random.get_rng_state().sum().item()),
+        )
+
+    before = state()
+    attacks = {"leaks": leaks, "ours": ATTACKS["ours"]}
+    result = binarization_test(network, attacks, X[:4], THREAT_MODEL, isolate=True, batch_size=2, **PLANTED)
+    assert state() == before
+    alone = binarization_test(network, {"ours": ATTACKS["ours"]}, X[:4], THREAT_MODEL, batch_size=2, **PLANTED)
+    assert [one["attacks"]["ours"] for one in result.records] == [one["attacks"]["ours"] for one in alone.records]

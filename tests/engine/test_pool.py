@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,8 +21,9 @@ from robust_ext import ThreatModel, binarization_test, evaluate_defense, mead, r
 from robust_ext.core.errors import InvalidArgumentError, OutOfTimeError, RobustExtError, RobustExtWarning, warn
 from robust_ext.demo.network import digits_network
 from robust_ext.engine.context import RunContext, run_context
+from robust_ext.engine.isolation.messages import Packer
 from robust_ext.engine.pool import Pool, call_all, pooling
-from robust_ext.engine.remote import Packer, run_call
+from robust_ext.engine.remote import Call, make_call, run_call
 
 THREAT_MODEL = ThreatModel(norm="linf", epsilon=0.1)
 X = torch.rand(12, 1, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -43,7 +45,13 @@ def noise(model, x, y, generator):
     return (x + 0.1 * torch.rand(x.shape, generator=generator).sub(0.5)).clamp(0, 1)
 
 
-ATTACKS = {"ours": "robust_ext:APGD(steps=3)", "noise": noise, "nothing": lambda model, x, y: x}
+ATTACKS = {
+    "ours": "robust_ext:APGD(steps=3)",
+    "foolbox": "foolbox:LinfPGD(steps=3)",
+    "art": "art:FastGradientMethod",
+    "noise": noise,
+    "nothing": lambda model, x, y: x,
+}
 
 # Forks begin at once; what spawned workers do differently is tested with the executors.
 forked = partial(ProcessPoolExecutor, 2, mp_context=multiprocessing.get_context("fork"))
@@ -78,11 +86,11 @@ EVALUATIONS = {
     "mead": lambda **more: mead(
         digits_network(), ["robust_ext:ObjectivePGD(steps=2)", "robust_ext:OrthogonalPGD(steps=2)"], X, Y,
         THREAT_MODEL, detectors={"bright": brightness, "dark": lambda x: -x.flatten(1).mean(1)},
-        detector_data=X.repeat(3, 1, 1, 1), resamples=0, batch_size=5, **more,
+        detector_data=X.repeat(3, 1, 1, 1), resamples=0, batch_size=5, judge_seed=0, **more,
     ),
     "adaptive": lambda **more: evaluate_defense(
         lambda x: (x * 8).round() / 8, ["robust_ext:APGD(steps=2)", "robust_ext:Square(queries=3)"], X, Y,
-        THREAT_MODEL, classifier=digits_network(), batch_size=5, **more,
+        THREAT_MODEL, classifier=digits_network(), batch_size=5, judge_seed=0, **more,
     ),
 }  # fmt: skip
 
@@ -99,24 +107,41 @@ def records(folder):
     }
 
 
+@pytest.fixture(scope="module")
+def here(tmp_path_factory):
+    """The result, the folder and the heard records of each evaluation in this process."""
+    made = {}
+
+    def of(name):
+        if name not in made:
+            folder = tmp_path_factory.mktemp(name.replace(" ", "-"))
+            made[name] = run(name, folder)
+        return made[name]
+
+    return of
+
+
+def run(name, folder, **where):
+    heard = []
+    listener = SimpleNamespace(on_record=heard.append, on_result=lambda result: None)
+    result = EVALUATIONS[name](out=folder, callbacks=[listener], **where)
+    return timeless(result.content), records(folder), heard
+
+
+def timeless(value):
+    """Content without what differs between any two runs."""
+    if isinstance(value, dict):
+        measured = ("isolated", "time")
+        return {key: timeless(one) for key, one in value.items() if "seconds" not in key and key not in measured}
+    return [timeless(one) for one in value] if isinstance(value, (list, tuple)) else value
+
+
+@pytest.mark.parametrize("where", ["pool", "isolate"])
 @pytest.mark.parametrize("name", EVALUATIONS)
-def test_the_same_records(name, pool, tmp_path):
-    heard = {True: [], False: []}
-
-    class Listener:
-        def __init__(self, elsewhere):
-            self.on_record = heard[elsewhere].append
-
-        def on_result(self, result):
-            pass
-
-    for elsewhere in (False, True):
-        where = {"executor": pool} if elsewhere else {}
-        EVALUATIONS[name](out=tmp_path / str(elsewhere), callbacks=[Listener(elsewhere)], **where)
-    here, there = (records(tmp_path / str(elsewhere)) for elsewhere in (False, True))
-    assert here
-    assert there == here
-    assert heard[True] == heard[False]
+def test_the_same_records(name, where, pool, here, tmp_path):
+    expected = here(name)
+    assert expected[1]
+    assert run(name, tmp_path, **({"executor": pool} if where == "pool" else {"isolate": True})) == expected
 
 
 def small(attacks, **more):
@@ -231,11 +256,12 @@ def parts_of(network, held, inputs):
 
 def test_a_call_is_made_on_the_device_of_its_worker():
     """The device meta stands for another one: there is no second one to be had everywhere."""
-    packer, network = Packer(), torch.nn.Linear(4, 3)
+    packer, network = Packer("a worker"), torch.nn.Linear(4, 3)
     held = {"network": network, "device": torch.device("cpu"), "elsewhere": torch.device("cuda", 1)}
-    parts = packer.share(X, rows=4), packer.share(network)
-    call = packer.pack(parts_of, origin="cpu", parts=parts, network=network, held=held, inputs=[X])
-    call = replace(call, caller=("another", 0))
+    packer.share(X, rows=4)
+    packer.share(network)
+    call = make_call(packer, parts_of, network=network, held=held, inputs=[X])
+    parts, call = call.parts, replace(call, caller=("another", 0))
     assert run_call(call) == {"missing": list(parts)}
     reply = run_call(replace(call, device="meta", content=packer.parts))
     found = reply["value"]
@@ -319,7 +345,7 @@ class Breaking(Executor):
 @pytest.mark.parametrize(("times", "lost"), [(1, []), (50, [13])])
 def test_what_fails_runs_again_alone(times, lost):
     Breaking.made, deaths = 0, [None] * times
-    calls = ((number, Packer().pack(abs, origin="cpu", parts=(number,))) for number in range(40))
+    calls = ((number, Call(packed=b"", parts=(number,))) for number in range(40))
     replies = dict(Pool(partial(Breaking, 13, deaths)).run(calls, {}))
     assert sorted(replies) == list(range(40))
     assert [number for number, reply in replies.items() if "lost" in reply] == lost
@@ -337,7 +363,7 @@ def test_where_no_worker_returns_anything_the_first_calls_say_so():
             done.set_exception(ModuleNotFoundError("No module named 'robust_ext'"))
             return done
 
-    calls = ((number, Packer().pack(abs, origin="cpu")) for number in range(4000))
+    calls = ((number, Call(packed=b"")) for number in range(4000))
     with pytest.raises(RobustExtError, match=r"no worker returned anything \(ModuleNotFoundError: No module named"):
         list(Pool(partial(Useless, None, [])).run(calls, {}))
     assert len(begun) < 40

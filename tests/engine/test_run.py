@@ -10,12 +10,11 @@ from robust_ext.attacks.base import CallableAttack
 from robust_ext.core.errors import (
     AttackError,
     AttackRefusedError,
-    RunFolderBusyError,
     RunFolderError,
 )
 from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
-from robust_ext.engine.context import RunContext, current_context, repairing, run_context
+from robust_ext.engine.context import repairing
 from robust_ext.engine.inputs import blocks_of
 from robust_ext.engine.run import Block, Run
 from robust_ext.engine.running import run_all
@@ -106,15 +105,6 @@ def test_goes_on_where_it_was(tmp_path, stop_at):
     assert len(calls) == 4
 
 
-def test_a_torn_block_is_completed(tmp_path):
-    whole = run(made(), out=tmp_path)["one"].records
-    file = tmp_path / "one" / "records.jsonl"
-    lines = file.read_text().splitlines(keepends=True)
-    for keep, line in enumerate(lines):
-        file.write_text("".join(lines[:keep]) + line[: len(line) // 2])
-        assert run(made(), out=tmp_path)["one"].records == whole
-
-
 def test_refusals_are_raised_or_reported():
     @dataclass(frozen=True, kw_only=True)
     class Refused(Noise):
@@ -126,17 +116,6 @@ def test_refusals_are_raised_or_reported():
     outcomes = run(made(kind=Refused, refusable=True), made(key="two"))
     assert (outcomes["one"].refusal, len(outcomes["one"].records)) == ("not here", 0)
     assert (outcomes["two"].refusal, len(outcomes["two"].records)) == (None, 7)
-
-
-def test_a_folder_has_one_writer(tmp_path):
-    with pytest.raises(RunFolderBusyError):
-        run(made(), out=tmp_path, worker=lambda task: run(made(), out=tmp_path))
-
-
-def test_the_context_ends_with_its_block():
-    with run_context(RunContext(target="net", origin={"data": "digits"})):
-        assert (current_context().target, current_context().origins) == ("net", {"data_origin": "digits"})
-    assert current_context() == RunContext()
 
 
 def test_repairing_runs_the_damaged_block_and_no_other(tmp_path):
@@ -160,3 +139,12 @@ def test_a_folder_of_other_points_from_the_same_seed_is_refused(tmp_path, monkey
     monkeypatch.setattr("robust_ext.engine.run.STREAMS", 3)
     with pytest.raises(RunFolderError, match="streams: begun by a version that draws other points from the same seed"):
         run(made(), out=tmp_path)
+
+
+def test_a_torn_block_is_completed(tmp_path):
+    whole = run(made(), out=tmp_path)["one"].records
+    file = tmp_path / "one" / "records.jsonl"
+    lines = file.read_text().splitlines(keepends=True)
+    for keep, line in enumerate(lines):
+        file.write_text("".join(lines[:keep]) + line[: len(line) // 2])
+        assert run(made(), out=tmp_path)["one"].records == whole

@@ -17,13 +17,6 @@ def opened(path, settings=None, **options):
     return RunFolder(path, settings={"epsilon": 0.1, "bounds": (0, 1)} if settings is None else settings, **given)
 
 
-def once(folder, name, compute):
-    with folder.once(name) as slot:
-        if slot.empty:
-            slot.fill(compute())
-    return slot.value
-
-
 def tree(path):
     return {str(file.relative_to(path)) for file in path.rglob("*")}
 
@@ -150,7 +143,7 @@ def test_links_and_pipes_are_refused_and_not_waited_for(tmp_path, name, kind):
         with opened(path) as folder:
             folder.save("b", x=np.zeros(2))
 
-    with pytest.raises(RunFolderError, match=rf"{name}: (is a symbolic link|is a folder, pipe|cannot be written)"):
+    with pytest.raises(RunFolderError, match=rf"{name}: (is a symbolic link|is a pipe or device|cannot be written)"):
         use()
     assert outside.read_bytes() == before
 
@@ -178,22 +171,14 @@ def test_two_processes_do_not_write_the_same_folder(tmp_path):
         assert folder.records() == [{"index": 7}]
 
 
-def test_once_is_computed_once(tmp_path):
-    expected = {"value": [1, 2.5, None, "a"]}
-    compute = Mock(return_value=expected)
+def test_values_are_kept_as_json_has_them(tmp_path):
+    value = {"value": [1, 2.5, None, "a"], "pair": (1, 2)}
+    expected = {**value, "pair": [1, 2]}
     with opened(tmp_path) as folder:
-        assert [once(folder, "once", compute) for _ in range(2)] == [expected] * 2
-        assert once(folder, "other", lambda: None) is None
-        assert once(folder, "other", lambda: 5) is None
-    with opened(tmp_path) as folder:
-        assert once(folder, "once", compute) == expected
-        # One that failed is tried again.
-        with pytest.raises(ZeroDivisionError):
-            once(folder, "failed", lambda: 1 / 0)
+        assert folder.set_value("once", value) == folder.values["once"] == expected
         with pytest.raises(ValueError, match="not JSON compliant"):
-            once(folder, "failed", lambda: float("nan"))
-        assert once(folder, "failed", lambda: 3) == 3
-    compute.assert_called_once_with()
+            folder.set_value("failed", float("nan"))
+    assert SavedRun(tmp_path).values == {"once": expected}
 
 
 def test_nothing_is_written_outside_the_folder(tmp_path, monkeypatch):
@@ -202,7 +187,7 @@ def test_nothing_is_written_outside_the_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(elsewhere)
     with opened(tmp_path / "run") as folder:
         folder.append([record(0)], {"block": 0})
-        once(folder, "once", lambda: 1)
+        folder.set_value("once", 1)
         folder.finish(folder.records())
         folder.save("arrays", x=np.zeros(2))
     expected = {"records.jsonl", "arrays.bin", ".lock"}

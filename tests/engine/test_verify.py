@@ -7,7 +7,7 @@ from torch import nn
 
 from robust_ext.core.errors import AttackError
 from robust_ext.core.threat import ThreatModel
-from robust_ext.engine.verify import LOST, OUTCOMES, take_witnesses, verify
+from robust_ext.engine.verify import LOST, OUTCOMES, UNDONE, take_witnesses, verify
 
 NAN, INF = float("nan"), float("inf")
 
@@ -54,7 +54,7 @@ def test_every_outcome():
     result, module = check(candidates, inputs, LINF)
     expected = ("found", "not_adversarial", "beyond_epsilon", "out_of_bounds", *["not_finite"] * 3)
     assert result.outcomes == expected
-    assert {*expected, "rejected", "non_finite_logits", *LOST} == set(OUTCOMES)
+    assert {*expected, "rejected", "non_finite_logits", UNDONE, *LOST} == set(OUTCOMES)
     assert result.distances.dtype == torch.float64
     np.testing.assert_allclose(result.distances, [0.2, 0, 0.5, 0.7, NAN, NAN, NAN], atol=1e-7)
     # What is judged: the clean input in place of what is no valid input.

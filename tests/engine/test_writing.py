@@ -11,9 +11,7 @@ from itertools import count
 import numpy as np
 import pytest
 
-from robust_ext.core import files
 from robust_ext.core.errors import DataError, RunFolderError
-from robust_ext.core.files import remove_drafts
 from robust_ext.engine.inputs import blocks_of
 from robust_ext.engine.run_folder import RunFolder, SavedRun
 from robust_ext.reports import save
@@ -83,11 +81,10 @@ def test_errors_of_the_system_keep_their_words(tmp_path, monkeypatch, number):
             lambda: folder.save("arrays", values=np.zeros(3)),
             lambda: folder.append([{"index": 1}], {"block": 1}, {"arrays": {"values": np.zeros(3)}}),
             lambda: opened(tmp_path / "new"),
+            lambda: folder.set_value("once", 1),
         ):
             with pytest.raises(RunFolderError, match=rf"cannot be written \({os.strerror(number)}\); free space"):
                 write()
-        with pytest.raises(RunFolderError, match="cannot be written"), folder.once("once") as slot:
-            slot.fill(1)
     assert not list(tmp_path.rglob("*.tmp"))
 
 
@@ -116,28 +113,6 @@ def test_reports_name_what_cannot_be_written(tmp_path):
             save(make_robust_accuracy("pgd"), tmp_path / place)
 
 
-def write(path, pipe):
-    files.os.fsync = lambda _: (pipe.send("written"), pipe.recv())
-    files.replace_file(path, "x" * 100)
-
-
-@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-def test_drafts_of_a_killed_process_are_removed_and_those_of_a_running_one_stay(tmp_path):
-    processes = multiprocessing.get_context("fork")
-    ours, theirs = processes.Pipe()
-    process = processes.Process(target=write, args=(tmp_path / "result.json", theirs))
-    process.start()
-    assert ours.recv() == "written"
-    (draft,) = tmp_path.glob(".*.tmp")
-    remove_drafts(tmp_path)
-    assert draft.exists()
-    process.kill()
-    process.join()
-    assert draft.exists()
-    opened(tmp_path).close()
-    assert not draft.exists()
-
-
 def test_two_writers_never_mix_lines(tmp_path, monkeypatch):
     """Where locks fail, as on some network drives, the second writer is seen by what it wrote."""
     monkeypatch.setattr("fcntl.flock", lambda *_: None)
@@ -148,19 +123,6 @@ def test_two_writers_never_mix_lines(tmp_path, monkeypatch):
         one.append([{"index": 2}], {"block": 2})
     with opened(tmp_path) as folder:
         assert [record["index"] for record in folder.records()] == [0, 2]
-
-
-def test_a_clock_that_goes_back_changes_nothing(tmp_path, monkeypatch):
-    with opened(tmp_path / "a") as folder:
-        expected = fill(folder)
-    ticks = count(10**9, -3600)
-    monkeypatch.setattr(time, "time", lambda: next(ticks))
-    with opened(tmp_path / "b") as folder:
-        folder.append([{"index": row, "text": "x" * row} for row in BLOCKS[0]], {"block": 0})
-    for file in (tmp_path / "b").iterdir():
-        os.utime(file, (0, 0))
-    with opened(tmp_path / "b") as folder:
-        assert fill(folder)[0] == expected[0]
 
 
 def made(block):

@@ -61,6 +61,21 @@ def test_time(out, attacks):
 EVALUATIONS = {one.__name__: one for one in (binarization, mead, robust_accuracy, test_time)}
 
 
+KINDS = ("binarization", "robust_accuracy", "mead", "test_time", "diagnosis")
+
+
+def call(kind, model, attack, x, y, threat_model=LINF, **given):
+    """One evaluation of an attack, or several, with settings that make it short."""
+    if kind == "binarization":
+        return robust_ext.binarization_test(model, attack, x, threat_model, **{"inner_points": 30, **given})
+    if kind == "test_time":
+        given = {"defense": lambda x: x, "classifier": model, **given}
+        return robust_ext.evaluate_defense(given.pop("defense"), attack, x, y, threat_model, **given)
+    public = robust_ext.diagnose if kind == "diagnosis" else getattr(robust_ext, kind)
+    short = {"mead": {"detectors": spread, "resamples": 0}, "diagnosis": {"planted": 0, "references": False}}
+    return public(model, attack, x, y, threat_model, **{**short.get(kind, {}), **given})
+
+
 @dataclass
 class Calls(PassCounter):
     """Calls of an attack; a counter is no part of what identifies it."""

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from robust_ext.detectors import Detector
-from robust_ext.models.purifier import Purifier
+from robust_ext.models.adaptive import Purifier
 
 # Settings of a short binarization test.
 SMALL = {"inner_points": 60, "random_inner": 20, "random_corners": 20, "planted_candidates": 4}

@@ -9,6 +9,8 @@ from torch import nn
 
 import robust_ext
 from robust_ext import InvalidArgumentError, ThreatModel
+from tests.evaluations.small import call
+from tests.evaluations.subjects import rounded, spread
 
 LINF = ThreatModel(norm="linf", epsilon=0.1)
 ATTACK = "robust_ext:APGD(steps=3)"
@@ -30,31 +32,13 @@ class Output(nn.Module):
         return {"logits": self.head(features), "hidden_states": features}
 
 
-def spread(x):
-    return x.flatten(1).std(1)
-
-
-def rounded(x):
-    return (x * 8).round() / 8
-
-
-EVALUATIONS = {
-    "binarization_test": lambda model, x, y, **given: robust_ext.binarization_test(
-        model, ATTACK, x, LINF, inner_points=30, depths=(1,), layer="head", **given
-    ),
-    "binarization_test with a detector": lambda model, x, y, **given: robust_ext.binarization_test(
-        model, ATTACK, x, LINF, inner_points=30, detector=spread, detector_data=x, detector_fpr=0.2, **given
-    ),
-    "robust_accuracy": lambda model, x, y, **given: robust_ext.robust_accuracy(model, ATTACK, x, y, LINF, **given),
-    "mead": lambda model, x, y, **given: robust_ext.mead(
-        model, ATTACK, x, y, LINF, detectors=spread, detector_data=x, detector_fpr=0.2, resamples=0, **given
-    ),
-    "evaluate_defense": lambda model, x, y, **given: robust_ext.evaluate_defense(
-        rounded, ATTACK, x, y, LINF, classifier=model, **given
-    ),
-    "diagnose": lambda model, x, y, **given: robust_ext.diagnose(
-        model, ATTACK, x, y, LINF, inner_points=30, planted=4, references=False, judge_seed=0, **given
-    ),
+CASES = {
+    "binarization": {"depths": (1,), "layer": "head"},
+    "binarization with a detector": {"detector": spread, "detector_data": X, "detector_fpr": 0.2},
+    "robust_accuracy": {},
+    "mead": {"detector_data": X, "detector_fpr": 0.2},
+    "test_time": {"defense": rounded},
+    "diagnosis": {"inner_points": 30, "planted": 4, "judge_seed": 0},
 }
 
 
@@ -71,10 +55,14 @@ def timeless(value):
     return [timeless(one) for one in value] if isinstance(value, list) else value
 
 
-@pytest.mark.parametrize("name", EVALUATIONS)
+@pytest.mark.parametrize("name", CASES)
 def test_numpy_arrays_on_a_device_give_the_run_of_tensors_for_a_model_with_an_hf_output(name):
-    evaluate, model = EVALUATIONS[name], Output()
+    model = Output()
     labels = model(X)["logits"].argmax(1)
+
+    def evaluate(model, x, y, **given):
+        return call(name.split()[0], model, ATTACK, x, y, LINF, **CASES[name], **given)
+
     expected = outcome(evaluate(model, X, labels))
     arrays = X.numpy().astype(np.float64), np.eye(5)[labels.numpy()]
     assert outcome(evaluate(model, *arrays, device="cpu")) == expected

@@ -255,7 +255,7 @@ def test_a_pipe_is_not_waited_for(name, tmp_path):
     robust_accuracy(tmp_path, ATTACKS)
     (tmp_path / name).unlink()
     os.mkfifo(tmp_path / name)
-    with pytest.raises(robust_ext.RobustExtError, match=rf"{name}: is a folder, pipe or device"):
+    with pytest.raises(robust_ext.RobustExtError, match=rf"{name}: is a pipe or device"):
         show_run(tmp_path)
 
 

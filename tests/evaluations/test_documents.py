@@ -21,16 +21,16 @@ DOCS = Path(__file__).parents[2] / "docs"
 LINF = ThreatModel(norm="linf", epsilon=0.1)
 
 
-def table(page, heading):
-    return (DOCS / page).read_text(encoding="utf-8").split(f"| {heading} |")[1].split("\n\n")[0]
+def table(heading):
+    return (DOCS / "result_json_worst_case.md").read_text(encoding="utf-8").split(f"| {heading} |")[1].split("\n\n")[0]
 
 
 def names(text):
     return set(re.findall(r"`(\w+)(?:\[\])?`", text))
 
 
-def documented(page, heading):
-    rows = [line.split("|")[1] for line in table(page, heading).splitlines() if line.startswith("| `")]
+def documented(heading):
+    rows = [line.split("|")[1] for line in table(heading).splitlines() if line.startswith("| `")]
     return {name for cell in rows for name in names(cell)}
 
 
@@ -46,18 +46,18 @@ def subject():
 def test_robust_accuracy_and_adaptive_defenses(subject):
     network, x, y = subject
     content = robust_accuracy(network, "robust_ext:APGD(steps=2)", x, y, LINF).to_dict()
-    assert documented("robust_accuracy.md", "key") == set(content)
-    assert documented("robust_accuracy.md", "key of an attack") == set(content["attacks"][0])
+    assert documented("key of robust accuracy") == set(content)
+    assert documented("key of its attacks") == set(content["attacks"][0])
     content = evaluate_defense(lambda x: x, None, x, y, LINF, classifier=network, steps=2, queries=5).to_dict()
-    assert documented("adaptive_defenses.md", "key") == set(content)
+    assert documented("key of a test-time evaluation") == set(content)
     for part in ("static", "defended"):
-        assert documented("adaptive_defenses.md", "key of an attack") == set(content[part]["attacks"][0])
+        assert documented("key of an attack on a defense") == set(content[part]["attacks"][0])
 
 
 def test_diagnosis(subject):
     network, x, y = subject
     content = diagnose(network, "robust_ext:APGD(steps=2)", x, y, LINF, inner_points=9, queries=2).to_dict()
-    section = (DOCS / "results.md").read_text(encoding="utf-8").split("## Diagnosis")[1].split("\n## ")[0]
+    section = (DOCS / "result_json.md").read_text(encoding="utf-8").split("## Diagnosis")[1].split("\n## ")[0]
     tables = [part for part in section.split("\n\n") if part.startswith("| key")]
     keys = [{name for line in part.splitlines()[2:] for name in names(line.split("|")[1])} for part in tables]
     assert keys == [set(content), set(content["attacks"][0])]
@@ -68,12 +68,12 @@ def test_mead(subject):
     detectors, pgd = {"spread": lambda x: x.flatten(1).std(1)}, "robust_ext:ObjectivePGD(steps=3)"
     threat_model = ThreatModel(norm="linf", epsilon=0.5)
     content = mead(network, pgd, x, y, threat_model, detectors=detectors, published=True, resamples=5).to_dict()
-    assert documented("mead.md", "key") == set(content)
-    assert documented("mead.md", "key of a detector") == set(content["detectors"][0])
-    assert documented("mead.md", "key of an arm") == set(content["arms"][0])
+    assert documented("key of MEAD") == set(content)
+    assert documented("key of a detector") == set(content["detectors"][0])
+    assert documented("key of an arm") == set(content["arms"][0])
     row = content["detectors"][0]["results"][0]
-    assert documented("mead.md", "key of a result") <= set(row) <= names(table("mead.md", "key of a result"))
-    assert set(content["averages"][0]) <= names(table("mead.md", "key"))
+    assert documented("key of a result") <= set(row) <= names(table("key of a result"))
+    assert set(content["averages"][0]) <= names(table("key of MEAD"))
 
 
 def test_the_columns_of_results():
@@ -97,7 +97,7 @@ def test_the_suite_can_be_loaded(tmp_path):
     "settings", [AdaptiveSettings, BinarizationSettings, DiagnosisSettings, MeadSettings, RobustAccuracySettings]
 )
 def test_each_default_has_its_case_or_none(settings):
-    page = (DOCS / "theory" / "defaults.md").read_text(encoding="utf-8")
+    page = (DOCS / "evidence" / "defaults.md").read_text(encoding="utf-8")
     assert {field.name for field in dataclasses.fields(settings)} <= names(page)
 
 

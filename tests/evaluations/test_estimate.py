@@ -4,15 +4,25 @@ import re
 import time
 
 import pytest
+import torch
+from torch import nn
 from typer.testing import CliRunner
 
 import robust_ext
 from robust_ext.cli.app import app
+from robust_ext.core.cost import Cost
 from robust_ext.core.threat import ThreatModel
-from tests.evaluations.subjects import SMALL, random_classifier
+from robust_ext.engine.estimate import row_seconds
+from robust_ext.evaluations.binarization.defense import PassCounter, counted_parts
+from robust_ext.evaluations.binarization.forward import Forward
+from robust_ext.evaluations.binarization.posing import planting_cost
+from robust_ext.evaluations.binarization.problems import measure
+from robust_ext.evaluations.binarization.settings import BinarizationSettings
+from tests.evaluations.diagnosis.zoo.layers import Rounding
+from tests.evaluations.subjects import SMALL, random_classifier, rounded
 
 THREAT_MODEL = ThreatModel(norm="linf", epsilon=0.1)
-PGD, OTHER = "robust_ext:APGD(steps=10)", "foolbox:LinfPGD(steps=4)"
+APGD, OTHER, PGD = "robust_ext:APGD(steps=10)", "foolbox:LinfPGD(steps=4)", "foolbox:LinfPGD(steps=12)"
 
 
 @pytest.fixture(scope="module")
@@ -20,36 +30,32 @@ def given():
     return random_classifier()
 
 
-def rounded(x):
-    return (x * 8).round() / 8
-
-
 PLAIN = {"depths": (1,), "canaries": 0, **SMALL}
 # Evaluations, and the phases whose rows are known exactly before; others take at most what is stated.
 CALLS = {
     "binarization": (
-        lambda model, x, y, out: robust_ext.binarization_test(model, PGD, x, THREAT_MODEL, out=out, **PLAIN),
+        lambda model, x, y, out: robust_ext.binarization_test(model, APGD, x, THREAT_MODEL, out=out, **PLAIN),
         {"features", "attack", "verify"},
     ),
     "deeper": (
-        lambda model, x, y, out: robust_ext.binarization_test(model, [PGD, OTHER], x, THREAT_MODEL, out=out, **SMALL),
+        lambda model, x, y, out: robust_ext.binarization_test(model, [APGD, OTHER], x, THREAT_MODEL, out=out, **SMALL),
         {"features"},
     ),
     "robust accuracy": (
         lambda model, x, y, out: robust_ext.robust_accuracy(
-            model, [PGD], x, y, THREAT_MODEL, epsilons=(0.05, 0.1), out=out
+            model, [APGD], x, y, THREAT_MODEL, epsilons=(0.05, 0.1), out=out
         ),
         {"attack", "verify"},
     ),
     "mead": (
         lambda model, x, y, out: robust_ext.mead(
-            model, [PGD], x, y, THREAT_MODEL, detectors=lambda x: x.flatten(1).std(1), out=out
+            model, [APGD], x, y, THREAT_MODEL, detectors=lambda x: x.flatten(1).std(1), out=out
         ),
         {"attack", "verify"},
     ),
     "test time": (
         lambda model, x, y, out: robust_ext.evaluate_defense(
-            rounded, PGD, x, y, THREAT_MODEL, classifier=model, out=out
+            rounded, APGD, x, y, THREAT_MODEL, classifier=model, out=out
         ),
         {"attack", "verify"},
     ),
@@ -101,8 +107,8 @@ def test_results_are_equal_whatever_they_took(given):
 @pytest.mark.exhaustive
 def test_a_diagnosis_is_estimated_as_the_sum_of_what_it_runs(given):
     options = {"planted": 4, "inner_points": 20}
-    found = robust_ext.estimate(lambda: robust_ext.diagnose(given[0], PGD, *given[1:], THREAT_MODEL, **options))
-    counted = robust_ext.diagnose(given[0], PGD, *given[1:], THREAT_MODEL, **options).content["time"]["phases"]
+    found = robust_ext.estimate(lambda: robust_ext.diagnose(given[0], APGD, *given[1:], THREAT_MODEL, **options))
+    counted = robust_ext.diagnose(given[0], APGD, *given[1:], THREAT_MODEL, **options).content["time"]["phases"]
     planted = next(row for row in counted if row["phase"] == "features")
     assert found.costs["features", None].forward == planted["forward"]
     references = [row["of"] for row in counted if row["phase"] == "attack"]
@@ -111,14 +117,44 @@ def test_a_diagnosis_is_estimated_as_the_sum_of_what_it_runs(given):
     assert "larger budgets and remedies" in found.total.unknown
 
 
+@pytest.mark.parametrize(
+    ("norm", "masked"), [("linf", False), ("l2", False), pytest.param("l2", True, marks=pytest.mark.exhaustive)]
+)
+def test_an_evaluation_is_estimated_with_its_certificate_and_search_at_most(given, tmp_path, norm, masked):
+    network, *samples = given
+    model = nn.Sequential(Rounding(), network).eval() if masked else network
+
+    def call():
+        options = {"budget": "quick", "planted": 8, "out": tmp_path / "run"}
+        return robust_ext.evaluate(model, *samples, ThreatModel(norm=norm, epsilon=0.02), **options).content
+
+    before = robust_ext.estimate(call)
+    assert not (tmp_path / "run").exists()
+    content = call()
+    taken = {"suite": Cost(), "rest": Cost()}
+    names = {one["name"] for one in content["steps"]}
+    for row in content["time"]["phases"]:
+        suite = row["phase"] == "attack" and row["of"].split(" ")[0] in names and norm in row["of"]
+        taken["suite" if suite else "rest"] += Cost(row["forward"], row["backward"])
+    certificate, search = (before.costs[name, None] for name in ("certificate", "search"))
+    stated = sum((cost for (phase, _), cost in before.costs.items() if phase == "attack"), Cost())
+    assert not before.total.unknown
+    # The search ends a step later at most.
+    assert 0.1 * stated.forward < taken["suite"].forward <= 1.05 * stated.forward
+    assert taken["suite"].backward <= 1.05 * stated.backward
+    assert (content["search"] is not None) == masked
+    most = certificate.forward + before.costs["verify", None].forward + masked * search.forward
+    assert taken["rest"].forward <= most
+
+
 def run(*arguments):
     return CliRunner().invoke(app, [*arguments, "--model=digits", "--data=digits", "--in-process"])
 
 
 COMMANDS = {
-    "binarization": ("--attack", PGD, "--eps=0.1", "--samples=4"),
-    "robust-accuracy": ("--attack", PGD, "--eps=0.1", "--samples=4"),
-    "diagnose": ("--attack", PGD, "--eps=0.1", "--samples=4"),
+    "binarization": ("--attack", APGD, "--eps=0.1", "--samples=4"),
+    "robust-accuracy": ("--attack", APGD, "--eps=0.1", "--samples=4"),
+    "diagnose": ("--attack", APGD, "--eps=0.1", "--samples=4"),
     "mead": ("--detector=lid", "--arm=linf:0.1=robust_ext:APGD()", "--samples=4"),
     "test-time": ("--defense=hd(steps=2)", "--eps=0.1", "--samples=4"),
 }
@@ -139,7 +175,7 @@ def test_a_dry_run_of_a_command_prints_its_cost_and_writes_nothing(tmp_path, com
 def test_a_dry_run_of_a_study_refuses_another_runs_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     out, study = tmp_path / "run", tmp_path / "study.toml"
-    text = f'[robust-accuracy]\nmodel = "digits"\ndata = "digits"\nattack = "{PGD}"\neps = "0.1"\nsamples = 4\n'
+    text = f'[robust-accuracy]\nmodel = "digits"\ndata = "digits"\nattack = "{APGD}"\neps = "0.1"\nsamples = 4\n'
     study.write_text(text + 'in-process = true\nout = "run"\n')
     invoke = CliRunner().invoke
     assert "4 samples in all runs, 0 of them done" in invoke(app, ["run", str(study), "--dry-run"]).output
@@ -150,3 +186,113 @@ def test_a_dry_run_of_a_study_refuses_another_runs_folder(tmp_path, monkeypatch)
     refused = invoke(app, ["run", str(study), "--dry-run"])
     assert "holds a run with other settings" in str(refused.exception)
     assert files == {file: file.read_bytes() for file in out.rglob("*") if file.is_file()}
+
+
+def estimated(call):
+    """The rows forward and back that are stated before, and the result."""
+    stated = robust_ext.estimate(call).total
+    return [stated.forward, stated.backward], call().content
+
+
+@pytest.mark.parametrize(
+    ("attack", "settings", "factor"),
+    [
+        # With no further depths all is exact but random search, which may find something.
+        (APGD, {"depths": (1,), "canaries": 0}, 1.05),
+        (APGD, {"depths": (1,), "canaries": 2, "draws": 3}, 1.25),
+        (PGD, {"depths": (1,), "canaries": 0, "boundary_points": 3}, 1.25),
+        ("robust_ext:Square(queries=30,stop_early=False)", {"depths": (1,), "canaries": 0}, 1.05),
+        # Counters leave out the draws of a mean gradient, which take their time all the same.
+        ("robust_ext:AdaptedAttack(attack='robust_ext:APGD(steps=5)',noise=0.5,eot=3)", {"depths": (1,)}, 2.5),
+        # Which depths an attack is run at follows from what it finds.
+        (APGD, {}, 1.6),
+        (APGD, {"witness_steps": 0, "witness_queries": 40}, 1.6),
+    ],
+)
+def test_of_the_binarization_test(given, attack, settings, factor):
+    network, inputs, _ = given
+    (forward, backward), content = estimated(
+        lambda: robust_ext.binarization_test(network, attack, inputs, THREAT_MODEL, **SMALL, **settings)
+    )
+    counted = content["attacks"][0]["passes"]
+    assert counted["forward"] <= forward * 1.01 <= counted["forward"] * factor
+    assert counted["backward"] <= backward * 1.01
+
+
+@pytest.mark.parametrize("settings", [{}, {"draws": 3}, {"boundary_points": 3, "inner_points": 7}])
+def test_of_planting_is_exact(given, settings):
+    network, inputs, _ = given
+    checked = BinarizationSettings(threat_model=THREAT_MODEL, **{**SMALL, **settings})
+    counter = PassCounter()
+    features = counted_parts(network, inputs, checked, counter).features
+    before = counter.forward
+    measure(Forward(checked.fitting.measured(features, seed=0), 64), inputs, range(8), checked)
+    assert counter.forward - before == planting_cost(checked).forward * 8
+
+
+@pytest.mark.parametrize(
+    ("attacks", "forward", "backward"),
+    [
+        ([APGD], 11, 10),
+        (["robust_ext:APGD(steps=5,restarts=2,loss='margin')"], 12, 10),
+        (["robust_ext:ObjectivePGD(steps=7,objective='kl',best=True)"], 9, 7),
+        (["robust_ext:SpatialTransformation(mode='random',samples=4)"], 4, 0),
+        ([APGD, PGD], 11 + 13, 22),
+        (["torchattacks:PGD(steps=6)"], 7, 6),
+        (["art:ProjectedGradientDescent(max_iter=6)"], 7, 6),
+    ],
+)
+def test_of_robust_accuracy(given, attacks, forward, backward):
+    network, inputs, labels = given
+    stated, content = estimated(lambda: robust_ext.robust_accuracy(network, attacks, inputs, labels, THREAT_MODEL))
+    # One row an attack to verify what it found.
+    assert stated == [8 * (forward + len(attacks)), 8 * backward]
+    counted = [sum(one["passes"][way] for one in content["attacks"]) for way in ("forward", "backward")]
+    assert counted[0] <= stated[0] <= 1.5 * counted[0]
+    assert counted[1] <= stated[1] <= 1.5 * counted[1]
+
+
+def test_of_a_test_time_defense(given):
+    network, inputs, labels = given
+
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.network = network
+
+        def forward(self, x):
+            return self.network(x) + self.network(x.flip(3))
+
+    stated, content = estimated(
+        lambda: robust_ext.evaluate_defense(Twice().eval(), APGD, inputs, labels, THREAT_MODEL, classifier=network),
+    )
+    # Predictions of clean inputs and candidates, and the attack, of which each takes two rows of the static model.
+    assert stated == [8 * (4 + 4 + 22), 8 * 20]
+    (step,) = content["defended"]["attacks"]
+    assert (step["passes"]["forward"], step["passes"]["backward"]) == (8 * 22, 8 * 20)
+
+
+def test_what_states_no_steps_is_named(given):
+    network, inputs, labels = given
+    attacks = {"mine": lambda model, x, y: x, "strong": APGD}
+    found = robust_ext.estimate(lambda: robust_ext.robust_accuracy(network, attacks, inputs, labels, THREAT_MODEL))
+    assert found.total.unknown == ("mine linf 0.1",)
+
+
+def test_seconds_are_measured_at_a_copy_and_only_where_the_module_can_be_run():
+    class Kept(nn.Module):
+        calls = 0
+
+        def forward(self, x):
+            self.calls += 1
+            time.sleep(0.001 * len(x))
+            return x.flatten(1)
+
+    module = Kept().eval()
+    forward, backward = row_seconds(module, torch.rand(2, 3), 32)
+    assert 0.001 <= forward < 0.01
+    assert 0 <= backward < forward
+    assert module.calls == 0
+    flat = nn.Sequential(Kept(), nn.Threshold(2.0, 0.0))
+    assert row_seconds(flat, torch.ones(2, 3), 2)[1] >= 0
+    assert row_seconds(nn.Linear(4, 2), torch.rand(2, 3), 2) is None

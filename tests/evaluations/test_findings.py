@@ -14,7 +14,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 from torch import nn
 
-from robust_ext import ThreatModel, binarization_test, evaluate_defense, mead, robust_accuracy
+from robust_ext import ThreatModel, binarization_test, robust_accuracy
 from robust_ext.cli.models import load_model
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
@@ -24,6 +24,7 @@ from robust_ext.evaluations.causes.finding import Finding, Remedy, ranked
 from robust_ext.evaluations.causes.probes import ModelProbe
 from robust_ext.registry.attack import as_attack
 from robust_ext.reports import report_text
+from tests.evaluations.small import call
 from tests.evaluations.subjects import Unsure
 
 ROOT = Path(__file__).parents[2]
@@ -56,20 +57,10 @@ def codes(result, *, low=False):
     return [one["code"] for one in result.content["findings"] if low or one["weight"] != "low"]
 
 
-def spread(x):
-    return x.flatten(1).std(1)
-
-
 def evaluate(kind, model, attack, digits, out=None):
     """The result of an evaluation of an attack on a model."""
-    x, y = digits
-    if kind == "binarization":
-        return binarization_test(model, attack, x, LINF, out=out, **FAST)
-    if kind == "robust_accuracy":
-        return robust_accuracy(model, attack, x, y, LINF, out=out)
-    if kind == "mead":
-        return mead(model, attack, x, y, LINF, detectors=spread, resamples=0, out=out)
-    return evaluate_defense(lambda x: x, attack, x, y, LINF, classifier=model, draws=2, repeats=1, out=out)
+    own = {"binarization": FAST, "test_time": {"draws": 2, "repeats": 1}}.get(kind, {})
+    return call(kind, model, attack, *digits, LINF, out=out, **own)
 
 
 KINDS = pytest.mark.parametrize("kind", ["binarization", "robust_accuracy", "mead", "test_time"])

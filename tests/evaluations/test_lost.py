@@ -45,8 +45,7 @@ def lost(request, monkeypatch):
     def workers(**_settings):
         yield worker
 
-    for name in ("binarization", "mead", "robust_accuracy", "adaptive"):
-        monkeypatch.setattr(f"robust_ext.evaluations.{name}.api.attack_worker", workers)
+    monkeypatch.setattr("robust_ext.evaluations.run_keywords.attack_worker", workers)
     return request.param
 
 

@@ -9,20 +9,14 @@ import robust_ext
 from robust_ext import ThreatModel
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
+from tests.evaluations.small import KINDS, call
 
 X, Y = load_dataset("digits").take(range(16))
 LINF = ThreatModel(norm="linf", epsilon=0.1)
-EVALUATIONS = {
-    "robust_accuracy": lambda attack: robust_ext.robust_accuracy(digits_network(), attack, X, Y, LINF),
-    "binarization": lambda attack: robust_ext.binarization_test(digits_network(), attack, X, LINF, inner_points=30),
-    "diagnosis": lambda attack: robust_ext.diagnose(digits_network(), attack, X, Y, LINF, planted=0, references=False),
-    "mead": lambda attack: robust_ext.mead(
-        digits_network(), [attack], X, Y, LINF, detectors=lambda x: x.flatten(1).std(1), resamples=0
-    ),
-    "test-time": lambda attack: robust_ext.evaluate_defense(
-        lambda x: x, [attack], X, Y, LINF, classifier=digits_network()
-    ),
-}
+
+
+def evaluate(kind, attack):
+    return call(kind, digits_network(), attack, X, Y, LINF)
 
 
 def foolbox_attack(name, **settings):
@@ -61,19 +55,19 @@ def warned(result):
     return [text for text in result.content["warnings"] if "Candidates lay" in text]
 
 
-@pytest.mark.parametrize("evaluation", EVALUATIONS)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("case", ["no projection", "no clipping"])
-def test_every_evaluation_says_so(evaluation, case):
+def test_every_evaluation_says_so(kind, case):
     attack, what = OUTSIDE[case]
     with pytest.warns(robust_ext.RobustExtWarning, match=f"Candidates lay {what}"):
-        result = EVALUATIONS[evaluation](attack)
+        result = evaluate(kind, attack)
     assert len(warned(result)) == 1
 
 
 @pytest.mark.parametrize("case", OUTSIDE)
 def test_it_is_said_how_many_and_how_far(case):
     attack, what = OUTSIDE[case]
-    (text,) = warned(EVALUATIONS["robust_accuracy"]({case: attack}))
+    (text,) = warned(evaluate("robust_accuracy", {case: attack}))
     candidates = attack(digits_network(), X, Y)
     distances = (candidates - X).flatten(1).abs().amax(1) / 0.1
     out = (candidates.flatten(1).amin(1) < -1e-5) | (candidates.flatten(1).amax(1) > 1 + 1e-5)
@@ -97,9 +91,9 @@ def test_it_is_said_how_many_and_how_far(case):
         lambda model, x, y: x,
     ],
 )
-@pytest.mark.parametrize("evaluation", ["robust_accuracy", "binarization"])
-def test_nothing_is_said_of_sound_attacks_and_of_perturbations_that_have_to_be_larger(attack, evaluation):
-    assert warned(EVALUATIONS[evaluation](attack)) == []
+@pytest.mark.parametrize("kind", ["robust_accuracy", "binarization"])
+def test_nothing_is_said_of_sound_attacks_and_of_perturbations_that_have_to_be_larger(attack, kind):
+    assert warned(evaluate(kind, attack)) == []
 
 
 def test_one_row_of_many_is_no_share_to_be_named():

@@ -10,7 +10,7 @@ from robust_ext.engine.context import RunContext
 from robust_ext.evaluations.arms import Arm
 from robust_ext.evaluations.mead.suites import load_suite
 from robust_ext.registry.defense import as_defense
-from tests.fuzz.judging import Case
+from tests.fuzz.judging import Case, words
 from tests.fuzz.values import (
     ATTACK,
     ATTACKS,
@@ -138,18 +138,13 @@ def cases(draw):
 def _meaning(name, argument, value):
     """Why a value is right after all; written without the project's own checks."""
     plain = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if value is None and argument in {
-        "sample_ids",
-        "settings",
-        "detector",
-        "detector_data",
-        "layer",
-        "epsilons",
-        "surrogates",
-        "weights",
-        "label",
-        "root",
-    }:
+    if value is None and argument in set(
+        words(
+            """
+    sample_ids settings detector detector_data layer epsilons surrogates weights label root
+"""
+        )
+    ):
         return "None: left out"
     if (name, argument) == ("evaluate_defense", "attacks") and (
         value is None or (isinstance(value, list) and value == [None])

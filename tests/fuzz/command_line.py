@@ -12,7 +12,7 @@ from robust_ext.evaluations.adaptive import AdaptiveSettings
 from robust_ext.evaluations.binarization import BinarizationSettings
 from robust_ext.evaluations.mead import MeadSettings
 from robust_ext.evaluations.robust_accuracy.settings import RobustAccuracySettings
-from tests.fuzz.judging import Case
+from tests.fuzz.judging import Case, words
 
 _RUN = {"--data": "digits", "--samples": "2", "--model": "digits", "--no-progress": None, "--in-process": None}
 _APGD = "robust_ext:APGD(steps=1)"
@@ -38,58 +38,22 @@ _DECLARED = {
 }
 CONTROLS = ("\x1b[31m", "\x1b]0;title\x07", "\x9b2J", "\r\x1b[K", "\u202e", "\x00", "\udcff", "\x7f", "\b\b", "\u2028")
 WORDS = (
-    *(
-        "",
-        " ",
-        "nan",
-        "inf",
-        "-inf",
-        "1e400",
-        "-1",
-        "0",
-        "-0",
-        "1e-400",
-        "0x10",
-        "1_0",
-        "1,5",
-        "1/0",
-        "--",
-        "None",
-        "True",
+    *words(
+        """
+    nan inf -inf 1e400 -1 0 -0 1e-400 0x10 1_0 1,5 1/0 -- None True -5 0.5 1.5 1e20 ten [1] {} '1' 1;2 $(id)
+    ../.. ~ %s%n <b> [bold]x[/] NULL 1e3 +3 1e-45 0/1 8/255
+"""
     ),
-    *(
-        "9" * 400,
-        "9" * 5000,
-        "-5",
-        "0.5",
-        "1.5",
-        "1e20",
-        "ten",
-        "٣",
-        "½",
-        "[1]",
-        "{}",
-        "'1'",
-        "1;2",
-        "$(id)",
-        "../..",
-        "~",
-    ),
-    *(
-        "\u00e9\u0301",
-        "😀",
-        "a" * 3000,
-        "%s%n",
-        "<b>",
-        "[bold]x[/]",
-        "NULL",
-        "1e3",
-        "+3",
-        "1e-45",
-        "0/1",
-        "8/255",
-        *CONTROLS,
-    ),
+    "",
+    " ",
+    "9" * 400,
+    "9" * 5000,
+    "٣",
+    "½",
+    "\u00e9\u0301",
+    "😀",
+    "a" * 3000,
+    *CONTROLS,
 )
 
 
@@ -153,29 +117,8 @@ def _contradicts(command, name, legal):
 def texts(rng):
     """An option of texts with words that name nothing."""
     names = {
-        "robust-accuracy": (
-            "model",
-            "weights",
-            "bounds",
-            "data",
-            "data_root",
-            "data_split",
-            "order",
-            "device",
-            "executor",
-            "devices",
-        ),
-        "binarization": (
-            "model",
-            "norm",
-            "boundary",
-            "readout",
-            "layer",
-            "exposure",
-            "detector",
-            "kappa_convention",
-            "attack",
-        ),
+        "robust-accuracy": words("model weights bounds data data_root data_split order device executor devices"),
+        "binarization": words("model norm boundary readout layer exposure detector kappa_convention attack"),
         "mead": ("suite", "arm", "preset", "combine", "train_data", "naturals", "detector", "data"),
         "test-time": ("defense", "defense_weights", "surrogate", "norm", "model"),
     }

@@ -9,7 +9,7 @@ import numpy as np
 from robust_ext.cli.models import load_model
 from robust_ext.datasets import load_dataset
 from robust_ext.evaluations.mead.suites import load_suite
-from tests.fuzz.judging import Case
+from tests.fuzz.judging import Case, words
 
 _DATA = {
     "npz": ("good.npz", "good.npz"),
@@ -21,39 +21,17 @@ _DATA = {
 _WEIGHTS = ("good.safetensors", "good.pt")
 _KEYS = ("attack", "norm", "epsilons", "label", "objective", "algorithm", "objectives", "algorithms", "extra")
 _VALUES = (
-    *(
-        "'robust_ext:APGD()'",
-        "'os:system(command=\"touch ran\")'",
-        "'mine.py:attack'",
-        "'foolbox:LinfPGD(steps=-1)'",
-        "3",
-        "[]",
+    *words(
+        """
+    'robust_ext:APGD()' 'mine.py:attack' 'foolbox:LinfPGD(steps=-1)' 3 [] 'linf' 'l2' [0.1] [nan] [inf] [-1]
+    ['x'] [[0.1]] true {} 1979-05-27 '' 'robust_ext:ObjectivePGD()' ['pgd'] [3] 0x1p 1e400
+"""
     ),
-    *(
-        "'linf'",
-        "'l2'",
-        "[0.1]",
-        "[0.1, 0.2]",
-        "[nan]",
-        "[inf]",
-        "[-1]",
-        "['x']",
-        "[[0.1]]",
-        "true",
-        "{}",
-        "1979-05-27",
-        "''",
-    ),
-    *(
-        "'robust_ext:ObjectivePGD()'",
-        "['kl', 'ace']",
-        "['pgd']",
-        "[3]",
-        "'\\u001b[31m'",
-        f"{'[' * 300}{']' * 300}",
-        "0x1p",
-        "1e400",
-    ),
+    "'os:system(command=\"touch ran\")'",
+    "[0.1, 0.2]",
+    "['kl', 'ace']",
+    "'\\u001b[31m'",
+    f"{'[' * 300}{']' * 300}",
 )
 
 
@@ -207,21 +185,7 @@ def suites(rng, folder):
 def _meaning_of_suite(text):
     """A suite of attacks of libraries with finite budgets above 0; read by hand."""
     sound = text.startswith("[[arms]]\n") or text.startswith("description = 3\n[[arms]]\n")
-    bad = (
-        "os:system",
-        "mine.py",
-        "steps=-1",
-        "nan",
-        "inf]",
-        "-1",
-        "true",
-        "1979",
-        "{}",
-        "0x1p",
-        "1e400",
-        "extra",
-        "[[0.1]]",
-    )
+    bad = words("os:system mine.py steps=-1 nan inf] -1 true 1979 {} 0x1p 1e400 extra [[0.1]]")
     # Labels may be any text.
     labels = ("label = '", "objective = '", "algorithm = '")
     rest = "".join(one for one in text.splitlines() if not one.startswith(labels))

@@ -17,6 +17,11 @@ from robust_ext.core.errors import RobustExtError
 SECONDS = 30
 
 
+def words(text):
+    """Words without spaces, of any number of lines."""
+    return tuple(text.split())
+
+
 @dataclass(frozen=True, kw_only=True)
 class Case:
     """A command line (``arguments``, in a ``process`` of its own or in this one) or a call.

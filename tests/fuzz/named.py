@@ -5,105 +5,41 @@ import inspect
 
 from robust_ext.registry.base import adapters
 from tests.fuzz.command_line import CONTROLS, WORDS, line
-from tests.fuzz.judging import Case
+from tests.fuzz.judging import Case, words
 
 _NUMERIC = ("foolbox", "art", "torchattacks", "adv_lib", "robust_ext")
 _CODE = (
-    *(
-        "os.path:join",
-        "os:system",
-        "json:dumps",
-        "builtins:print",
-        "builtins:exit",
-        "builtins:eval",
-        "sys:exit",
-        "os:path",
+    *words(
+        """
+    os.path:join os:system json:dumps builtins:print builtins:exit builtins:eval sys:exit os:path mine.py
+    mine.py: :make mine:make:make mine.py:make( mine.py:make(depth=3) mine.py:make()() mine.py:needs
+    mine.py:fails mine.py:quits mine.py:number mine.py:text mine.py:nothing mine.py:listed mine.py:absent
+    none.py:make syntax.py:x exits.py:x raises.py:x empty.py:x latin.py:name mine.py:nothing_made
+    mine.py:endless_text good.npz:x pictures:x loop:x a.b.c.d:e mine.py:needs(depth=__import__('os'))
+    mine.py:needs(depth=1e999)
+"""
     ),
-    *("mine.py", "mine.py:", ":make", "mine:make:make", "mine.py:make(", "mine.py:make(depth=3)", "mine.py:make()()"),
-    *(
-        "mine.py:needs",
-        "mine.py:fails",
-        "mine.py:quits",
-        "mine.py:number",
-        "mine.py:text",
-        "mine.py:nothing",
-        "mine.py:listed",
-    ),
-    *("mine.py:absent", "none.py:make", "syntax.py:x", "exits.py:x", "raises.py:x", "empty.py:x", "latin.py:name"),
-    *(
-        "mine.py:nothing_made",
-        "mine.py:endless_text",
-        "good.npz:x",
-        "pictures:x",
-        "in the way:x",
-        "loop:x",
-        "a.b.c.d:e",
-    ),
-    *(
-        "mine.py:needs(depth=__import__('os'))",
-        "mine.py:needs(depth=1e999)",
-        f"mine.py:needs(depth={'[' * 500}{']' * 500})",
-    ),
+    "in the way:x",
+    f"mine.py:needs(depth={'[' * 500}{']' * 500})",
 )
 _KINDS = ("none", "text", "one", "nan", "row", "flat", "softmax", "int", "tuple", "inf", "complex", "empty")
 _MODELS = (
     *(f"mine.py:wrong(kind='{kind}')" for kind in _KINDS),
     *(f"mine.py:{name}" for name in ("raises", "small", "score", "attack", "Wrong")),
 )
-_ATTACKS = (
-    "two",
-    "failing_attack",
-    "quitting_attack",
-    "text_attack",
-    "short_attack",
-    "integer_attack",
-    "number",
-    "text",
+_ATTACKS = words(
+    """
+    two failing_attack quitting_attack text_attack short_attack integer_attack number text
+"""
 )
-_DETECTORS = (
-    "bad_score",
-    "text_score",
-    "nan_score",
-    "failing_score",
-    "detector",
-    "number",
-    "two",
-    "Unfitted",
-    "listed",
-)
+_DETECTORS = words("bad_score text_score nan_score failing_score detector number two Unfitted listed")
 _DEFENSES = ("bad_purifier", "text_purifier", "failing_purifier", "bad_defense", "number", "listed", "two", "nothing")
-_WEIGHTS = (
-    "list.pt",
-    "odd.pt",
-    "nan.pt",
-    "other.safetensors",
-    "pickled.pt",
-    "mine.py",
-    "pictures",
-    "loop",
-    "in the way",
-    ".",
-)
+_WEIGHTS = (*words("list.pt odd.pt nan.pt other.safetensors pickled.pt mine.py pictures loop ."), "in the way")
 _FOLDERS = (
     *("in the way", "in the way/run", "/dev/null", "/dev/null/run", "/proc/run", "loop", "a" * 300, "x/" * 2500),
     *("other run", "damaged run", "mine.py", "good.npz", "\udcff\x1b/\n"),
 )
-_DEVICES = (
-    "meta",
-    "cuda",
-    "cuda:99",
-    "mps",
-    "tpu",
-    "xla",
-    "",
-    "cpu:99",
-    "cpu:-1",
-    "CPU",
-    "0",
-    "cuda:x",
-    "hpu",
-    "privateuseone",
-)
+_DEVICES = (*words("meta cuda cuda:99 mps tpu xla cpu:99 cpu:-1 CPU 0 cuda:x hpu privateuseone"), "")
 
 
 def code(rng):
@@ -215,7 +151,7 @@ def _parameters(library, name):
 
         made_of = next(one for one in ATTACKS if one.__name__ == name)
     else:
-        made_of = import_module(f"robust_ext.adapters.{library}.catalogue").CATALOGUE.members.get(name)
+        made_of = import_module(f"robust_ext.adapters.{library}.attack").CATALOGUE.members.get(name)
     if made_of is None:
         return []
     hidden = ("self", "model", "estimator", "classifier", "inputs", "labels", "callback", "kwargs")

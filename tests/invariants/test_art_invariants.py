@@ -79,7 +79,7 @@ def ignores_targets(attack, x, y, run):
 
 
 def passes_by_preprocessing(attack, x, y, run):
-    attack._estimator = invariants.PyTorchClassifier(
+    attack._estimator = invariants.art.estimators.classification.PyTorchClassifier(
         model=attack.estimator.model,
         loss=torch.nn.CrossEntropyLoss(),
         input_shape=attack.estimator.input_shape,

@@ -1,4 +1,4 @@
-"""Architectures, and how each is split: the table of docs/models.md, which the tests run.
+"""Architectures, and how each is split: the table of docs/evidence/architectures.md, which the tests run.
 
 python -m tests.models.architectures    (writes the table)
 """
@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from tests.libraries import library
 
-PAGE = Path(__file__).parents[2] / "docs" / "models.md"
+PAGE = Path(__file__).parents[2] / "docs" / "evidence" / "architectures.md"
 X = torch.rand(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 BEGIN, END = "<!-- architectures -->", "<!-- end of architectures -->"
 WAYS = {

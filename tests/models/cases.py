@@ -8,8 +8,8 @@ from torch import nn
 
 from robust_ext import AdaptiveDefense, Purifier
 from robust_ext.core.random import seeded_globals
-from robust_ext.models.adaptive_solution import Solution
 from robust_ext.models.binarized import BinarizedClassifier
+from robust_ext.models.rows import Solution
 from robust_ext.models.vjp import row_gradient
 
 

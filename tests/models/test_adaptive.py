@@ -6,8 +6,7 @@ from torch import nn
 
 from robust_ext import AdaptiveDefense, InvalidArgumentError, ModelError, Purifier
 from robust_ext.core.random import seeded_globals
-from robust_ext.models.adaptive_solution import Solution
-from robust_ext.models.row_rng import RowRNG, row_seeds
+from robust_ext.models.rows import RowRNG, Solution, row_seeds
 from robust_ext.models.vjp import row_gradient
 from tests.models.cases import Descent, data, network
 

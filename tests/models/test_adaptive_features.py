@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from robust_ext import BPDA, EoT, ModelError, SplitError
+from robust_ext.core.random import seeded_globals
 from robust_ext.core.target import Counted, PassCounter
 from robust_ext.models.adaptive_features import DefendedFeatures, binarized_defense, split_defense
 from robust_ext.models.features import split
@@ -15,8 +16,11 @@ class Together(Controlled):
     batch_level = True
 
 
-class Probable(Controlled):
+class Probable(Descent):
     output = "probabilities"
+
+    def readout(self, point, state):
+        return super().readout(point, state).softmax(1)
 
 
 class Twice(Controlled):
@@ -44,6 +48,32 @@ def test_what_the_readout_adds_is_in_the_features():
     net, x = network(), data(4)
     parts = split_defense(Controlled(net), x, layer="classifier.3")
     torch.testing.assert_close(parts.features(x), net[:-1](x - 0.5 * x.sin()))
+
+
+def test_features_of_probabilities_are_their_logarithms():
+    net, x = network(), data(4)
+    parts = split_defense(Probable(net, steps=2), x)
+    logits = net(Descent(net, steps=2).trace(x, seeds=[0] * 4).final)
+    torch.testing.assert_close(parts.features(x), logits.log_softmax(1))
+    assert torch.equal(parts.readout(logits), logits)
+    assert (parts.shape, parts.kind) == ((3,), "logits")
+    # Attacks through the defense get the binarized logits, and not their logarithms.
+    module = planted(parts.features, x, size=3)
+    torch.testing.assert_close(binarized_defense(module)(x), module(x))
+
+
+def test_draws_that_are_not_held_are_fresh():
+    x = data(4)
+    for seed in (None, 7):
+        parts = split_defense(Descent(network(), steps=2, seed=seed), x, held=False)
+        with seeded_globals(3):
+            first, second = parts.features(x), parts.features(x)
+        with seeded_globals(3):
+            assert torch.equal(parts.features(x), first)
+        assert bool((first != second).any(1).all())
+        # Nor those of a defense that is made of it.
+        defense = binarized_defense(planted(parts.features, x))
+        assert not torch.equal(defense(x), defense(x))
 
 
 @pytest.mark.parametrize("kind", [Descent, Controlled])
@@ -122,7 +152,7 @@ def test_what_is_wrong_is_refused():
         DefendedFeatures(Together(net, group_size=2), "classifier.3")
     for defense, layer, error, words in (
         (Together(net, group_size=2), None, ModelError, "Together: treats rows together"),
-        (Probable(net), None, ModelError, "Probable: returns probabilities"),
+        (Probable(net), "classifier.3", SplitError, "a defense that returns probabilities, expected none"),
         (Twice(net), None, SplitError, "Twice, at its end: "),
         (Controlled(net), "nowhere", SplitError, r"Controlled, at its end: layer: got 'defense\.nowhere'"),
     ):

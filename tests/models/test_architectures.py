@@ -10,13 +10,13 @@ from torch import nn
 from robust_ext import ThreatModel
 from robust_ext.attacks.apgd import APGD
 from robust_ext.core.devices import tolerance_of
-from robust_ext.core.errors import InvalidArgumentError, RobustExtWarning, SplitError
+from robust_ext.core.errors import RobustExtWarning, SplitError
 from robust_ext.core.target import Target
 from robust_ext.engine.classifiers import as_classifier
 from robust_ext.evaluations.binarization.planting import plant
 from robust_ext.models.features import split
 from robust_ext.registry.model import as_module
-from tests.models.architectures import ARCHITECTURES, BEGIN, END, PAGE, Small, pooled, small, table
+from tests.models.architectures import ARCHITECTURES, BEGIN, END, PAGE, pooled, small, table
 
 pytestmark = [
     pytest.mark.filterwarnings(f"ignore::{kind}") for kind in ("DeprecationWarning", "FutureWarning", "UserWarning")
@@ -130,8 +130,3 @@ def test_one_pass_gives_the_features(monkeypatch):
     model.register_forward_hook(lambda *_: calls.append(1))
     found.features(images(5, 32))
     assert len(calls) == 1
-
-
-def test_a_pair_that_is_none_is_refused():
-    with pytest.raises(InvalidArgumentError, match="expected a pair"):
-        split((Small(pooled).eval(),), images(2, 32))

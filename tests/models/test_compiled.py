@@ -12,7 +12,7 @@ from torch import nn
 from robust_ext import InvalidArgumentError, ModelError, ThreatModel, as_module, binarization_test, robust_accuracy
 from robust_ext.core.classifier import check_classifier
 from robust_ext.core.errors import RobustExtWarning
-from robust_ext.models.compiled import Exported, Scripted
+from robust_ext.models.forms import Exported, Scripted
 from robust_ext.models.wrapping import unwrapped
 
 LINF = ThreatModel(norm="linf", epsilon=0.1)

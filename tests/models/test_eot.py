@@ -10,9 +10,8 @@ from torch import nn
 
 from robust_ext import BPDA, AdaptiveDefense, EoT, InvalidArgumentError, ModelError, Purifier
 from robust_ext.attacks._common.objectives import cross_entropy, margin
-from robust_ext.core.random import seeded_globals
-from robust_ext.models.adaptive_solution import Solution
 from robust_ext.models.eot import GRADIENTS, VALUES
+from robust_ext.models.rows import Solution
 from tests.models.cases import data as some
 from tests.models.cases import most_held, network
 
@@ -118,27 +117,17 @@ def test_the_mean_of_gradients_differs_from_the_gradient_of_the_mean():
 def test_draws_depend_on_seed_call_draw_and_row(seed, call, draws, chunk, rows):
     defense, x = Noisy(network(torch.float64)), data()
     averaged = EoT(defense, draws=draws, seed=seed)
-    averaged.call = call
+    averaged.draw = call
     first, second = averaged(x), averaged(x)
-    assert averaged.call == call + 2
+    assert averaged.draw == call + 2
     assert not torch.equal(first, second)
-    with EoT(defense, draws=draws, chunk=chunk).seeded(seed, call=call + 1) as other:
+    with EoT(defense, draws=draws, chunk=chunk).seeded(seed, draw=call + 1) as other:
         torch.testing.assert_close(other(x[:rows]), second[:rows])
         assert other.seed == seed
     assert other.seed is None
     more = EoT(defense, draws=draws + 1, seed=seed, loss="last", fixed=True)
     torch.testing.assert_close(more(x), more(x), rtol=0, atol=0)
-    assert more.call == 0
-
-
-def test_free_draws_come_from_the_global_generator():
-    averaged, x = EoT(Noisy(network(torch.float64)), draws=3), data()
-    assert not torch.equal(averaged(x), averaged(x))
-    with seeded_globals(1):
-        one, two = averaged(x), averaged(x)
-    with seeded_globals(1):
-        assert torch.equal(averaged(x), one)
-        assert torch.equal(averaged(x), two)
+    assert more.draw == 0
 
 
 class Global(nn.Module):

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from robust_ext.evaluations.mead import MeadSettings
-from robust_ext.evaluations.mead.summary import ArmResult, ArmScorer, arm_row, score_detector
+from robust_ext.evaluations.mead.summary import ArmResult, DetectorRows, arm_row
 from tests.reports.results import make_time
 
 SHORT = {"ace": "ACE", "kl": "KL", "gini": "Gini", "fisher-rao": "FR"}
@@ -98,12 +98,13 @@ def make(arms, detectors, *, samples, white_box=(), combines=None, rates=None, u
         for place, arm in enumerate(everything)
     ]
     settings = MeadSettings(resamples=0, published=published)
-    scorer = ArmScorer(natural=natural, correct=np.ones(samples, dtype=bool), settings=settings)
+    correct = np.ones(samples, dtype=bool)
     entries, averages = [], []
     for name in detectors:
         threshold = float(np.quantile(natural[name], 0.95))
-        rows, of_norms, _ = score_detector(scorer, name, results, threshold=threshold)
-        averages += of_norms
+        chosen = {"correct": correct, "settings": settings, "threshold": threshold}
+        rows = DetectorRows(detector=name, natural=natural[name], **chosen).of(results)
+        averages += rows.pop("averages")
         for row in (*rows["results"], *rows["white_box"], *rows["arms"]):
             _add_intervals(row)
         entries.append(
@@ -128,7 +129,7 @@ def make(arms, detectors, *, samples, white_box=(), combines=None, rates=None, u
         "naturals": "kept",
         "detectors": entries,
         "averages": averages,
-        "arms": [arm_row(one, {}, samples) for one in results],
+        "arms": [arm_row(one, (), samples) for one in results],
         "settings": {"bounds": [0.0, 1.0], "batch_size": 256, "resamples": 0, "naturals": "kept", "8-bit": False},
         "isolated": False,
         "versions": {"robust_ext": "0.1.0", "torch": "2.5.1"},

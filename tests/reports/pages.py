@@ -1,5 +1,7 @@
 """Pages as tests read them: elements, tables, the words of plots, and all of it as a few lines of plain text."""
 
+import base64
+import html
 import re
 from html.parser import HTMLParser
 from xml.etree import ElementTree
@@ -8,7 +10,7 @@ NASTY = "<script>alert(1)</script>\"'&$x_{1}$ \x00\x1b\ud800 攻撃 name-0 {{ se
 """What must not become markup, an escape of a terminal, or a name in a plot."""
 
 _SVG = "{http://www.w3.org/2000/svg}"
-_BLOCKS = "title|h[1-4]|p|li|dt|dd|figcaption|caption|summary|tr|svg|img"
+_BLOCKS = "title|h[1-4]|p|li|dt|dd|figcaption|caption|summary|tr|img"
 
 
 class Page(HTMLParser):
@@ -16,7 +18,7 @@ class Page(HTMLParser):
 
     def __init__(self, text):
         super().__init__()
-        self.elements, self.attributes, self.text, self.rows, self.data = [], [], "", [], []
+        self.elements, self.attributes, self.text, self.rows = [], [], "", []
         self._hidden, self._in_cell = 0, False
         self.feed(text)
         self.close()
@@ -30,8 +32,6 @@ class Page(HTMLParser):
         if tag in ("td", "th"):
             self._in_cell = True
             self.rows[-1].append("")
-        if tag == "data":
-            self.data.append(float(dict(attributes)["value"]))
 
     def handle_endtag(self, tag):
         self._hidden -= tag in ("style", "script")
@@ -56,7 +56,12 @@ class Page(HTMLParser):
 
 
 def svgs(text):
-    return [ElementTree.fromstring(svg) for svg in re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL)]
+    """The plots of a page, and their descriptions as labels."""
+    found = []
+    for image, label in re.findall(r'<img src="data:image/svg\+xml;base64,([^"]*)" alt="([^"]*)"', text):
+        found.append(ElementTree.fromstring(base64.b64decode(image)))
+        found[-1].set("aria-label", html.unescape(label))
+    return found
 
 
 def words(svg):
@@ -73,7 +78,7 @@ def spans(svg, colour):
     """How far the shapes of a colour reach from left to right, in order."""
     found = []
     for path in svg.iter(f"{_SVG}path"):
-        if re.search(rf"fill: (var\(--plot-\w+, )?({colour})", path.get("style", "")):
+        if re.search(rf"fill: (var\(--c\w+, )?({colour})", path.get("style", "")):
             across = [float(x) for x in re.findall(r"[ML] (\S+) ", path.get("d"))]
             found.append(max(across) - min(across))
     return found
@@ -81,16 +86,15 @@ def spans(svg, colour):
 
 def outline(text):
     """What a page shows, a line a heading, paragraph, row, plot or image: marked by its element, without styles."""
+    plots = iter(svgs(text))
     text = re.sub(r"<(style|script).*?</\1>|<svg[^>]*aria-hidden.*?</svg>", "", text, flags=re.DOTALL)
     lines = []
     for tag, attributes, body in re.findall(
         rf"<({_BLOCKS})\b([^>]*)>(.*?)(?=<(?:{_BLOCKS})\b|</table>|\Z)", text, flags=re.DOTALL
     ):
-        label = re.search(r'(?:aria-label|alt)="([^"]*)"', attributes)
-        if tag == "svg":
-            body = f"{label[1]}: {' / '.join(re.findall(r'<text[^>]*>(.*?)</text>', body, flags=re.DOTALL))}"
-        elif tag == "img":
-            body = label[1]
+        if tag == "img":
+            body = re.search(r'alt="([^"]*)"', attributes)[1]
+            body += f": {' / '.join(words(next(plots)))}" if "svg" in attributes else ""
         body = re.sub(r"</t[dh]>\s*<t[dh][^>]*>", " | ", body)
         body = " ".join(re.sub(r"<[^>]*>", " ", body).split())
         lines.append(f"{tag}: {body}")

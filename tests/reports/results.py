@@ -264,6 +264,80 @@ def make_adaptive(*names, **changes):
     }
 
 
+def make_evaluation(*names, **changes):
+    """An evaluation with a certificate and a refuted claim, by these attacks; ``changes`` replaces whole values."""
+    steps = [
+        {
+            "name": name,
+            "text": f"{name}(steps={place})",
+            "description": f"{name}(steps={place})",
+            "white_box": True,
+            "samples": 60 - place,
+            "broken": 40 - place,
+            "robust_accuracy": 0.25 - place / 8,
+            "interval": [0.1, 0.3 - place / 100],
+            "outcomes": {"found": 40 - place, "not_adversarial": 20},
+            "seconds": 2.5 + place,
+            "passes": {"forward": 1200 + place, "backward": 600 + place},
+        }
+        for place, name in enumerate(names)
+    ]
+    certificate = {
+        "attack": names[0],
+        "text": f"{names[0]}(steps=0)",
+        "verdict": "passed",
+        "certified": True,
+        "words": "certified: it finds 63 of 64 planted examples, to depth 4",
+        "reason": "It found 63 of 64 planted examples (0.98).",
+        "found": 63,
+        "planted": 64,
+        "score": 0.984375,
+        "interval": [0.916, 0.9996],
+        "random_score": 0.15625,
+        "depth": 4.0,
+        "witness_depth": 4.0,
+        "head": [],
+        "findings": [],
+        "warnings": [],
+    }
+    return {
+        "kind": "evaluation",
+        "verdict": "passed",
+        "stopped": None,
+        "samples": 64,
+        "clean_accuracy": 0.9375,
+        "norm": "linf",
+        "epsilon": 8 / 255,
+        "findings": [],
+        "worst_case": {
+            "robust_accuracy": 0.125,
+            "interval": [0.0556, 0.2315],
+            "samples": 64,
+            "broken": 52,
+            "not_attacked": 2,
+            "robust": "1" * 8 + "0" * 56,
+        },
+        "steps": steps,
+        "found_by": [None] * 8 + [names[0]] * 56,
+        "curve": [
+            {"epsilon": size, "robust_accuracy": share}
+            for size, share in ((0.0, 0.9375), (0.02, 0.5), (8 / 255, 0.125), (0.05, 0.0625))
+        ],
+        "certificate": certificate,
+        "recipe": {"text": f"{names[0]}(steps=0)", "foolbox": "attack = 1 < 2\n", "art": "attack = 2 > 1\n"},
+        "search": None,
+        "claim": {"claimed": 60.0, "outcome": "refuted"},
+        "not_tried": [{"name": "Square", "reason": "the time that was given was over"}],
+        "warnings": ["ddn: 2 of 64 samples: the attack's process ended."],
+        "settings": {"budget": "standard", "model_origin": "net.py:make", "claim": 60.0, "seed": 3},
+        "isolated": True,
+        "versions": VERSIONS,
+        "seed": 3,
+        "time": make_time(names),
+        **changes,
+    }
+
+
 def make_example(**changes):
     """An image of sixteen greys on which the attack changed nothing; ``changes`` replaces whole values."""
     clean = changes.pop("clean", np.linspace(0, 1, 16).reshape(1, 4, 4))

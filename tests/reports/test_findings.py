@@ -2,8 +2,8 @@
 
 import pytest
 
+from robust_ext.core.finding_texts import leading, lines, remedy, sentence, shared, subject
 from robust_ext.evaluations.causes.finding import Finding, Remedy
-from robust_ext.reports.findings import leading, lines, remedy, sentence, shared, subject
 
 
 def plain(**values):

@@ -5,9 +5,9 @@ from math import inf, nextafter
 
 import pytest
 
+from robust_ext.core.wording import retyped, typed
 from robust_ext.evaluations.arms import Arm
 from robust_ext.reports import report_page, report_text
-from robust_ext.reports.wording import retyped, typed
 from tests.reports.mead_results import Arm as MadeArm
 from tests.reports.mead_results import make
 from tests.reports.pages import Page, plot, words

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from robust_ext.core.errors import InvalidArgumentError, MissingDependencyError
-from robust_ext.reports.page import panels
+from robust_ext.reports.pictures import panels
 from tests.reports.results import make_example
 
 Image = pytest.importorskip("PIL.Image")

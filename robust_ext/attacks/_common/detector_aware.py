@@ -1,28 +1,166 @@
-"""Settings and checks shared by attacks on a classifier with its detector."""
+"""Attacks on a classifier with its detector: their problem, the best points, shared settings and the loop."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from robust_ext.attacks._common.best_tracker import AttackProblem, BestTracker, no_score_gradients
-from robust_ext.attacks._common.rows import STARTS, check_batch, row_streams
+from robust_ext.attacks._common.objectives import Loss, margin
+from robust_ext.attacks._common.rows import (
+    NO_GRADIENTS,
+    STARTS,
+    check_batch,
+    gradient_of,
+    l2_normalize,
+    over_rows,
+    project,
+    random_start,
+    row_streams,
+)
 from robust_ext.attacks.base import AttackTraits, draw_seed
-from robust_ext.attacks.native import Batch, NativeAttack, Step
-from robust_ext.core.errors import AttackError, AttackRefusedError, InvalidArgumentError, warn
+from robust_ext.attacks.native import Batch, NativeAttack
+from robust_ext.core.errors import AttackRefusedError, InvalidArgumentError, warn
 from robust_ext.core.random import seeded_globals
 from robust_ext.core.settings import setting, settings_class
 from robust_ext.core.target import Target
+from robust_ext.models.defended import Defended
+
+# A margin below this share of the largest logit may be gone in a batch of another size.
+_ROUNDING = 1e-5
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttackProblem(Batch):
+    """A batch of at least one row, checked, with the detector, the points to imitate ``(N, R, ...)`` and generators.
+
+    There is one CPU generator a row: the first rows have the same ones whatever comes after them.
+    """
+
+    defended: Defended
+    references: Tensor | None
+    streams: list[torch.Generator]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """Outputs of classifier and detector for points, averaged over calls; each ``(N,)``.
+
+    ``score_margin`` is the score less its threshold, see :meth:`Defended.both`; ``margin`` is by how much a row is
+    classified as the attack aims; ``passed`` is whether the detector accepts it.
+    """
+
+    score_margin: Tensor
+    margin: Tensor
+    misclassified: Tensor
+    passed: Tensor
+
+
+class BestTracker:
+    """The queries of one attack on one batch, and the best point of each row.
+
+    Among the points where a row is misclassified the one of lowest score margin is kept, so a success wherever there
+    was one; successes whose margin is more than rounding go before those where it is not. Where there is no success, a
+    point whose logits are not finite is kept, unless the attack aims, and where a row never was misclassified, the
+    point of highest margin. Points with a score of NaN are not; a row that has no others keeps its input. ``samples``
+    calls of classifier and detector are averaged.
+    """
+
+    def __init__(self, problem: AttackProblem, *, name: str, samples: int) -> None:
+        self._problem, self._name, self._samples = problem, name, samples
+        self._best = problem.inputs.clone()
+        self._level = torch.full((len(problem.inputs),), -1, dtype=torch.int64, device=problem.inputs.device)
+        self._merit = torch.full_like(problem.inputs.flatten(1)[:, 0], -torch.inf)
+        self._rejected = torch.zeros_like(self._level, dtype=torch.bool)
+        self._guided = torch.zeros_like(self._rejected)
+
+    def evaluate(self, points: Tensor) -> Prediction:
+        """Query points ``(N, ...)`` without gradients, by ``samples`` forward passes. The best are kept."""
+        with torch.no_grad():
+            calls = [self._problem.defended.both(points.clone()) for _ in range(self._samples)]
+        return self._keep(points, _mean([logits for logits, _ in calls]), _mean([score for _, score in calls]))
+
+    def differentiate(self, points: Tensor, loss: Loss) -> tuple[Prediction, Tensor, Tensor, Tensor]:
+        """The prediction, the classifier's loss ``(N,)``, the gradients ``(N, ...)`` of that loss and of the score.
+
+        One forward and two backward passes for each of the ``samples``. The best points are kept. An AttackRefusedError
+        where one of the two has no gradients.
+        """
+        calls: list[tuple[Tensor, ...]] = []
+        for _ in range(self._samples):
+            with torch.enable_grad():
+                x = points.detach().clone().requires_grad_(True)
+                logits, score = self._problem.defended.both(x)
+                value = loss(logits, self._problem.labels)
+                of_loss = gradient_of(value, x, no_classifier_gradients(self._name), keep=True)
+                missing = no_score_gradients(self._name, self._problem.defended, "is missing")
+                of_score = gradient_of(score, x, missing)
+            calls.append((logits.detach(), score.detach(), value.detach(), of_loss, of_score))
+        logits, score, value, of_loss, of_score = (_mean(list(parts)) for parts in zip(*calls, strict=True))
+        prediction = self._keep(points, logits, score)
+        self._rejected |= ~prediction.passed
+        self._guided |= ~prediction.passed & (of_score.flatten(1).abs().amax(1) > 0)
+        return prediction, value, of_loss, of_score
+
+    def result(self) -> Tensor:
+        """The best points ``(N, ...)``; an error where each row was rejected, with gradients of zero where it was."""
+        stuck = self._rejected & ~self._guided & (self._level < 2)
+        if bool(stuck.all()):
+            raise no_score_gradients(self._name, self._problem.defended, "is zero wherever it rejects")
+        if bool(stuck.any()):
+            warn(f"{self._name}: the gradient of the detector's score was zero at every rejected point of some rows")
+        return self._best
+
+    def _keep(self, points: Tensor, logits: Tensor, score: Tensor) -> Prediction:
+        problem = self._problem
+        gained = margin(logits, problem.labels)
+        gained = -gained if problem.targeted else gained
+        finite = torch.isfinite(logits).all(1)
+        known = finite & ~score.isnan()
+        misclassified = ((logits.argmax(1) == problem.labels) == problem.targeted) & known
+        # A score at the threshold itself is let pass, which the inverted test rejects.
+        passed = (score < 0 if problem.defended.inverted else score <= 0) & known
+        prediction = Prediction(score_margin=score, margin=gained, misclassified=misclassified, passed=passed)
+        success = misclassified & passed
+        solid = success & (gained > _ROUNDING * logits.abs().amax(1))
+        # Not misclassified, misclassified, not finite, success, beyond rounding.
+        level = torch.where(known, misclassified.long() + 2 * success + solid, -1)
+        level = torch.where(finite | problem.targeted, level, 2)
+        merit = torch.where(misclassified, -score, gained).to(self._merit.dtype)
+        better = (level > self._level) | ((level == self._level) & (merit > self._merit))
+        self._best = torch.where(over_rows(better, points), points.detach(), self._best)
+        self._level, self._merit = torch.where(better, level, self._level), torch.where(better, merit, self._merit)
+        return prediction
+
+
+Ascent = Callable[[Tensor, int], tuple[Tensor, Tensor]]
+
+
+def no_classifier_gradients(name: str) -> AttackRefusedError:
+    """The refusal of a classifier without gradients."""
+    return AttackRefusedError(f"{name}: the classifier {NO_GRADIENTS}")
+
+
+def no_score_gradients(name: str, defended: Defended, what: str) -> AttackRefusedError:
+    """The refusal of a detector whose score has no gradients, or none that help."""
+    return AttackRefusedError(
+        f"{name} follows the gradient of the detector's score, and that of {type(defended.detector).__name__} {what}; "
+        "give it a differentiable approximation (BPDA), or choose an attack that needs none: one that queries "
+        "decisions only, or robust_ext:FeatureMatching"
+    )
+
+
+def _mean(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.stack(parts).mean(0)
 
 
 @settings_class
 class DetectorAwareAttack(NativeAttack):
-    """An attack on a classifier and its detector; a subclass has one method, :meth:`attack`.
+    """An attack on a classifier and its detector; a subclass has one method, :meth:`ascent`.
 
     Attributes:
         uses_scores: Whether it follows the gradient of the detector's score.
@@ -71,17 +209,54 @@ class DetectorAwareAttack(NativeAttack):
         problem = AttackProblem(defended=defended, references=references, streams=streams, **given)
         # Random detectors draw from the global generators.
         with seeded_globals(seed):
-            return self.attack(problem)
+            return self._attack(problem)
+
+    def _attack(self, problem: AttackProblem) -> Tensor:
+        tracker = BestTracker(problem, name=self.name, samples=self.calls)
+        advance, total, model = self.ascent(problem, tracker), self.restarts * self.steps, problem.threat_model
+        for restart in range(self.restarts):
+            at_input = self.start == "input" and restart == 0
+            points = problem.inputs.clone() if at_input else random_start(problem.inputs, model, problem.streams)
+            for number in range(self.steps):
+                value, direction = advance(points, number)
+                problem.show(restart * self.steps + number, total, points, value, direction)
+                points = self.move(problem, points, direction, number=number)
+            tracker.evaluate(points)
+        return tracker.result()
 
     @abstractmethod
-    def attack(self, problem: AttackProblem) -> Tensor:
-        """Candidates ``(N, ...)`` for a problem that is checked; global generators are seeded."""
+    def ascent(self, problem: AttackProblem, tracker: BestTracker) -> Ascent:
+        """From points ``(N, ...)`` and the number of the step in its run to a loss ``(N,)`` and a direction.
 
-    def step_length(self, problem: AttackProblem, *, share: float = 1.0) -> float:
-        """Length of a step in units of the inputs, see :meth:`AttackProblem.step`; ``share`` of the whole."""
+        It shows the tracker which points to keep; the last point of each run is evaluated after it. Global generators
+        are seeded.
+        """
+
+    @property
+    def calls(self) -> int:
+        """Calls of classifier and detector that are averaged where points are evaluated."""
+        return self.samples
+
+    def move(self, problem: AttackProblem, points: Tensor, direction: Tensor, *, number: int) -> Tensor:
+        """Return the points after step ``number`` of a run: by signs for linf, along the direction for other norms."""
+        return self._moved(problem, points, direction, signs=problem.threat_model.norm == "linf")
+
+    def _moved(
+        self, problem: AttackProblem, points: Tensor, direction: Tensor, *, signs: bool, share: float = 1.0
+    ) -> Tensor:
+        """Go a share of the step size, and back to the nearest point that the threat model allows.
+
+        Rows of zeros stay. Steps that are not of signs are longer for linf, by the root of the number of values: as
+        long as a step of signs.
+        """
+        size = self.rel_step_size * share * problem.threat_model.epsilon
         if self.step_size is not None:
-            return self.step_size * share
-        return self.rel_step_size * share * problem.threat_model.epsilon
+            size = self.step_size * share
+        flat = direction.flatten(1)
+        if not signs and problem.threat_model.norm == "linf":
+            size *= flat.shape[1] ** 0.5
+        way = (flat.sign() if signs else l2_normalize(flat)).view(points.shape)
+        return project(points + way * size, problem.inputs, problem.threat_model)
 
     def _references(self, target: Target, inputs: Tensor) -> Tensor:
         references = target.references
@@ -119,98 +294,6 @@ class ScoreGradientAttack(DetectorAwareAttack):
             self._set("traits", replace(type(self).traits, norms=("linf",)))
 
     def move(self, problem: AttackProblem, points: Tensor, direction: Tensor, *, number: int) -> Tensor:
-        """The points after step ``number`` of a run, see the class."""
-        length = self.step_length(problem, share=1 - number / self.steps if self.decay else 1)
-        return problem.step(points, direction, length=length, kind=self.step)
-
-
-MatchingLoss = Callable[[Tensor], tuple[Tensor, Tensor]]
-
-
-@settings_class
-class MatchingAttack(DetectorAwareAttack):
-    """An attack that makes rows look like their references; a subclass has one method, :meth:`loss`.
-
-    Steps are of signs for linf, and along the gradient's direction for l2 and l1.
-
-    The detector's score is not followed, and needs no gradients; points are evaluated next to the ascent, and of those
-    that were, the misclassified one of lowest score margin is kept, a success if there was one (the one of highest
-    margin where none was misclassified).
-    """
-
-    traits = replace(DetectorAwareAttack.traits, references=True)
-
-    reference: str = setting(
-        default="nearest",
-        help="Which of several references of another class a row is pulled to: the "
-        '``"nearest"`` to the input in what is matched, or the ``"mean"`` of theirs.',
-        choices=("nearest", "mean"),
-    )
-    confidence: float = setting(
-        default=0.0, help="Margin in logits above which the classifier's term is content.", minimum=0
-    )
-    check_every: int = setting(
-        default=1,
-        help="How often points are evaluated, in steps. Where the detector is as cheap as what is matched, 1.",
-        minimum=1,
-    )
-
-    @abstractmethod
-    def loss(self, problem: AttackProblem) -> MatchingLoss:
-        """From points ``(N, ...)`` to a loss ``(N,)`` and its gradient ``(N, ...)``."""
-
-    def attack(self, problem: AttackProblem) -> Tensor:
-        """Ascend from each start; the start, every ``check_every``-th point after it and the last are evaluated."""
-        loss, tracker = self.loss(problem), BestTracker(problem, name=self.name, samples=self.calls)
-        length = self.step_length(problem)
-        for restart in range(self.restarts):
-            points = problem.start(self.start, restart=restart)
-            for number in range(self.steps):
-                if number % self.check_every == 0:
-                    tracker.evaluate(points)
-                value, gradient = loss(points)
-                if problem.watch is not None:
-                    at, total = restart * self.steps + number, self.restarts * self.steps
-                    problem.watch(Step(number=at, total=total, points=points, loss=value, gradient=gradient))
-                points = problem.step(points, gradient, length=length)
-            tracker.evaluate(points)
-        return tracker.result()
-
-    @property
-    def calls(self) -> int:
-        """Calls of classifier and detector that are averaged where points are evaluated."""
-        return self.samples
-
-    def choose_reference(self, problem: AttackProblem, groups: list[Tensor], own: Tensor) -> Tensor:
-        """Choose what each row matches among its references of another class (where it aims, of that class).
-
-        The class is the classifier's. A row without such a reference takes what it has; an AttackError where no row
-        that is to be moved away from its class has any. One pass of the inputs and of each reference.
-
-        Args:
-            problem: With references ``(N, R, ...)``.
-            groups: What the references look like, R times ``(N, F)``.
-            own: What the inputs look like, ``(N, F)``.
-        """
-        assert problem.references is not None
-        with torch.no_grad():
-            logits = [problem.defended.classifier(points.clone()) for points in problem.references.unbind(1)]
-            # Logits that are no numbers are of no class.
-            classes = [one.argmax(1).where(one.isfinite().all(1), -1) for one in logits]
-            now = problem.defended.classifier(problem.inputs.clone()).argmax(1)
-        solved = (now == problem.labels) == problem.targeted
-        usable = (torch.stack(classes, 1) == problem.labels[:, None]) == problem.targeted
-        lacking = ~solved & ~usable.any(1)
-        if bool(lacking.any()):
-            kind = "of the class aimed at" if problem.targeted else "of another class"
-            advice = f"give references {kind}"
-            # Those of the class aimed at are few, and hosts attack in batches of a few rows.
-            if not problem.targeted and bool((lacking | solved).all()):
-                raise AttackError(f"{self.name}: the classifier puts none of the references {kind}; {advice}")
-            warn(f"{self.name}: for some inputs the classifier puts none of the references {kind}; {advice}")
-        usable |= ~usable.any(1, keepdim=True)
-        every = torch.stack(groups, 1)
-        if self.reference == "mean":
-            return (every * usable[:, :, None]).sum(1) / usable.sum(1, keepdim=True)
-        nearest = (every - own[:, None]).square().sum(2).masked_fill(~usable, torch.inf).argmin(1)
-        return every[torch.arange(len(every), device=every.device), nearest]
+        """See :meth:`DetectorAwareAttack.move`."""
+        share = 1 - number / self.steps if self.decay else 1.0
+        return self._moved(problem, points, direction, signs=self.step == "sign", share=share)

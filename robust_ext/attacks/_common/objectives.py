@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from robust_ext.core.criteria import MISCLASSIFICATION, Criterion
 from robust_ext.core.validation import check_choice
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -31,7 +32,7 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 def margin(logits: Tensor, labels: Tensor) -> Tensor:
     """``max_{i != y} z_i - z_y``: above 0 exactly where the label does not win (f_6 of Carlini and Wagner)."""
-    return _largest_other(logits, labels) - _chosen(logits, labels)
+    return MISCLASSIFICATION.margin(logits, labels)
 
 
 def dlr(logits: Tensor, labels: Tensor) -> Tensor:
@@ -44,9 +45,14 @@ def dlr(logits: Tensor, labels: Tensor) -> Tensor:
     return margin(logits, labels) / (top[:, 0] - top[:, 2]).clamp_min(_LEAST)
 
 
+def aimed_margin(logits: Tensor, labels: Tensor, classes: Tensor) -> Tensor:
+    """``z_t - z_y`` for true labels y and aims t: above 0 only where the label does not win."""
+    return _chosen(logits, classes) - _chosen(logits, labels)
+
+
 def aimed_dlr(logits: Tensor, labels: Tensor, classes: Tensor) -> Tensor:
     """``(z_t - z_y) / (z_(1) - (z_(3) + z_(4)) / 2)`` for true labels y and aims t (equation 7); K is at least 4."""
-    return (_chosen(logits, classes) - _chosen(logits, labels)) / _spread_of_four(logits)
+    return aimed_margin(logits, labels, classes) / _spread_of_four(logits)
 
 
 def _margin_ratio(logits: Tensor, labels: Tensor) -> Tensor:
@@ -54,33 +60,35 @@ def _margin_ratio(logits: Tensor, labels: Tensor) -> Tensor:
     return margin(logits, labels) / _spread_of_four(logits)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Objective:
-    """A loss to maximise, for true labels and for labels to aim at, with the fewest classes that it takes.
+    """A loss of true labels to maximise, with the fewest classes that it takes; its negative is for labels to aim at.
 
-    With ``aims`` an untargeted attack aims at one other class after another with it, by :func:`aimed_dlr`.
+    With ``aimed``, a loss of true labels and aims, an untargeted attack aims at one other class after another.
     """
 
-    untargeted: Loss
-    targeted: Loss
+    loss: Loss
     minimum_classes: int = 2
-    aims: bool = False
+    aimed: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
 
-    def of_kind(self, *, targeted: bool) -> Loss:
-        """The loss for labels to aim at, or for true labels."""
-        return self.targeted if targeted else self.untargeted
+    @property
+    def aims(self) -> bool:
+        """Whether an untargeted attack aims at classes with it."""
+        return self.aimed is not None
 
-    @classmethod
-    def of(cls, loss: Loss, *, minimum_classes: int = 2, aims: bool = False) -> Objective:
-        """A loss whose negative is its targeted form."""
-        return cls(untargeted=loss, targeted=lambda z, y: -loss(z, y), minimum_classes=minimum_classes, aims=aims)
+    def of_kind(self, goal: Criterion) -> Loss:
+        """The loss for labels to aim at, or for true labels; the margin of a criterion that ranks."""
+        if goal.ranks:
+            return goal.margin
+        return (lambda logits, labels: -self.loss(logits, labels)) if goal.aims else self.loss
 
 
 OBJECTIVES: dict[str, Objective] = {
-    "ce": Objective.of(cross_entropy),
-    "margin": Objective.of(margin),
-    "dlr": Objective.of(dlr, minimum_classes=3),
-    "targeted-dlr": Objective.of(_margin_ratio, minimum_classes=4, aims=True),
+    "ce": Objective(cross_entropy),
+    "margin": Objective(margin),
+    "dlr": Objective(dlr, minimum_classes=3),
+    "targeted-dlr": Objective(_margin_ratio, minimum_classes=4, aimed=aimed_dlr),
+    "targeted-margin": Objective(margin, aimed=aimed_margin),
 }
 
 
@@ -120,7 +128,7 @@ def fisher_rao(logits: Tensor, natural: Tensor) -> Tensor:
     return 4 * (chord / 2).asin()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Divergence:
     """An objective of the logits of points, the logits of the natural inputs and the true labels.
 
@@ -132,10 +140,10 @@ class Divergence:
 
 
 DIVERGENCES: dict[str, Divergence] = {
-    "ace": Divergence(value=lambda logits, _natural, labels: cross_entropy(logits, labels), compares=False),
-    "kl": Divergence(value=lambda logits, natural, _labels: kl(logits, natural), compares=True),
-    "gini": Divergence(value=lambda logits, _natural, _labels: gini(logits), compares=False),
-    "fisher-rao": Divergence(value=lambda logits, natural, _labels: fisher_rao(logits, natural), compares=True),
+    "ace": Divergence(lambda logits, _natural, labels: cross_entropy(logits, labels), compares=False),
+    "kl": Divergence(lambda logits, natural, _labels: kl(logits, natural), compares=True),
+    "gini": Divergence(lambda logits, _natural, _labels: gini(logits), compares=False),
+    "fisher-rao": Divergence(lambda logits, natural, _labels: fisher_rao(logits, natural), compares=True),
 }
 
 
@@ -146,10 +154,6 @@ def find_divergence(name: str, *, argument: str = "objective") -> Divergence:
 
 def _chosen(logits: Tensor, classes: Tensor) -> Tensor:
     return logits.gather(1, classes[:, None]).squeeze(1)
-
-
-def _largest_other(logits: Tensor, labels: Tensor) -> Tensor:
-    return logits.scatter(1, labels[:, None], -torch.inf).max(1).values
 
 
 def _spread_of_four(logits: Tensor) -> Tensor:

@@ -2,14 +2,40 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
+from typing import Any
+
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from robust_ext.attacks.base import draw_seed
-from robust_ext.core.errors import AttackRefusedError, RobustExtError
+from robust_ext.core.criteria import MISCLASSIFICATION, Criterion
+from robust_ext.core.errors import AttackRefusedError, InvalidArgumentError, RobustExtError
 from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
 from robust_ext.core.validation import check_inputs, check_labels
+
+
+class Selectable:
+    """A dataclass whose tensors have one entry for each row."""
+
+    def select(self, rows: Tensor) -> Self:
+        """Return the same of some rows: int64 indices, which may repeat, or a mask."""
+        values = {field.name: selected(getattr(self, field.name), rows) for field in fields(self)}  # type: ignore[arg-type]
+        return replace(self, **values)  # type: ignore[type-var]
+
+
+def selected(value: Any, rows: Tensor) -> Any:
+    """Return the entries of some rows, of a tensor, a list with an entry a row, or of all in a tuple."""
+    if isinstance(value, Tensor):
+        return value[rows]
+    if isinstance(value, list):
+        return [value[row] for row in rows.tolist()]
+    if isinstance(value, tuple):
+        return tuple(selected(part, rows) for part in value)
+    return value.select(rows) if hasattr(value, "select") else value
+
 
 # Newton needs about ten steps; for l1, every eighth halves the interval that holds the root.
 _MOST_STEPS = 200
@@ -25,6 +51,8 @@ def project(points: Tensor, inputs: Tensor, threat_model: ThreatModel) -> Tensor
         >>> project(torch.tensor([[1.5, 0.75, 0.25]]), torch.zeros(1, 3), threat_model)
         tensor([[0.8750, 0.1250, 0.0000]])
     """
+    if threat_model.restricted:
+        return _project_entries(points, inputs, threat_model)
     low, high = threat_model.bounds
     epsilon = threat_model.epsilon
     if threat_model.norm == "linf":
@@ -32,10 +60,30 @@ def project(points: Tensor, inputs: Tensor, threat_model: ThreatModel) -> Tensor
     if points.numel() == 0:
         return points.clone()
     inner, offsets = inputs.flatten(1), (points - inputs).flatten(1)
-    room = torch.where(offsets > 0, high - inner, inner - low).clamp_min_(0)
+    room = room_towards(offsets, inner, threat_model.bounds)
     shrink = _shrink_l2 if threat_model.norm == "l2" else _shrink_l1
     moved = shrink(offsets.abs(), room, epsilon)
     return moved.mul_(offsets.sign_()).add_(inner).clamp_(low, high).view(points.shape)
+
+
+def _project_entries(points: Tensor, inputs: Tensor, threat_model: ThreatModel) -> Tensor:
+    """Where entries have limits of their own: nearest in units of their budgets."""
+    low, high = threat_model.box(inputs, ball=threat_model.norm == "linf")
+    inside = torch.minimum(torch.maximum(points, low), high)
+    if threat_model.norm == "linf" or points.numel() == 0:
+        return inside
+    scale = threat_model.scale(inputs).flatten(1)
+    x, ends = inputs.double().flatten(1) / scale, tuple(end.double().flatten(1) / scale for end in (low, high))
+    offsets = points.double().flatten(1) / scale - x
+    shrink = _shrink_l2 if threat_model.norm == "l2" else _shrink_l1
+    moved = shrink(offsets.abs(), room_towards(offsets, x, (ends[0], ends[1])), threat_model.epsilon)
+    found = (x + moved * offsets.sign()) * scale
+    return torch.minimum(torch.maximum(found.to(points.dtype).view(points.shape), low), high)
+
+
+def room_towards(force: Tensor, inputs: Tensor, bounds: tuple[float, float] | tuple[Tensor, Tensor]) -> Tensor:
+    """Return how far each coordinate of ``inputs (B, D)`` can go in the direction of ``force`` within the bounds."""
+    return torch.where(force > 0, bounds[1] - inputs, inputs - bounds[0]).clamp_min_(0)
 
 
 def _shrink_l2(size: Tensor, room: Tensor, epsilon: float) -> Tensor:
@@ -119,6 +167,20 @@ def random_start(inputs: Tensor, threat_model: ThreatModel, streams: list[torch.
     return threat_model.sample_inner(inputs, 1, key=[draw_seed(stream) for stream in streams])[:, 0]
 
 
+def given_start(target: Target, inputs: Tensor, threat_model: ThreatModel) -> Tensor | None:
+    """The target's first starting points, those outside the balls projected onto them, ``(N, ...)``; None without."""
+    points = target.starting_points
+    if points is None:
+        return None
+    if points.shape[:1] != inputs.shape[:1] or points.shape[2:] != inputs.shape[1:] or points.shape[1] == 0:
+        expected = f"({len(inputs)}, S, {', '.join(map(str, inputs.shape[1:]))}), S at least 1"
+        raise InvalidArgumentError("starting_points", f"shape {tuple(points.shape)}", expected)
+    first = points[:, 0].to(inputs)
+    # A projection rounds.
+    inside = over_rows(threat_model.contains(first, inputs), first)
+    return torch.where(inside, first, project(first, inputs, threat_model))
+
+
 def query(target: Target, points: Tensor) -> Tensor:
     """The target's logits ``(N, K)``, without gradients; of a copy, as a module may work on its input in place."""
     with torch.no_grad():
@@ -144,12 +206,13 @@ def gradient_of(value: Tensor, points: Tensor, missing: RobustExtError, *, keep:
     return gradient.nan_to_num(nan=0.0)
 
 
-def broken(logits: Tensor, *, targeted: bool = False) -> Tensor:
-    """Return a mask of rows with non-finite logits, bool ``(N,)``, for untargeted attacks; all False for targeted ones.
+def hits(logits: Tensor, labels: Tensor, goal: Criterion = MISCLASSIFICATION) -> Tensor:
+    """Return a mask of rows that are adversarial by a criterion, bool ``(N,)``.
 
-    A model is not robust at such a point, so it is kept where no other is found. It is in no class that is aimed at.
+    Where logits are not finite a model is not robust, but they are in no class that is aimed at.
     """
-    return ~torch.isfinite(logits).all(1) & (not targeted)
+    found = goal.adversarial(logits, labels)
+    return torch.where(torch.isfinite(logits).all(1), found, torch.full_like(found, not goal.aims))
 
 
 def l2_normalize(rows: Tensor) -> Tensor:

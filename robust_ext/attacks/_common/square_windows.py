@@ -23,7 +23,7 @@ _TILES = 5
 
 
 class Windows(ABC):
-    """Points to try around images, float32 ``(N, C, H, W)``."""
+    """Points to try around images, float32 ``(N, C, H, W)``; of series ``(N, C, 1, W)``, windows are intervals."""
 
     first_numbers: int  # How many numbers a row needs for its first point,
     numbers: int  # and for each other point.
@@ -35,7 +35,13 @@ class Windows(ABC):
 
     def side(self, share: float) -> int:
         """Side of a window of this share of the pixels, at least 1 and no larger than the image."""
+        if self.height == 1:
+            return min(max(self._rounded(share * self.width), 1), self.width)
         return min(max(self._rounded(math.sqrt(share * self.height * self.width)), 1), self.height, self.width)
+
+    def _tall(self, side: int) -> int:
+        """Height of a window: its side, in images."""
+        return min(side, self.height)
 
     def _rounded(self, side: float) -> int:
         return round(side)
@@ -50,7 +56,7 @@ class Windows(ABC):
 
     def _corner(self, uniform: Tensor, side: int) -> tuple[Tensor, Tensor]:
         """First row and first column of a window ``(N,)`` each, from numbers ``(N, 2)``."""
-        room = torch.tensor([self.height - side + 1, self.width - side + 1])
+        room = torch.tensor([self.height - self._tall(side) + 1, self.width - side + 1])
         top, left = (uniform * room).long().to(self.inputs.device).unbind(1)
         return top, left
 
@@ -58,7 +64,7 @@ class Windows(ABC):
         """Return a mask of the pixels inside the windows, bool ``(N, 1, H, W)``."""
         rows = torch.arange(self.height, device=top.device) - top[:, None]
         columns = torch.arange(self.width, device=top.device) - left[:, None]
-        rows_in, columns_in = (rows >= 0) & (rows < side), (columns >= 0) & (columns < side)
+        rows_in, columns_in = (rows >= 0) & (rows < self._tall(side)), (columns >= 0) & (columns < side)
         return (rows_in[:, :, None] & columns_in[:, None, :])[:, None]
 
     def _signs(self, uniform: Tensor) -> Tensor:
@@ -97,8 +103,9 @@ class L2Windows(Windows):
 
     def __init__(self, inputs: Tensor, threat_model: ThreatModel) -> None:
         super().__init__(inputs, threat_model)
-        tile = max(min(self.height, self.width) // _TILES, 1)
-        self._tiling = tile, self.height // tile, self.width // tile
+        shorter = self.width if self.height == 1 else min(self.height, self.width)
+        tile = max(shorter // _TILES, 1)
+        self._tiling = tile, self.height // self._tall(tile), self.width // tile
         # For each tile, one sign a channel, and whether its pattern lies on its side; then two places, and the same.
         self.first_numbers = (self.channels + 1) * self._tiling[1] * self._tiling[2]
         self.numbers = 5 + self.channels
@@ -113,10 +120,11 @@ class L2Windows(Windows):
         tile, down, across = self._tiling
         drawn = uniform.view(-1, self.channels + 1, down, across)
         patterns = self._patterns(drawn[:, :1], tile) * self._signs(drawn[:, 1:])[..., None, None]
-        tiled = patterns.transpose(3, 4).reshape(-1, self.channels, down * tile, across * tile)
-        top, left = (self.height - down * tile) // 2, (self.width - across * tile) // 2
+        tall = self._tall(tile)
+        tiled = patterns.transpose(3, 4).reshape(-1, self.channels, down * tall, across * tile)
+        top, left = (self.height - down * tall) // 2, (self.width - across * tile) // 2
         offsets = torch.zeros_like(self.inputs)
-        offsets[:, :, top : top + down * tile, left : left + across * tile] = tiled
+        offsets[:, :, top : top + down * tall, left : left + across * tile] = tiled
         return self._place(offsets * (self._gain * self.epsilon / self._length(offsets)))
 
     def change(self, points: Tensor, side: int, uniform: Tensor) -> Tensor:
@@ -150,20 +158,24 @@ class L2Windows(Windows):
         return windows / length.clamp_min_(torch.finfo(windows.dtype).tiny)
 
     def _patterns(self, uniform: Tensor, side: int) -> Tensor:
-        """The pattern ``(*uniform.shape, side, side)``, on its side where the number is below a half."""
-        upright = pattern(side, order=self._order).to(self.inputs)
+        """The pattern ``(*uniform.shape, side, side)``, on its side where the number is below a half.
+
+        In series it is ``(*uniform.shape, 1, side)``, and turned round.
+        """
+        series = self.height == 1
+        upright = pattern(side, order=self._order, series=series).to(self.inputs)
         lies = (uniform < 0.5).to(self.inputs.device)[..., None, None]
-        return torch.where(lies, upright.T, upright)
+        return torch.where(lies, upright.flip(1) if series else upright.T, upright)
 
     def _index(self, top: Tensor, left: Tensor, side: int) -> tuple[Tensor, ...]:
         """Index of the windows ``(N, C, side, side)``."""
-        steps = torch.arange(side, device=top.device)
+        down, steps = (torch.arange(size, device=top.device) for size in (self._tall(side), side))
         rows = torch.arange(len(top), device=top.device)
         channels = torch.arange(self.channels, device=top.device)
         return (
             rows[:, None, None, None],
             channels[:, None, None],
-            (top[:, None] + steps)[:, None, :, None],
+            (top[:, None] + down)[:, None, :, None],
             (left[:, None] + steps)[:, None, None, :],
         )
 
@@ -186,15 +198,19 @@ class L1Windows(L2Windows):
 
 
 @cache
-def pattern(side: int, *, order: int = 2) -> Tensor:
+def pattern(side: int, *, order: int = 2, series: bool = False) -> Tensor:
     """The pattern of equation 2, float32 ``(side, side)``, not to be changed; of norm 1, of order 1 or 2.
+
+    Its middle column, as a row ``(1, side)``, is that of series.
 
     It has two halves of opposite sign, the upper one positive, each with a peak in its middle. For order 1 the peaks
     are sharper, with fourth powers for squares.
     """
     half = side // 2
     power = {1: 4, 2: 2}[order]
-    both = torch.cat([_peak(half, side, power), -_peak(side - half, side, power)])
+    width = 1 if series else side
+    both = torch.cat([_peak(half, width, power), -_peak(side - half, width, power)])
+    both = both.T if series else both
     unit: Tensor = both / torch.linalg.vector_norm(both, ord=order)
     return unit.float()
 

@@ -7,7 +7,6 @@ robustness using established attacks" (2019), algorithm 1 and section 4. Beyond 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -15,12 +14,14 @@ from typing_extensions import Self
 
 from robust_ext.attacks.linear_region.boundary import BoundarySearch
 from robust_ext.attacks.linear_region.network.recording import record_checked
+from robust_ext.attacks.linear_region.network.regions import Regions
 from robust_ext.attacks.linear_region.oracle import BoundaryOracle
 from robust_ext.attacks.linear_region.search import RegionSearch
 from robust_ext.attacks.linear_region.state import SearchRecord, SearchState
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.settings import setting, settings_class
 from robust_ext.core.validation import check_number
+from robust_ext.datasets import load_dataset
 
 # Rounds between halvings of the number of starts, and rounds until the least improvement suffices.
 _HALVING, _FALLING = 3, 8
@@ -51,6 +52,7 @@ class LinearRegion(BoundarySearch):
     """
 
     name = "LinearRegion"
+    ranks = False
 
     regions: int = setting(
         default=1000, help="Most regions sampled for an input, over all its starts.", minimum=0, trial=4, art="max_iter"
@@ -83,20 +85,36 @@ class LinearRegion(BoundarySearch):
     )
 
     @classmethod
-    def paper(cls, pool: Any, *, points: int = 5, regions: int = 500, gamma: float = 6.0) -> Self:
-        """Return algorithm 1 of the paper as section 5.1 runs it.
+    def paper(
+        cls,
+        pool: Any,
+        *,
+        labels: Any = None,
+        root: str | None = None,
+        points: int = 5,
+        regions: int = 500,
+        gamma: float = 6.0,
+    ) -> Self:
+        """Return algorithm 1 of the paper as section 5.1 runs it; as text ``robust_ext:LinearRegion.paper(...)``.
 
-        It differs from the paper in four points: it also solves the region of each start itself, a region that one
-        start has ruled out is not solved for the others, up to three more points are drawn where a region was solved
-        before, and the class of a training image is the network's prediction (drop misclassified images from the pool
-        for the paper's choice).
+        It differs from the paper in three points: it also solves the region of each start itself, a region that one
+        start has ruled out is not solved for the others, and up to three more points are drawn where a region was
+        solved before.
 
         Args:
-            pool: Training images ``(P, ...)``, of which the nearest of the likeliest other classes are starts.
+            pool: Training images ``(P, ...)``, of which the nearest of the likeliest other classes are starts; or what
+                :func:`robust_ext.datasets.load_dataset` takes, whose training images in [0, 1] are taken with their
+                labels.
+            labels: Of the images, ``(P,)``; those that the network gets wrong are no starts. Without labels every
+                image is of the class that the network predicts.
+            root: Folder of a data set that is named.
             points: M, starting points of an input (5 on MNIST, 15 on GTS, 3 on CIFAR-10).
             regions: N, regions of each starting point (500; 400 on CIFAR-10).
             gamma: 6 on MNIST, 9 on GTS and CIFAR-10.
         """
+        if isinstance(pool, str):
+            data = load_dataset(pool, root=root, split="train")
+            pool, labels = data.take(range(len(data)))
         given = {"pool": pool, "draws": points, "survivors": points, "regions": points * regions, "gamma": gamma}
         return cls(
             starts=("nearest",),
@@ -107,28 +125,25 @@ class LinearRegion(BoundarySearch):
             halving=False,
             improvement=(1e-3, 1e-3),
             budget=1e9,
+            pool_labels=labels,
             **given,
         )
 
-    def _refinement(self, oracle: BoundaryOracle, found: SearchRecord) -> Callable[[SearchState], None]:
+    @property
+    def searches_on(self) -> bool:
+        """See :attr:`BoundarySearch.searches_on`."""
+        return self.hops > 0 or self.regions > 0
+
+    def _recorded(self, oracle: BoundaryOracle) -> Regions:
         # Recording counts its own passes, as any query of the module.
-        recorded = record_checked(oracle.target.module, oracle.inputs, oracle.threat_model.bounds)
-        search = RegionSearch(
-            oracle, recorded, self.batch, self.q, self.gamma, self.classes, self.iterations, self._in_time(found)
-        )
-        found.regions = search.regions
-        return partial(self._solve_regions, search, found)
+        return record_checked(oracle.target.module, oracle.inputs, oracle.threat_model.bounds)
 
-    def _in_time(self, found: SearchRecord) -> Callable[[], bool]:
-        """Return whether solvers may continue; passes count only once they are done."""
-        return (lambda: True) if self.budget_unit == "passes" else lambda: bool((found.spent() < 1).all())
-
-    def _solve_regions(self, search: RegionSearch, found: SearchRecord, state: SearchState) -> None:
-        state = search.warmed(state)
+    def _refine(self, oracle: BoundaryOracle, recorded: Regions, state: SearchState, found: SearchRecord) -> None:
+        search = RegionSearch(self, oracle, recorded, found, state.points)
         left, number = self.regions, 0
+        first, last = self.improvement
         while left > 0:
             alive, draws = self.sharing(number, left)
-            first, last = self.improvement
             improvement = max(last, first * (last / first) ** (number / _FALLING))
             nearer = partial(search.round, draws=draws, number=number, improvement=improvement)
             if not self._improve(state, found, nearer, alive=alive):

@@ -8,6 +8,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from robust_ext.attacks._common.rows import over_rows
+from robust_ext.core.criteria import AIMED
 from robust_ext.core.errors import AttackError
 from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
@@ -60,18 +62,20 @@ class BoundaryOracle:
         self.spend(sample_index, 1)
         with torch.no_grad():
             logits = self.target.module(points)
-        if not beyond_rounding:
-            hit: Tensor = (logits.argmax(1) == self.labels[sample_index]) == self.targeted
-        else:
-            hit = self._certain(self.margins(logits, sample_index)[0], logits)
+        goal = AIMED if self.targeted else self.target.criterion
+        hit = goal.adversarial(logits, self.labels[sample_index])
+        if beyond_rounding:
+            hit = _certain(self.margins(logits, sample_index)[0], logits)
         self._keep(points, sample_index, hit)
         return hit
 
     def margins(self, logits: Tensor, sample_index: Tensor) -> tuple[Tensor, Tensor]:
         """Return margins ``(B,)``, above 0 for adversarial points, and the strongest other class, int64 ``(B,)``."""
-        labels = self.labels[sample_index].unsqueeze(1)
+        labels, goal = self.labels[sample_index].unsqueeze(1), self.target.criterion
         own = logits.gather(1, labels).squeeze(1)
         other, rivals = logits.scatter(1, labels, -torch.inf).max(1)
+        if goal.ranks:
+            return goal.margin(logits, labels.squeeze(1)), rivals
         return (own - other if self.targeted else other - own), rivals
 
     def linearised(
@@ -89,7 +93,7 @@ class BoundaryOracle:
                 needs = "the linear-region attack needs a piecewise affine network whose logits can be differentiated"
                 raise AttackError(f"the target gives no gradients; {needs}")
             margin, _ = self.margins(logits, sample_index)
-            certain = self._certain(margin.detach(), logits.detach())
+            certain = _certain(margin.detach(), logits.detach())
             if aims is not None:
                 columns = torch.stack([self.labels[sample_index], aims.clamp_min(0)], 1)
                 own, other = logits.gather(1, columns).unbind(1)
@@ -103,16 +107,13 @@ class BoundaryOracle:
 
         The share ``least`` of the perturbation, in [0, 1), is kept in any case.
         """
-        inputs = self.inputs[sample_index]
-        kept = points.new_ones(len(points))
-        left = torch.full_like(kept, least)
-        shape = (-1, *[1] * (points.dim() - 1))
-        best = points
+        inputs, kept = self.inputs[sample_index], points.new_ones(len(points))
+        left, best = torch.full_like(kept, least), points
         for _ in range(halvings if len(points) else 0):
             middle = (kept + left) / 2
-            tried = torch.lerp(inputs, points, middle.view(shape))
+            tried = torch.lerp(inputs, points, over_rows(middle, points))
             good = self.adversarial(tried, sample_index)
-            best = torch.where(good.view(shape), tried, best)
+            best = torch.where(over_rows(good, points), tried, best)
             kept, left = torch.where(good, middle, kept), torch.where(good, left, middle)
         return best
 
@@ -123,7 +124,7 @@ class BoundaryOracle:
         batch: the margin has to exceed the difference between the whole batch and the point alone. Where a thousandth
         does not suffice, a point stays.
         """
-        every, shape = torch.arange(len(self.inputs), device=self.inputs.device), (-1, *[1] * (self.inputs.dim() - 1))
+        every = torch.arange(len(self.inputs), device=self.inputs.device)
         left = torch.isfinite(self.nearest) & (self.nearest > 0)
         copies = -(-_BATCH // len(every))
         for more in _FURTHER:
@@ -131,14 +132,14 @@ class BoundaryOracle:
                 break
             tried = self.points
             if more:
-                tried = torch.where(left.view(shape), torch.lerp(self.inputs, tried, 1 + more), tried)
+                tried = torch.where(over_rows(left, tried), torch.lerp(self.inputs, tried, 1 + more), tried)
                 tried = tried.clamp(*self.threat_model.bounds)
             together = self._margins_of(torch.cat([tried] * copies), every.repeat(copies))[: len(every)]
             alone = together.clone()
             for row in torch.split(left.nonzero().flatten(), 1):
                 alone[row] = self._margins_of(tried[row], row)
             sure = left & (torch.minimum(together, alone) > (together - alone).abs())
-            self.points = torch.where(sure.view(shape), tried, self.points)
+            self.points = torch.where(over_rows(sure, tried), tried, self.points)
             left &= ~sure & torch.isfinite(together) & torch.isfinite(alone)
         distances = self._kept_by.distance(self.points, self.inputs)
         self.nearest = torch.where(torch.isfinite(self.nearest), distances, self.nearest)
@@ -150,8 +151,6 @@ class BoundaryOracle:
 
     def _keep(self, points: Tensor, sample_index: Tensor, adversarial: Tensor) -> None:
         rows = adversarial.nonzero().flatten()
-        if len(rows) == 0:
-            return
         distances = self._kept_by.distance(points[rows], self.inputs[sample_index[rows]])
         near = distances < self.nearest[sample_index[rows]]
         rows, distances = rows[near], distances[near]
@@ -159,9 +158,9 @@ class BoundaryOracle:
         samples = sample_index[rows[first]]
         self.points[samples], self.nearest[samples] = points[rows[first]], distances[first]
 
-    @staticmethod
-    def _certain(margin: Tensor, logits: Tensor) -> Tensor:
-        return margin > _CERTAIN * (1 + logits.abs().amax(1))
+
+def _certain(margin: Tensor, logits: Tensor) -> Tensor:
+    return margin > _CERTAIN * (1 + logits.abs().amax(1))
 
 
 def nearest_rows(distances: Tensor, sample_index: Tensor) -> Tensor:

@@ -9,16 +9,23 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from robust_ext.attacks.linear_region.fab import fab_steps
+from robust_ext.attacks._common.rows import over_rows
 from robust_ext.attacks.linear_region.oracle import BoundaryOracle
+from robust_ext.attacks.linear_region.plane_steps import fab_steps
 from robust_ext.attacks.linear_region.state import SearchRecord, SearchState
 from robust_ext.attacks.linear_region.stepping import Steps, descent_steps, proximal_steps, stepped
 from robust_ext.core.random import stream
 
+if TYPE_CHECKING:
+    from robust_ext.attacks.linear_region.boundary import BoundarySearch
+
+# The share of the budget after which no further start is made, where the search goes on from them.
+_UNTIL = 0.4
 # Most draws of noise for a start.
 _DRAWS = 10
 # Kinds of starts from the inputs by norm, the cheapest first: their steps, and how many times the number of the setting
@@ -33,36 +40,35 @@ _FROM_INPUTS: dict[str, tuple[tuple[str, Steps, int], ...]] = {
 
 @dataclass
 class Portfolio:
-    """Makes the starts of all inputs, kind by kind, the cheapest first; the settings are those of the attack.
+    """Makes the starts of all inputs, kind by kind, the cheapest first.
 
-    ``given (N, S, ...)`` are points from outside, begun at besides; ``until`` is the share of the budget for all.
+    ``given (N, S, ...)`` are points from outside, and ``pool`` has the images for the nearest ones.
     """
 
+    attack: BoundarySearch
     oracle: BoundaryOracle
     found: SearchRecord
     seeds: list[int]
-    kinds: Sequence[str]
-    draws: int
-    steps: int
-    target_classes: int
-    batch: int
-    until: float
     given: Tensor | None
     pool: Tensor | None
 
     def starts(self) -> SearchState:
         """Return the starts, infinitely far where nothing is adversarial."""
-        oracle, makers = self.oracle, list[Callable[[], SearchState]]()
-        classes = self._likeliest() if self.target_classes and not oracle.targeted else None
+        oracle, kinds, makers = self.oracle, self.attack.starts, list[Callable[[], SearchState]]()
+        chooses = self.attack.target_classes and not (oracle.targeted or oracle.target.criterion.ranks)
+        classes = self._likeliest() if chooses else None
         if self.given is not None:
-            makers.append(self._given)
-        from_inputs = [one for one in _FROM_INPUTS[oracle.threat_model.norm] if one[0] in self.kinds]
+            makers.append(partial(self._from_points, "given", self.given.flatten(0, 1), self.given.shape[1]))
+        from_inputs = [one for one in _FROM_INPUTS[oracle.threat_model.norm] if one[0] in kinds]
         makers += [partial(self._from_inputs, *one, None) for one in from_inputs]
         if classes is not None and classes.shape[1]:
             # Proximal starts are long: those at classes gain less than noise and hops do in as many passes.
             aimed = [one for one in from_inputs if one[1] is not proximal_steps]
             makers += [partial(self._from_inputs, *one, classes) for one in aimed]
-        makers += [make for kind, make in (("noise", self._noise), ("nearest", self._nearest)) if kind in self.kinds]
+        if "noise" in kinds:
+            makers.append(self._from_noise)
+        if "nearest" in kinds:
+            makers.append(self._from_nearest)
         parts = []
         for make in makers:
             parts.append(make())
@@ -72,10 +78,10 @@ class Portfolio:
     def _likeliest(self) -> Tensor:
         """Return the likeliest other classes, int64 ``(N, target_classes)`` or fewer; none if only one exists."""
         oracle, others = self.oracle, self.oracle.target.classes - 1
-        count = min(self.target_classes, others) if others > 1 else 0
+        count = min(self.attack.target_classes, others) if others > 1 else 0
         classes = oracle.labels.new_zeros(len(oracle.inputs), count)
         every = torch.arange(len(classes), device=classes.device)
-        for rows in torch.split(every[self._going(every) & (count > 0)], self.batch):
+        for rows in torch.split(every[self._going(every) & (count > 0)], self.attack.batch):
             with torch.no_grad():
                 logits = oracle.target.module(oracle.inputs[rows])
             oracle.spend(rows, 1)
@@ -87,28 +93,28 @@ class Portfolio:
         count = 1 if classes is None else classes.shape[1]
         state = self._blank(kind, count, first=0 if classes is None else 1)
         aims = None if classes is None else classes.flatten()
-        return self._stepped(state, state.points, take, steps=times * self.steps, aims=aims)
+        return self._stepped(state, state.points, take, steps=times * self.attack.start_steps, aims=aims)
 
-    def _given(self) -> SearchState:
-        given = self.given
-        assert given is not None
-        state = self._blank("given", given.shape[1])
-        points, found = _bisected(self.oracle, given.flatten(0, 1), state.sample_index)
+    def _from_points(self, kind: str, points: Tensor, count: int) -> SearchState:
+        """Return ``count`` starts of each input at points ``(N * count, ...)``, moved towards it if adversarial."""
+        state, points = self._blank(kind, count), points.clone()
+        # A point that is adversarial only by rounding stays as it is.
+        found = self.oracle.adversarial(points, state.sample_index, beyond_rounding=False)
+        rows = found.nonzero().flatten()
+        points[rows] = self.oracle.bisect_to_input(points[rows], state.sample_index[rows])
         return self._along(state, points, found)
 
-    def _nearest(self) -> SearchState:
+    def _from_nearest(self) -> SearchState:
         assert self.pool is not None
-        state = self._blank("nearest", self.draws)
-        images = _nearest(self.oracle, self.pool, self.draws, self.batch)
-        points, found = _bisected(self.oracle, images, state.sample_index)
-        return self._along(state, points, found)
+        draws, labels = self.attack.draws, self.attack.pool_labels
+        return self._from_points("nearest", _nearest(self.oracle, self.pool, labels, draws, self.attack.batch), draws)
 
-    def _noise(self) -> SearchState:
-        state = self._blank("noise", self.draws)
+    def _from_noise(self) -> SearchState:
+        draws = self.attack.draws
+        state = self._blank("noise", draws)
         points, found = state.points.clone(), torch.zeros_like(state.sample_index, dtype=torch.bool)
-        wanted = self._going(state.sample_index).nonzero().flatten()
-        for rows in torch.split(wanted, self.batch):
-            streams = [stream(self.seeds[row // self.draws], row % self.draws, "start") for row in rows.tolist()]
+        for rows in torch.split(self._going(state.sample_index).nonzero().flatten(), self.attack.batch):
+            streams = [stream(self.seeds[row // draws], row % draws, "start") for row in rows.tolist()]
             points[rows], found[rows] = _noise(self.oracle, state.sample_index[rows], streams)
         return self._along(state, points, found)
 
@@ -116,18 +122,21 @@ class Portfolio:
         """Return starts at points, adversarial where found, after steps along the boundary."""
         distances = torch.where(found, self.oracle.distances(points, state.sample_index), torch.inf)
         state = replace(state, points=points, distances=distances)
-        return self._stepped(state, points, fab_steps, steps=-(-self.steps // 2))
+        return self._stepped(state, points, fab_steps, steps=-(-self.attack.start_steps // 2))
 
     def _stepped(
         self, state: SearchState, away: Tensor, take: Steps, *, steps: int, aims: Tensor | None = None
     ) -> SearchState:
         if not steps:
             return state
-        return stepped(self.oracle, state, away, take, steps=steps, going=self._going, batch=self.batch, aims=aims)
+        return stepped(
+            self.oracle, state, away, take, steps=steps, going=self._going, batch=self.attack.batch, aims=aims
+        )
 
     def _going(self, sample_index: Tensor) -> Tensor:
         # Where nothing is found yet there is nothing else to spend the budget on.
-        until = torch.where(torch.isfinite(self.oracle.nearest), self.until, 1.0)
+        known = torch.isfinite(self.oracle.nearest)
+        until = torch.where(known, _UNTIL if self.attack.searches_on else 1.0, 1.0)
         return self.found.going(sample_index, until=until)
 
     def _blank(self, kind: str, count: int, *, first: int = 0) -> SearchState:
@@ -157,15 +166,16 @@ def _noise(oracle: BoundaryOracle, sample_index: Tensor, streams: Sequence[torch
         found[left] = oracle.adversarial(drawn, sample_index[left])
     rows = found.nonzero().flatten()
     points[rows] = oracle.bisect_to_input(points[rows], sample_index[rows])
-    return torch.where(found.view(-1, *[1] * (inputs.dim() - 1)), points, torch.lerp(inputs, points, 0.5)), found
+    return torch.where(over_rows(found, points), points, torch.lerp(inputs, points, 0.5)), found
 
 
-def _nearest(oracle: BoundaryOracle, pool: Tensor, count: int, batch: int) -> Tensor:
+def _nearest(oracle: BoundaryOracle, pool: Tensor, labels: Tensor | None, count: int, batch: int) -> Tensor:
     """Return the nearest pool images of each input's likeliest other classes, ``(N * count, ...)``.
 
     The first start is of the likeliest class, the next of the second, and so on; once all classes had their turn, the
     second nearest image of each follows. With a targeted attack all are of the class to aim at (Croce, Rauber and
-    Hein 2019, section 4). The class of an image is the network's prediction.
+    Hein 2019, section 4). The class of an image is the network's prediction; with ``labels``, int64 ``(P,)``, images
+    that it gets wrong are of no class.
     """
     with torch.no_grad():
         clean, logits = (
@@ -173,6 +183,8 @@ def _nearest(oracle: BoundaryOracle, pool: Tensor, count: int, batch: int) -> Te
             for images in (oracle.inputs, pool)
         )
     predicted = logits.argmax(1)
+    if labels is not None:
+        predicted = torch.where(predicted == labels.to(predicted), predicted, -1)
     oracle.passes += 1
     # Where there are too few images the input itself stays, from which the first steps may lead somewhere.
     points = oracle.inputs.repeat_interleave(count, 0)
@@ -183,13 +195,3 @@ def _nearest(oracle: BoundaryOracle, pool: Tensor, count: int, batch: int) -> Te
         turns = [images[turn] for turn in range(count) for images in members if turn < len(images)][:count]
         points[row * count : row * count + len(turns)] = pool[turns]
     return points
-
-
-def _bisected(oracle: BoundaryOracle, points: Tensor, sample_index: Tensor) -> tuple[Tensor, Tensor]:
-    """Return points ``(B, ...)``, the adversarial ones moved towards their inputs, and which are adversarial."""
-    # A point that is adversarial only by rounding stays as it is.
-    found = oracle.adversarial(points, sample_index, beyond_rounding=False)
-    rows = found.nonzero().flatten()
-    points = points.clone()
-    points[rows] = oracle.bisect_to_input(points[rows], sample_index[rows])
-    return points, found

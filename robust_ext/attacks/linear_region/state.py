@@ -1,4 +1,4 @@
-"""The starts of a search, where their solver begins, and the record of what the search has found."""
+"""The starts of a search, and the record of what the search has found."""
 
 from __future__ import annotations
 
@@ -9,77 +9,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from robust_ext.attacks.linear_region.network.regions import Regions
+from robust_ext.attacks._common.rows import Selectable
 from robust_ext.attacks.linear_region.oracle import BoundaryOracle, nearest_rows
-from robust_ext.attacks.linear_region.solver.problem import Constraints, Scaling, estimate_scaling
 from robust_ext.attacks.native import Step, Watch
 
 # Kinds of starts; those that are given come from outside.
 KINDS = ("given", "descent", "boundary", "noise", "nearest")
 # The share by which a new start may become nearer, and the factor by which it fades with each search.
 _HOPE, _FADING = 0.2, 0.5
-
-# Products for the factors of the rows, which need not be exact.
-PROBES, POWER = 4, 4
+_COLUMNS = ("sample_index", "points", "distances", "kinds", "hopes")
 
 
 @dataclass
-class WarmStart:
-    """A first guess for the solver: the solution of the last region of the same start, which is a neighbour.
-
-    The anchors ``(B, ...)`` are points of the last regions. Where there was none, multipliers and norms are 0. They
-    and the factors need not be exact and a large network has many rows, so they are bfloat16 ``(B, M)``.
-    """
-
-    anchors: Tensor
-    multipliers: Tensor
-    scaling: Scaling
-
-    @classmethod
-    def blank(cls, points: Tensor, constraints: int) -> WarmStart:
-        """Return that of starts with no region solved yet."""
-        multipliers = points.new_zeros(len(points), constraints, dtype=torch.bfloat16)
-        scaling = Scaling(rows=torch.ones_like(multipliers), norm=points.new_zeros(len(points)))
-        return cls(points.clone(), multipliers, scaling)
-
-    def select(self, rows: Tensor) -> WarmStart:
-        """Return that of these indices, int64."""
-        return WarmStart(self.anchors[rows], self.multipliers[rows], self.scaling.select(rows))
-
-    def update(self, rows: Tensor, latest: WarmStart) -> None:
-        """Replace that of these indices, int64; where one comes repeatedly, its last counts."""
-        last = {row: place for place, row in enumerate(rows.tolist())}
-        rows = torch.tensor(list(last), dtype=torch.int64, device=rows.device)
-        places = torch.tensor(list(last.values()), dtype=torch.int64, device=rows.device)
-        self.anchors[rows] = latest.anchors[places]
-        self.multipliers[rows] = latest.multipliers[places].to(torch.bfloat16)
-        self.scaling.rows[rows] = latest.scaling.rows[places].to(torch.bfloat16)
-        self.scaling.norm[rows] = latest.scaling.norm[places]
-
-    def multipliers_for(self, regions: Regions, before: Regions) -> Tensor:
-        """Return initial multipliers ``(B, M)``: 0 where a constraint changed its meaning since the regions before."""
-        multipliers = self.multipliers.to(regions.dtype)
-        multipliers[:, : regions.constraints] *= regions.agrees(before)
-        return multipliers
-
-    def scaling_for(self, constraints: Constraints, inputs: Tensor, *, generator: torch.Generator) -> Scaling:
-        """Return the factors of the last regions, or new ones for :meth:`unscaled` starts."""
-        rows = self.unscaled().nonzero().flatten()
-        scaling = Scaling(rows=self.scaling.rows.to(inputs), norm=self.scaling.norm.clone())
-        if len(rows) == 0:
-            return scaling
-        of_rows, steps = constraints.select(rows), {"probes": PROBES, "power_iterations": POWER}
-        fresh = estimate_scaling(of_rows, inputs[rows], generator=generator, **steps)
-        scaling.rows[rows], scaling.norm[rows] = fresh.rows, fresh.norm
-        return scaling
-
-    def unscaled(self) -> Tensor:
-        """Return which have no factors yet, bool ``(B,)``."""
-        return self.scaling.norm == 0
-
-
-@dataclass
-class SearchState:
+class SearchState(Selectable):
     """The starts that are searched from, a row each, with the input each belongs to, int64 ``(B,)``.
 
     The points ``(B, ...)`` are the nearest adversarial ones, the distances float64; each start has a CPU generator.
@@ -92,7 +34,6 @@ class SearchState:
     streams: list[torch.Generator]
     kinds: Tensor
     hopes: Tensor
-    warm: WarmStart | None = None
 
     @classmethod
     def begin(
@@ -104,26 +45,16 @@ class SearchState:
 
     @classmethod
     def join(cls, parts: Sequence[SearchState]) -> SearchState:
-        """Return all starts of several states with no region solved."""
+        """Return all starts of several states."""
         streams = [one for part in parts for one in part.streams]
-        columns = [(part.sample_index, part.points, part.distances, part.kinds, part.hopes) for part in parts]
-        samples, points, distances, kinds, hopes = map(torch.cat, zip(*columns, strict=True))
-        return cls(samples, points, distances, streams, kinds, hopes)
-
-    def select(self, rows: Tensor) -> SearchState:
-        """Return the starts with these indices, int64."""
-        streams = [self.streams[row] for row in rows.tolist()]
-        warm = None if self.warm is None else self.warm.select(rows)
-        samples, points, distances = self.sample_index[rows], self.points[rows], self.distances[rows]
-        return SearchState(samples, points, distances, streams, self.kinds[rows], self.hopes[rows], warm)
+        columns = {name: torch.cat([getattr(part, name) for part in parts]) for name in _COLUMNS}
+        return cls(streams=streams, **columns)
 
     def update(self, rows: Tensor, latest: SearchState) -> None:
         """Replace starts with these indices, int64, after a search from them; their hopes fade."""
         gained = 1 - latest.distances / self.distances[rows]
         self.hopes[rows] = torch.maximum(gained, self.hopes[rows] * _FADING)
         self.points[rows], self.distances[rows] = latest.points, latest.distances
-        if self.warm is not None and latest.warm is not None:
-            self.warm.update(rows, latest.warm)
 
     def promising(self, most: int, open_samples: Tensor) -> Tensor:
         """Return indices of the ``most`` promising starts of each input that is open, bool ``(N,)``."""
@@ -194,6 +125,10 @@ class SearchRecord:
             return self._oracle.passes / self._budget
         seconds = time.process_time() - self._began
         return torch.full_like(self._oracle.nearest, seconds / (self._budget * max(1, len(self._kinds))))
+
+    def in_time(self) -> bool:
+        """Return whether solvers may continue; passes count only once they are done."""
+        return self._unit == "passes" or bool((self.spent() < 1).all())
 
     def going(self, sample_index: Tensor, *, until: float | Tensor = 1.0) -> Tensor:
         """Return whether the search may continue, bool ``(B,)``, and show its progress; called before each step.

@@ -1,4 +1,4 @@
-"""The loop of all steps towards nearer points, and two kinds of steps: descents and proximal steps."""
+"""Steps from points towards the nearest adversarial points: their loop, descents and proximal steps."""
 
 from __future__ import annotations
 
@@ -9,27 +9,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from robust_ext.attacks._common.rows import room_towards
 from robust_ext.attacks.linear_region.oracle import BoundaryOracle
 from robust_ext.attacks.linear_region.state import SearchState
 
 # Whether there may be steps from points, bool (B,), by the inputs they belong to, int64 (B,).
 Going = Callable[[Tensor], Tensor]
-# The share of the perturbation that is kept in the bisection to the input after steps, and how much farther than before
-# they may have ended for that to be tried.
-_LEAST, _WORTH = 0.9, 1.01
-
-
-class Nearest:
-    """The nearest adversarial points that steps from points ``(B, ...)`` have met, and their distances ``(B,)``."""
-
-    def __init__(self, points: Tensor) -> None:
-        self.points = points.clone()
-        self.distances = torch.full((len(points),), torch.inf, dtype=torch.float64, device=points.device)
-
-    def offer(self, rows: Tensor, points: Tensor, distances: Tensor, adversarial: Tensor) -> None:
-        """Keep the nearer points for these indices, int64."""
-        better = adversarial & (distances < self.distances[rows])
-        self.points[rows[better]], self.distances[rows[better]] = points[better], distances[better]
 
 
 @dataclass(frozen=True)
@@ -48,80 +33,88 @@ class Linearised:
     distances: Tensor
     nearest: Tensor
 
-    @property
-    def heights(self) -> Tensor:
-        """The boundary's height along the gradients, ``(B,)``: it is where ``gradients . z`` is that."""
-        return (self.gradients * self.points).sum(1) - self.margins
+
+# The points (B, D), and what else a step passes on to the next, a row for each point.
+State = tuple[Tensor, ...]
+# From the step's number, the boundary and the rest of the state to the next state.
+Step = Callable[..., State]
 
 
-# From the step's number, the boundary and the state (see :func:`followed`) to the next state.
-Step = Callable[..., tuple[Tensor, ...]]
+@dataclass(frozen=True)
+class Steps:
+    """Several steps of one kind; ``classify_last`` sends the last points forward once more.
 
-
-def followed(
-    oracle: BoundaryOracle,
-    state: tuple[Tensor, ...],
-    sample_index: Tensor,
-    step: Step,
-    *,
-    steps: int,
-    going: Going,
-    aims: Tensor | None = None,
-    classify_last: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """Take steps, and return the nearest adversarial points on the way, with their distances.
-
-    Args:
-        oracle: The network.
-        state: The points ``(B, D)`` to begin with, adversarial or not, and what else a step passes on to the next, a
-            row for each point.
-        sample_index: The inputs that they belong to, int64 ``(B,)``.
-        step: Called with the step's number, the boundary at the points, and the rest of the state: the next state.
-        steps: How many.
-        going: Before each step, points for which it is False are left as they are.
-        aims: Where these, int64 ``(B,)``, are at least 0, the boundary is the one between the label and this class.
-        classify_last: Whether one more forward pass classifies the last points.
-
-    Returns:
-        Points ``(B, ...)``, and distances, float64 ``(B,)``, infinite where none was adversarial.
+    ``begin`` returns the first state and the step, from the oracle, points and inputs ``(B, D)``, the number of steps,
+    and further arguments of the kind.
     """
-    shape = oracle.inputs.shape[1:]
-    met, rows = Nearest(state[0].view(-1, *shape)), torch.arange(len(sample_index), device=sample_index.device)
-    for number in range(steps):
-        open_rows = going(sample_index[rows])
-        if not bool(open_rows.all()):
-            rows, state = rows[open_rows], tuple(part[open_rows] for part in state)
-        if len(rows) == 0:
-            return met.points, met.distances
-        here, samples = state[0].view(-1, *shape), sample_index[rows]
-        margins, gradients, adversarial = oracle.linearised(here, samples, None if aims is None else aims[rows])
-        distances = oracle.distances(here, samples)
-        met.offer(rows, here, distances, adversarial)
-        boundary = Linearised(
-            points=state[0],
-            inputs=oracle.inputs[samples].flatten(1),
-            margins=margins.nan_to_num(0, 0, 0),
-            gradients=gradients.nan_to_num(0, 0, 0),
-            adversarial=adversarial,
-            distances=distances,
-            nearest=met.distances[rows],
-        )
-        state = step(number, boundary, *state[1:])
-    if classify_last:
-        here, samples = state[0].view(-1, *shape), sample_index[rows]
-        met.offer(rows, here, oracle.distances(here, samples), oracle.adversarial(here, samples))
-    return met.points, met.distances
+
+    begin: Callable[..., tuple[State, Step]]
+    classify_last: bool = False
+
+    def __call__(
+        self,
+        oracle: BoundaryOracle,
+        points: Tensor,
+        sample_index: Tensor,
+        *,
+        steps: int,
+        going: Going,
+        aims: Tensor | None = None,
+        **given: Tensor | float,
+    ) -> tuple[Tensor, Tensor]:
+        """Take steps, and return the nearest adversarial points on the way, with their distances.
+
+        Args:
+            oracle: The network.
+            points: Where to begin, ``(B, ...)``, adversarial or not.
+            sample_index: The inputs that they belong to, int64 ``(B,)``.
+            steps: How many.
+            going: Before each step, points for which it is False are left as they are.
+            aims: Where these, int64 ``(B,)``, are at least 0, the boundary is the one between label and this class.
+            **given: Further arguments of the kind.
+
+        Returns:
+            Points ``(B, ...)``, and distances, float64 ``(B,)``, infinite where none was adversarial.
+        """
+        met, lengths = points.clone(), points.new_full((len(points),), torch.inf, dtype=torch.float64)
+        rows = torch.arange(len(points), device=points.device)
+
+        def offer(here: Tensor, distances: Tensor, adversarial: Tensor) -> None:
+            better = adversarial & (distances < lengths[rows])
+            met[rows[better]], lengths[rows[better]] = here[better], distances[better]
+
+        inputs = oracle.inputs[sample_index].flatten(1)
+        state, step = self.begin(oracle, points.flatten(1), inputs, steps=steps, **given)
+        for number in range(steps):
+            open_rows = going(sample_index[rows])
+            if not bool(open_rows.all()):
+                rows, state = rows[open_rows], tuple(part[open_rows] for part in state)
+            if len(rows) == 0:
+                return met, lengths
+            here, samples = state[0].view(-1, *points.shape[1:]), sample_index[rows]
+            margins, gradients, adversarial = oracle.linearised(here, samples, None if aims is None else aims[rows])
+            distances = oracle.distances(here, samples)
+            offer(here, distances, adversarial)
+            margins, gradients = margins.nan_to_num(0, 0, 0), gradients.nan_to_num(0, 0, 0)
+            nearest = lengths[rows]
+            boundary = Linearised(state[0], inputs[rows], margins, gradients, adversarial, distances, nearest)
+            state = step(number, boundary, *state[1:])
+        if self.classify_last:
+            here, samples = state[0].view(-1, *points.shape[1:]), sample_index[rows]
+            offer(here, oracle.distances(here, samples), oracle.adversarial(here, samples))
+        return met, lengths
 
 
-# Several steps from points, as :func:`followed` takes them: `fab_steps`, `descent_steps` and their kin.
-Steps = Callable[..., tuple[Tensor, Tensor]]
+# The share of the perturbation that is kept in the bisection to the input after steps, and how much farther than before
+# they may have ended for that to be tried.
+_LEAST, _WORTH = 0.9, 1.01
 
 
 def stepped(
     oracle: BoundaryOracle,
     state: SearchState,
     away: Tensor,
-    take: Steps,
+    take: Callable[..., tuple[Tensor, Tensor]],
     *,
     steps: int,
     going: Going,
@@ -130,7 +123,7 @@ def stepped(
 ) -> SearchState:
     """Return the starts after steps from ``away (B, ...)``, ``batch`` at once; starts move only if they get nearer.
 
-    ``more`` are further arguments of the steps, ``(B,)`` each.
+    ``take`` is a :class:`Steps` or called like it, ``more`` are further arguments of it, ``(B,)`` each.
     """
     points, distances, samples = state.points.clone(), state.distances.clone(), state.sample_index
     for rows in torch.split(torch.arange(len(samples), device=samples.device), batch):
@@ -154,29 +147,17 @@ _LENGTH = {"linf": (1.0, 0.01), "l2": (5.0, 0.01)}
 _STEADY, _SHORT = (0.01, 0.01), (0.25, 0.01)
 
 
-def descent_steps(
-    oracle: BoundaryOracle,
-    points: Tensor,
-    sample_index: Tensor,
-    *,
-    steps: int,
-    going: Going,
-    aims: Tensor | None = None,
-    limits: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Step from points and return the nearest, like :func:`~robust_ext.attacks.linear_region.fab.fab_steps`.
-
-    With ``limits``, float64 ``(B,)``, steps are short, in balls that begin just below these distances.
-    """
+def _descent(
+    oracle: BoundaryOracle, points: Tensor, inputs: Tensor, *, steps: int, limits: Tensor | None = None
+) -> tuple[State, Step]:
     norm, bounds = oracle.threat_model.norm, oracle.threat_model.bounds
-    inputs = oracle.inputs[sample_index].flatten(1)
-    offsets, radius = points.flatten(1) - inputs, torch.zeros_like(inputs[:, :1])
+    offsets, radius = points - inputs, torch.zeros_like(inputs[:, :1])
     lengths, changes = (_LENGTH[norm], _CHANGE[norm]) if limits is None else (_SHORT, _STEADY)
     if limits is not None:
         radius = limits.to(inputs)[:, None] * (1 - changes[0])
         offsets = _inside(norm, offsets, inputs, radius, bounds)
 
-    def step(number: int, at: Linearised, offsets: Tensor, radius: Tensor) -> tuple[Tensor, ...]:
+    def step(number: int, at: Linearised, offsets: Tensor, radius: Tensor) -> State:
         falling = (1 + math.cos(math.pi * number / max(1, steps - 1))) / 2
         change, length = (last + (first - last) * falling for first, last in (changes, lengths))
         good, own = at.adversarial[:, None], at.distances.to(offsets)[:, None]
@@ -191,8 +172,12 @@ def descent_steps(
         offsets = _inside(norm, offsets + length * _direction(norm, at.gradients, radius), at.inputs, radius, bounds)
         return at.inputs + offsets, offsets, radius
 
-    start = (inputs + offsets, offsets, radius)
-    return followed(oracle, start, sample_index, step, steps=steps, going=going, aims=aims)
+    return (inputs + offsets, offsets, radius), step
+
+
+# Steepest descents in a ball that shrinks and grows. With ``limits``, float64 (B,), steps are short, in balls that
+# begin just below these distances.
+descent_steps = Steps(_descent)
 
 
 def _direction(norm: str, gradient: Tensor, radius: Tensor) -> Tensor:
@@ -211,8 +196,7 @@ def _dual_norm(norm: str, gradient: Tensor) -> Tensor:
 
 def _inside(norm: str, offsets: Tensor, inputs: Tensor, radius: Tensor, bounds: tuple[float, float]) -> Tensor:
     """Project offsets ``(B, D)`` into balls of a radius ``(B, 1)`` each, and into the bounds."""
-    room = torch.where(offsets > 0, bounds[1] - inputs, inputs - bounds[0]).clamp_min_(0)
-    size = offsets.abs()
+    room, size = room_towards(offsets, inputs, bounds), offsets.abs()
     if norm == "linf":
         size = torch.minimum(size, radius)
     else:
@@ -232,28 +216,16 @@ _WEIGHT, _LARGEST, _PROXIMAL_CHANGE, _KEPT = math.log(100), math.log(1e6), (0.1,
 _THRESHOLD = 5.0
 
 
-def proximal_steps(
-    oracle: BoundaryOracle,
-    points: Tensor,
-    sample_index: Tensor,
-    *,
-    steps: int,
-    going: Going,
-    aims: Tensor | None = None,
-    length: float = 0.3,
-) -> tuple[Tensor, Tensor]:
-    """Step from points and return the nearest, like :func:`~robust_ext.attacks.linear_region.fab.fab_steps`.
-
-    The first step changes each value by the share ``length`` of the range of the bounds.
-    """
+def _proximal(
+    oracle: BoundaryOracle, points: Tensor, inputs: Tensor, *, steps: int, length: float = 0.3
+) -> tuple[State, Step]:
     low, high = oracle.threat_model.bounds
-    inputs = oracle.inputs[sample_index].flatten(1)
-    offsets = points.flatten(1) - inputs
+    offsets = points - inputs
     weight = torch.full_like(offsets[:, :1], _WEIGHT)
 
     def step(
         number: int, at: Linearised, offsets: Tensor, mean: Tensor, square: Tensor, weight: Tensor, kept: Tensor
-    ) -> tuple[Tensor, ...]:
+    ) -> State:
         gradient = at.gradients * (-at.margins[:, None]).sigmoid()
         mean = torch.lerp(gradient, mean, _MEAN)
         square = torch.lerp(gradient.square(), square, _SQUARE)
@@ -269,5 +241,9 @@ def proximal_steps(
         return at.inputs + offsets, offsets, mean, square, weight, kept
 
     blank = torch.zeros_like(offsets)
-    start = (inputs + offsets, offsets, blank, blank, weight, weight.sigmoid())
-    return followed(oracle, start, sample_index, step, steps=steps, going=going, aims=aims)
+    return (inputs + offsets, offsets, blank, blank, weight, weight.sigmoid()), step
+
+
+# Adam's steps and soft thresholds that make perturbations sparse. The first step changes each value by the share
+# ``length`` of the range of the bounds.
+proximal_steps = Steps(_proximal)

@@ -9,6 +9,7 @@ classifier is given and stays as it is.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -40,9 +41,6 @@ class Discriminator(TrainedPart):
         before: How many layers an encoder has after its first one.
         after: How many layers follow the encoders.
 
-    Raises:
-        InvalidArgumentError: A setting is not accepted.
-
     Example:
         >>> discriminator = Discriminator([4, 10])
         >>> discriminator(torch.rand(3, 4, 8, 8), torch.rand(3, 10)).shape
@@ -56,9 +54,8 @@ class Discriminator(TrainedPart):
         self.channels = tuple(check_integer("channels", count, minimum=1) for count in channels)
         self.layers = tuple(layers)
         if not self.channels or isinstance(layers, str) or len(self.layers) not in (0, len(self.channels)):
-            raise InvalidArgumentError(
-                "channels", f"{channels} with layers {layers}", "at least one number, and one for each of the layers"
-            )
+            expected = "at least one number, and one for each of the layers"
+            raise InvalidArgumentError("channels", f"{channels} with layers {layers}", expected)
         for name, value, minimum in (("width", width, 1), ("before", before, 0), ("after", after, 0)):
             check_integer(name, value, minimum=minimum)
         self.encoders = nn.ModuleList(
@@ -68,8 +65,8 @@ class Discriminator(TrainedPart):
         sizes = [max(width * len(self.channels) // 2**number, 1) for number in range(after + 1)]
         self.common = nn.Sequential(*map(_block, sizes, sizes[1:]))
         self.readout = nn.Linear(sizes[-1], 1)
-        self.settings = {"channels": list(self.channels), "layers": list(self.layers)}
-        self.settings |= {"width": width, "before": before, "after": after}
+        sizes_of = {"width": width, "before": before, "after": after}
+        self.settings = {"channels": list(self.channels), "layers": list(self.layers), **sizes_of}
         self.eval()
 
     def forward(self, *activations: Tensor) -> Tensor:
@@ -140,13 +137,12 @@ class DiscriminatorTraining(NetworkTraining):
     def _attacked(self, classifier: nn.Module, clean: Tensor, labels: Tensor, classes: int) -> Tensor:
         width = self.bounds[1] - self.bounds[0]
         attack = ObjectivePGD(objective="ace", steps=self.attack_steps, step_size=self.attack_step_size * width)
-        threat_model = ThreatModel(norm="linf", epsilon=self.epsilon * width, bounds=self.bounds)
-        target = Target(
-            module=classifier, bounds=self.bounds, classes=classes, input_shape=clean.shape[1:], device=clean.device
-        )
+        given: dict[str, Any] = {"bounds": self.bounds, "input_shape": clean.shape[1:], "device": clean.device}
+        target = Target(module=classifier, classes=classes, **given)
         generator = stream(self.seed, "adversarial")
+        ball = ThreatModel(norm="linf", epsilon=self.epsilon * width, bounds=self.bounds)
         pairs = zip(torch.split(clean, self.batch_size), torch.split(labels, self.batch_size), strict=True)
-        found = [run_attack(attack, target, x, y, threat_model=threat_model, generator=generator) for x, y in pairs]
+        found = [run_attack(attack, target, *pair, threat_model=ball, generator=generator) for pair in pairs]
         return torch.cat(found)
 
 

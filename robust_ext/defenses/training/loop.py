@@ -21,6 +21,7 @@ from robust_ext.core.random import derive_seed, seeded_globals
 from robust_ext.core.settings import LARGEST_SEED, Settings, setting, settings_class
 from robust_ext.core.target import module_device
 from robust_ext.core.validation import check_bounds, check_inputs
+from robust_ext.detectors.training import train_pass
 
 _KEY = "defense_part"
 
@@ -69,19 +70,10 @@ class Training(Settings, ABC):
 
     @abstractmethod
     def fit(self, classifier: nn.Module, inputs: Tensor, labels: Tensor | None = None) -> TrainedPart:
-        """Train.
+        """Train on at least 2 clean inputs, floating point ``(N, ...)`` in the bounds, and their classes ``(N,)``.
 
-        Args:
-            classifier: From inputs ``(N, ...)`` to logits ``(N, K)``, in eval mode.
-            inputs: Clean training inputs, floating point ``(N, ...)`` in the bounds, at least 2.
-            labels: Their classes, integers ``(N,)``.
-
-        Returns:
-            On the classifier's device, in eval mode; its parameters require no gradients.
-
-        Raises:
-            InvalidArgumentError: These are no such tensors.
-            ModelError: The classifier is not one, or is in train mode.
+        The part is on the classifier's device, in eval mode, without gradients. InvalidArgumentError: these are no such
+        tensors. ModelError: the classifier is not one, or is in train mode.
         """
 
     def checked(self, classifier: nn.Module, inputs: Tensor) -> Tensor:
@@ -102,21 +94,13 @@ class NetworkTraining(Training):
     def run(
         self, module: nn.Module, rows: int, loss: Callable[[Tensor], Tensor], *, seeded: bool = True, slower: float = 1
     ) -> list[float]:
-        """Train a module's parameters that require gradients; return the mean loss of each pass.
+        """Train by :func:`train_network` with a seed of its own, or the caller's unless ``seeded``.
 
-        ``loss`` maps indices of at least 2 of the ``rows``, int64 ``(n,)``, to a mean loss ``()``. It may draw from the
-        global generators, which are seeded for it and put back, unless ``seeded=False``: then they go on from the
-        caller's seed. ``slower`` divides the learning rate. In the end the module is in eval mode, without gradients.
+        ``slower`` divides the learning rate.
         """
-        return train_network(
-            module,
-            rows,
-            loss,
-            epochs=self.epochs,
-            batch_size=self.batch_size,
-            learning_rate=self.learning_rate / slower,
-            seed=derive_seed(self.seed, "training") if seeded else None,
-        )
+        seed = derive_seed(self.seed, "training") if seeded else None
+        rate, size = self.learning_rate / slower, self.batch_size
+        return train_network(module, rows, loss, epochs=self.epochs, batch_size=size, learning_rate=rate, seed=seed)
 
 
 def train_network(
@@ -141,22 +125,16 @@ def train_network(
         seed: Of the global generators, which are put back; None to go on from the caller's.
     """
     check_rows(rows)
-    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.Adam(trained, lr=learning_rate)
-    means = []
+    optimizer = torch.optim.Adam([one for one in module.parameters() if one.requires_grad], lr=learning_rate)
+    parts = max(rows // batch_size, 1)
     module.train()
     seeds = nullcontext() if seed is None else seeded_globals(seed)
     with seeds, torch.inference_mode(False), torch.enable_grad():
-        for _ in range(epochs):
-            total = 0.0
-            # Batches of about the same size: one of a single row has no variance and no negatives.
-            for part in torch.tensor_split(torch.randperm(rows), max(rows // batch_size, 1)):
-                value = loss(part)
-                optimizer.zero_grad()
-                torch.autograd.backward(value)
-                optimizer.step()
-                total += float(value.detach()) * len(part)
-            means.append(total / rows)
+        # Batches of about the same size: one of a single row has no variance and no negatives.
+        means = [
+            train_pass(optimizer, torch.tensor_split(torch.randperm(rows), parts), lambda batch: (loss(batch),) * 2)
+            for _ in range(epochs)
+        ]
     optimizer.zero_grad()
     module.eval()
     return means

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.modules import SettingsModule, module_class
 from robust_ext.core.settings import setting
-from robust_ext.models.row_rng import RowRNG
+from robust_ext.models.rows import RowRNG
 
 _RATIOS = (3 / 4, 4 / 3)
 _TRIES = 10
@@ -74,7 +74,7 @@ class RandomViews(SettingsModule):
         if self.shared:
             return self.draw(size, rng.generator(0, *keys)).apply(x)
         views = [self.draw(size, rng.generator(row, *keys)) for row in range(len(x))]
-        return torch.cat([view.apply(x[row : row + 1]) for row, view in enumerate(views)])
+        return torch.cat([view.apply(row) for row, view in zip(torch.split(x, 1), views, strict=True)])
 
     def draw(self, size: tuple[int, int], generator: torch.Generator) -> View:
         """Draw one view for images of height and width ``size``."""
@@ -99,7 +99,8 @@ class RandomViews(SettingsModule):
         for _ in range(_TRIES):
             one, two, three, four = torch.rand(4, generator=generator).tolist()
             area = height * width * (one * (1 - self.area) + self.area)
-            ratio = math.exp(two * (math.log(_RATIOS[1]) - math.log(_RATIOS[0])) + math.log(_RATIOS[0]))
+            low, high = map(math.log, _RATIOS)
+            ratio = math.exp(two * (high - low) + low)
             h, w = round((area / ratio) ** 0.5), round((area * ratio) ** 0.5)
             if 0 < h <= height and 0 < w <= width:
                 return int(three * (height - h + 1)), int(four * (width - w + 1)), h, w
@@ -113,14 +114,10 @@ def _coloured(x: Tensor, kind: str, amount: float) -> Tensor:
     if kind == "brightness":
         return (x * amount).clamp(0, 1)
     if kind == "contrast":
-        return _mixed(x, _grey(x).mean((1, 2, 3), keepdim=True), amount)
+        return (amount * x + (1 - amount) * _grey(x).mean((1, 2, 3), keepdim=True)).clamp(0, 1)
     if x.shape[1] != 3:
         return x
-    return _mixed(x, _grey(x), amount) if kind == "saturation" else _turned(x, amount)
-
-
-def _mixed(x: Tensor, plain: Tensor, amount: float) -> Tensor:
-    return (amount * x + (1 - amount) * plain).clamp(0, 1)
+    return (amount * x + (1 - amount) * _grey(x)).clamp(0, 1) if kind == "saturation" else _turned(x, amount)
 
 
 def _grey(x: Tensor) -> Tensor:

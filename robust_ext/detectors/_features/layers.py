@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
-from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -32,8 +31,7 @@ _COMPLETING = (
 )
 
 
-@dataclass(frozen=True)
-class _Call:
+class _Call(NamedTuple):
     """One call of a module; tensors are told apart by which object they are."""
 
     name: str
@@ -47,14 +45,13 @@ def activation_layers(classifier: nn.Module, inputs: Tensor, *, most: int = 30) 
 
     These are modules that are called exactly once and return a float tensor with one row an input:
 
-    - without parts: those with weights, and all of torch's but dropout, flatten and identity, which repeat the values
-      before them. One that is followed directly by modules of normalisation or activation is left out; the last of
-      these stands for all of them.
+    - without parts: those with weights, and all of torch's but dropout, flatten and identity. One that is followed
+      directly by modules of normalisation or activation is left out; the last of these stands for all of them.
     - with parts, such as residual blocks: those that return something that none of their parts does.
 
-    Activations by function, and modules that are called several times, cannot be watched: what enters them is taken.
-    Of more than ``most``, first the parts of other layers in the list are left out, and then layers are taken at even
-    distances, the first and the last among them. ModelError: there is no such layer.
+    Of functions, and modules that are called several times, what enters them is taken. Of more than ``most``, first the
+    parts of other layers in the list are left out, and then layers are taken at even distances, the first and the last
+    among them. ModelError: there is no such layer.
 
     Example:
         >>> network = nn.Sequential(nn.Conv2d(1, 2, 2), nn.ReLU(), nn.Flatten(), nn.Linear(18, 3)).eval()
@@ -62,15 +59,14 @@ def activation_layers(classifier: nn.Module, inputs: Tensor, *, most: int = 30) 
         ('1', '3')
     """
     check_integer("most", most, minimum=1)
-    calls = _watched(classifier, inputs)
-    once = _once(calls)
+    once = _once(_watched(classifier, inputs))
     completed = {id(call.entered) for call in once if isinstance(call.module, _COMPLETING)}
     returned: set[int] = set()
-    found = []
+    names = []
     for call in once:
         leaf = next(call.module.children(), None) is None
-        weights = next(call.module.parameters(), None) is not None
         # A module without parts counts where it has weights, or is one of torch's.
+        weights = next(call.module.parameters(), None) is not None
         computes = weights or type(call.module).__module__.startswith("torch.nn.")
         if not (computes if leaf else id(call.left) not in returned):
             continue
@@ -78,14 +74,22 @@ def activation_layers(classifier: nn.Module, inputs: Tensor, *, most: int = 30) 
         # In place, an activation returns what has entered it.
         in_place = isinstance(call.module, _COMPLETING) and call.left is call.entered
         part = leaf and id(call.left) in completed and not in_place
-        if _describes(call.left, len(inputs)) and not part and not isinstance(call.module, _SAME):
-            found.append(call.name)
-    if not found:
+        values = call.left
+        described = isinstance(values, Tensor) and values.is_floating_point() and values.dim() >= 2
+        rows = values.shape[0] if isinstance(values, Tensor) and described else -1
+        if rows == len(inputs) and not part and not isinstance(call.module, _SAME):
+            names.append(call.name)
+    if not names:
         raise ModelError(
             "classifier: no module is called exactly once in a forward pass and returns a row an input, so that no "
             "layer can be watched; name layers, or build the network of modules"
         )
-    return _thinned(found, most)
+    if len(names) > most:
+        names = [name for name in names if not any(name.startswith(other + ".") for other in names)]
+    if len(names) > most:
+        step = (len(names) - 1) / max(most - 1, 1)
+        names = [names[round(position * step)] for position in range(most)]
+    return tuple(names)
 
 
 def hidden_layer(classifier: nn.Module, inputs: Tensor) -> str | None:
@@ -111,27 +115,13 @@ def _watched(classifier: nn.Module, inputs: Tensor) -> list[_Call]:
     with ExitStack() as hooks, torch.no_grad():
         for name, part in classifier.named_modules():
             if name:
-                hooks.enter_context(part.register_forward_hook(partial(_note, calls, name)))
+                hook = part.register_forward_hook(
+                    lambda module, args, out, name=name: calls.append(_Call(name, module, (*args, None)[0], out))
+                )
+                hooks.enter_context(hook)
         # A copy, as a module may work on its input in place.
         classifier(inputs.clone())
     return calls
-
-
-def _note(calls: list[_Call], name: str, module: nn.Module, args: tuple[object, ...], out: object) -> None:
-    calls.append(_Call(name, module, args[0] if args else None, out))
-
-
-def _describes(output: object, rows: int) -> bool:
-    return isinstance(output, Tensor) and output.is_floating_point() and output.dim() >= 2 and len(output) == rows
-
-
-def _thinned(names: list[str], most: int) -> tuple[str, ...]:
-    if len(names) > most:
-        names = [name for name in names if not any(name.startswith(other + ".") for other in names)]
-    if len(names) > most:
-        step = (len(names) - 1) / max(most - 1, 1)
-        names = [names[round(position * step)] for position in range(most)]
-    return tuple(names)
 
 
 def check_name(value: object) -> str:

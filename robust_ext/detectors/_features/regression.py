@@ -1,9 +1,11 @@
-"""Logistic regression on a few features, fitted by cross-validation, and measures of dispersion."""
+"""Logistic regression on features of inputs, and detectors that are one; measures of dispersion."""
 
 from __future__ import annotations
 
 import warnings
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -12,6 +14,8 @@ from robust_ext.core.errors import InvalidArgumentError, MissingDependencyError,
 from robust_ext.core.modules import SettingsModule, buffer, module_class
 from robust_ext.core.settings import setting
 from robust_ext.core.validation import check_integer
+from robust_ext.detectors.base import Detector
+from robust_ext.detectors.observation import Observation
 
 
 def quantile(values: Tensor, share: float) -> Tensor:
@@ -73,11 +77,6 @@ class Regression(SettingsModule):
         super().__post_init__()
         self.training = False
 
-    @property
-    def fitted(self) -> bool:
-        """True if it has weights."""
-        return bool(self.weight.numel())
-
     def fit(self, negatives: Sequence[Tensor], positives: Tensor, *, folds: int = 5) -> None:
         """Fit by cross-validated logistic regression, in which both classes weigh the same in total.
 
@@ -89,40 +88,60 @@ class Regression(SettingsModule):
         rows = torch.cat([*negatives, positives]).double()
         count = len(rows) - len(positives)
         if min(count, len(positives)) < folds:
-            raise InvalidArgumentError(
-                "folds", f"{folds} with {count} and {len(positives)} rows", "no more folds than rows of either class"
-            )
+            got = f"{folds} with {count} and {len(positives)} rows"
+            raise InvalidArgumentError("folds", got, "no more folds than rows of either class")
         if not bool(torch.isfinite(rows).all()):
             bad = (~torch.isfinite(rows)).any(0).nonzero().flatten().tolist()
             raise ModelError(f"features of the training inputs are not finite (features {bad})")
-        if self.scaling == "standard":
-            center, scale = rows.mean(0), rows.std(0, correction=0)
-        else:
-            center = rows.amin(0)
-            scale = rows.amax(0) - center
+        center, scale = rows.mean(0), rows.std(0, correction=0)
+        if self.scaling == "minmax":
+            center, scale = rows.amin(0), rows.amax(0) - rows.amin(0)
         # What varies by rounding alone does not vary.
         scale = torch.where(scale > 1e-12 * rows.abs().amax(0), scale, 1)
-        targets = torch.arange(len(rows)) >= count
-        weight, bias = _fit((rows - center) / scale, targets, folds)
+        try:
+            from sklearn.linear_model import LogisticRegressionCV
+        except ImportError as error:
+            raise MissingDependencyError(
+                'fitting a logistic regression needs scikit-learn: pip install "robust-ext[cli]"'
+            ) from error
+        with warnings.catch_warnings():
+            # New versions announce other defaults, under names that old versions do not have.
+            warnings.simplefilter("ignore", FutureWarning)
+            model = LogisticRegressionCV(cv=folds, class_weight="balanced", scoring="accuracy", max_iter=2000)
+            model.fit(((rows - center) / scale).cpu().numpy(), (torch.arange(len(rows)) >= count).numpy())
         self.center, self.scale = center.float(), scale.float()
-        self.weight, self.bias = weight.to(rows.device), bias.to(rows.device)
+        self.weight = torch.tensor(model.coef_[0], dtype=torch.float32, device=rows.device)
+        self.bias = torch.tensor(float(model.intercept_[0]), device=rows.device)
 
     def forward(self, features: Tensor) -> Tensor:
         """The log-odds of features ``(N, F)``, ``(N,)``; above 0 where the class is the likelier one."""
         return ((features - self.center) / self.scale) @ self.weight + self.bias
 
 
-def _fit(rows: Tensor, targets: Tensor, folds: int) -> tuple[Tensor, Tensor]:
-    """Weights ``(F,)`` and intercept ``()``, float32, on the CPU."""
-    try:
-        from sklearn.linear_model import LogisticRegressionCV
-    except ImportError as error:
-        raise MissingDependencyError(
-            'fitting a logistic regression needs scikit-learn: pip install "robust-ext[cli]"'
-        ) from error
-    with warnings.catch_warnings():
-        # New versions announce other defaults, under names that old versions do not have.
-        warnings.simplefilter("ignore", FutureWarning)
-        model = LogisticRegressionCV(cv=folds, class_weight="balanced", scoring="accuracy", max_iter=2000)
-        model.fit(rows.cpu().numpy(), targets.numpy())
-    return torch.tensor(model.coef_[0], dtype=torch.float32), torch.tensor(float(model.intercept_[0]))
+@module_class
+class RegressionDetector(Detector):
+    """Logistic regression on features of inputs.
+
+    Attributes:
+        regression: On the features.
+        scaling: Of the features, see ``Regression``.
+    """
+
+    supervised = True
+    scaling: ClassVar[str] = "standard"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.regression = Regression(scaling=self.scaling)
+
+    @abstractmethod
+    def features_of(self, observed: Observation) -> Tensor:
+        """The features of a forward pass, ``(N, F)``, with gradients."""
+
+    def score_of(self, observed: Observation) -> Tensor:
+        """The log-odds that the input is adversarial, ``(N,)``."""
+        self.check_fitted(self.regression.weight.numel())
+        features = self.features_of(observed)
+        self.check_same(len(self.regression.weight), features.shape[1], "features")
+        out: Tensor = self.regression(features)
+        return out

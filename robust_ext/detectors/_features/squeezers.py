@@ -16,7 +16,7 @@ from robust_ext.core.errors import InvalidArgumentError, MissingDependencyError
 from robust_ext.core.modules import SettingsModule, module_class
 from robust_ext.core.settings import setting
 from robust_ext.core.validation import check_bounds, check_integer, from_unit, to_unit
-from robust_ext.detectors._features.repeating import repeatable
+from robust_ext.detectors.observation import repeatable
 
 
 @module_class
@@ -67,9 +67,8 @@ class Median(Squeezer):
     """The median over a square window, within each channel (section 3.2); bounds have no influence.
 
     As in the authors' code, ``scipy.ndimage.median_filter(image, size, mode="reflect")``: a window of even size has one
-    more row above and one more column to the left of the pixel than below and to the right; beyond the edges the image
-    is mirrored, the outermost pixels being repeated; of an even number of values the upper of the two middle ones is
-    taken. Gradients go to the pixel that was taken.
+    more row above and one more column to the left of the pixel, and takes the upper of the two middle values; beyond
+    the edges the image is mirrored, the outermost pixels being repeated. Gradients go to the pixel that was taken.
 
     Example:
         >>> Median(size=2)(torch.tensor([[[0.0, 1.0, 0.0], [0.0, 1.0, 0.0]]]))
@@ -84,33 +83,21 @@ class Median(Squeezer):
     def forward(self, x: Tensor) -> Tensor:
         """Filter images ``(N, ..., H, W)``."""
         if x.dim() < 3:
-            raise InvalidArgumentError(
-                "inputs", f"shape {tuple(x.shape)}", "images (N, ..., H, W); for others leave the median filter out"
-            )
-        before = self.size // 2
-        wide = x
-        for dimension in (-2, -1):
-            wide = wide.index_select(
-                dimension, _mirrored(x.shape[dimension], before, self.size - 1 - before).to(x.device)
-            )
+            expected = "images (N, ..., H, W); for others leave the median filter out"
+            raise InvalidArgumentError("inputs", f"shape {tuple(x.shape)}", expected)
+        before, wide = self.size // 2, x
+        for dimension, length in ((-2, x.shape[-2]), (-1, x.shape[-1])):
+            # Positions in a line that is mirrored at both ends, the outermost pixels being repeated, however far.
+            positions = torch.arange(-before, length + self.size - 1 - before, device=x.device) % (2 * length)
+            wide = wide.index_select(dimension, positions.minimum(2 * length - 1 - positions))
         windows = wide.unfold(-2, self.size, 1).unfold(-2, self.size, 1).flatten(-2)
         middle = self.size**2 // 2
         # The smallest of the upper part is quicker to find than an order of all.
         return windows.topk(self.size**2 - middle, -1).values[..., -1]
 
 
-def _mirrored(length: int, before: int, after: int) -> Tensor:
-    """Positions in a line that is mirrored at both ends, the outermost pixels being repeated, however far."""
-    positions = torch.arange(-before, length + after) % (2 * length)
-    return torch.where(positions < length, positions, 2 * length - 1 - positions)
-
-
 # Of Lab colours. Rows: X, Y, Z; columns: red, green, blue (ITU-R BT.709).
-_XYZ = (
-    (0.412453, 0.357580, 0.180423),
-    (0.212671, 0.715160, 0.072169),
-    (0.019334, 0.119193, 0.950227),
-)
+_XYZ = ((0.412453, 0.357580, 0.180423), (0.212671, 0.715160, 0.072169), (0.019334, 0.119193, 0.950227))
 _WHITE = (0.950456, 1.0, 1.088754)
 _LOW, _SLOPE, _SHIFT = 0.008856, 7.787, 16 / 116
 
@@ -191,11 +178,7 @@ class OpenCVNonLocalMeans(_Windows):
     differentiable = False
 
     def forward(self, x: Tensor) -> Tensor:
-        """Filter images ``(N, C, H, W)`` of one or three channels, on the CPU.
-
-        Raises:
-            MissingDependencyError: OpenCV is not installed.
-        """
+        """Filter images ``(N, C, H, W)`` of one or three channels, on the CPU."""
         try:
             import cv2
         except ImportError as error:
@@ -207,24 +190,20 @@ class OpenCVNonLocalMeans(_Windows):
         pixels = (255 * to_unit(x.detach(), self.bounds)).round().clamp(0, 255).byte().permute(0, 2, 3, 1).cpu()
         made = torch.empty_like(pixels)
         for row, image in enumerate(pixels.contiguous().numpy()):
+            sizes = (self.strength, self.patch, self.search)
             if image.shape[2] == 1:
-                done = cv2.fastNlMeansDenoising(image[..., 0], None, self.strength, self.patch, self.search)
+                done = cv2.fastNlMeansDenoising(image[..., 0], None, *sizes)
             else:
-                done = cv2.fastNlMeansDenoisingColored(
-                    image, None, self.strength, self.strength, self.patch, self.search
-                )
+                done = cv2.fastNlMeansDenoisingColored(image, None, self.strength, *sizes)
             made[row] = torch.from_numpy(done).view(image.shape)
         return from_unit(made.permute(0, 3, 1, 2).to(x) / 255, self.bounds)
 
 
 def _check_images(x: Tensor, margin: int) -> None:
     if x.dim() != 4 or x.shape[1] not in (1, 3) or min(x.shape[2:]) <= margin:
-        raise InvalidArgumentError(
-            "inputs",
-            f"shape {tuple(x.shape)}",
-            f"images (N, C, H, W) of one or three channels, with H and W above {margin}; for others leave non-local "
-            "means out, or take a smaller search window",
-        )
+        expected = f"images (N, C, H, W) of one or three channels, with H and W above {margin}"
+        more = "for others leave non-local means out, or take a smaller search window"
+        raise InvalidArgumentError("inputs", f"shape {tuple(x.shape)}", f"{expected}; {more}")
 
 
 def to_lab(levels: Tensor) -> Tensor:

@@ -1,17 +1,16 @@
-"""Messages between the judge and an attack's process.
+"""Messages to other processes.
 
-Requests travel to the process as pickles. Replies are safetensors files with a text of JSON in them: the judge
-unpickles nothing that an attack's process sends.
+Requests travel to an attack's process, and calls to a worker, as pickles. Replies of an attack's process are
+safetensors files with JSON in them: the judge unpickles nothing that an attack's process sends.
 """
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import pickle
-from collections import OrderedDict
-from collections.abc import Iterable, Mapping
-from itertools import count
+from collections.abc import Mapping
 from typing import Any, BinaryIO
 
 import cloudpickle
@@ -26,47 +25,50 @@ from robust_ext.core.objects import loaded_files
 REPLY_BYTES = 2**20
 """Bytes that a reply may have besides its tensors, so that an attack's process cannot fill the judge's memory."""
 
-# Parts that are kept, so that the worker of a long-lived cluster does not keep every model that it has met.
-_PARTS = 64
-_NUMBERS = count()
+LONGEST = 20_000
+"""Characters of a text in a reply."""
 
 
-class Parts:
-    """Objects that were pickled before anything was planted; later pickles refer to them, and to their modules."""
+class Packer:
+    """Objects as pickles; those that several of them share are parts, pickled once and referred to by name.
 
-    def __init__(self) -> None:
-        self._parts: OrderedDict[str, tuple[bytes, list[str], list[object]]] = OrderedDict()
+    ``to`` is where they travel, for errors.
+    """
+
+    def __init__(self, to: str) -> None:
+        self.parts: dict[str, bytes] = {}
+        """Pickles of parts by digest; each may refer to those before it."""
+        self._to = to
+        self._needed: dict[str, list[str]] = {}
         self._names: dict[int, str] = {}
+        self._kept: list[object] = []  # So that no other object gets the id of one that has a name
 
-    def add(self, objects: Iterable[object]) -> None:
-        """Pickle objects, each of which may hold those before it; known ones keep their pickle."""
-        for obj in objects:
-            if id(obj) in self._names:
-                continue
-            content, needed = self.pickle(obj)
-            name = str(next(_NUMBERS))
-            inside = [] if isinstance(obj, torch.jit.ScriptModule) or not isinstance(obj, nn.Module) else [obj]
-            own = {id(obj): f"{name}:"}
-            own |= {id(part): f"{name}:{path}" for one in inside for path, part in one.named_modules()}
-            # All of them are kept, so that no other object gets the id of one that has a name.
-            self._parts[name] = content, needed, [obj, *(part for one in inside for part in one.modules())]
-            self._names = {**own, **self._names}
-        while len(self._parts) > _PARTS:
-            first, _ = self._parts.popitem(last=False)
-            self._names = {key: name for key, name in self._names.items() if not name.startswith(f"{first}:")}
+    def share(self, obj: object, *, rows: int | None = None) -> None:
+        """Pickle a part as it is now, unless it is one; its modules are referred to as well.
+
+        With ``rows`` the first rows of a tensor ``(N, ...)`` stand for all of it.
+        """
+        if id(obj) in self._names:
+            return
+        content, needed = self.pickle(obj[:rows].clone() if isinstance(obj, Tensor) and rows is not None else obj)
+        name = hashlib.blake2b(content, digest_size=16).hexdigest()
+        self.parts[name], self._needed[name] = content, needed
+        scripted = isinstance(obj, torch.jit.ScriptModule)
+        modules = dict(obj.named_modules()) if isinstance(obj, nn.Module) and not scripted else {}
+        self._names = {
+            id(obj): f"{name}:",
+            **{id(one): f"{name}:{path}" for path, one in modules.items()},
+            **self._names,
+        }
+        self._kept += [obj, *modules.values()]
 
     def pickle(self, obj: object) -> tuple[bytes, list[str]]:
-        """A pickle and the parts that it needs, in order; ModelError where something cannot be pickled."""
+        """Return a pickle and the parts that it needs, in order; ModelError where something cannot be pickled."""
         used: set[str] = set()
-        content = pickled(obj, self._names, to="the attack's process", used=used)
-        needed: dict[str, None] = {}
-        for name in sorted({one.partition(":")[0] for one in used}, key=int):
-            self._parts.move_to_end(name)
-            needed.update(dict.fromkeys([*self._parts[name][1], name]))
-        return content, list(needed)
-
-    def __getitem__(self, name: str) -> bytes:
-        return self._parts[name][0]
+        content = pickled(obj, self._names, to=self._to, used=used)
+        names = {name.partition(":")[0] for name in used}
+        needed = names.union(*(self._needed[name] for name in names))
+        return content, [name for name in self.parts if name in needed]
 
 
 def pickled(obj: object, names: Mapping[int, str], *, to: str, used: set[str] | None = None) -> bytes:
@@ -164,7 +166,7 @@ def unpack(content: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 def describe_error(error: RobustExtError) -> dict[str, Any]:
     """An error of this project as plain values."""
-    found: dict[str, Any] = {"error": type(error).__name__, "text": str(error)[:20_000]}
+    found: dict[str, Any] = {"error": type(error).__name__, "text": str(error)[:LONGEST]}
     if isinstance(error, InvalidArgumentError):
         found["argument"] = [error.argument, str(error.got), error.expected]
     return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import json
 import multiprocessing
@@ -11,9 +10,10 @@ import signal
 import socket
 import sys
 import threading
+import time
 import types
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.popen_forkserver import Popen
@@ -25,11 +25,8 @@ from torch import Tensor
 
 from robust_ext.core.errors import IsolationError, RobustExtError
 from robust_ext.core.objects import loaded_files
-from robust_ext.engine.isolation.messages import REPLY_BYTES, Parts, unpack
+from robust_ext.engine.isolation.messages import REPLY_BYTES, Packer, unpack
 from robust_ext.engine.isolation.serving import serve
-
-MODULES = "ROBUST_EXT_PRELOAD"
-"""The variable of the environment that names what the process that attacks' processes are forked from imports."""
 
 # Seconds until a process has begun; seconds it may take to end once its connection is closed.
 _BEGINNING, _ENDING = 300.0, 1.0
@@ -63,11 +60,7 @@ class AttackProcess:
             start_server()
             # By its own start, a process is refused to daemons, as the workers of dask are.
             with theirs, without_script(_variables(), arguments=False):
-                try:
-                    self._process = Popen(process)
-                except (OSError, EOFError):
-                    # The server may have been killed, and is there again at the second try.
-                    self._process = Popen(process)
+                self._process = _started(process)
             with self._ended_after(_BEGINNING):
                 header, _ = unpack(self._connection.recv_bytes(REPLY_BYTES))
         except (OSError, EOFError, LostError) as error:
@@ -82,29 +75,28 @@ class AttackProcess:
     def request(
         self,
         obj: object,
-        parts: Parts,
+        packer: Packer,
         *,
         read: Callable[[dict[str, Any], dict[str, Tensor]], T],
         room: int = 0,
-        progress: Callable[[int, int], None] | None = None,
+        progress: Callable[[int, int], None] = lambda forward, backward: None,
     ) -> T:
         """Return the reply to an object, read by ``read``; raises :class:`LostError` without a reply.
 
         The reply may have ``room`` bytes of tensors. Meanwhile ``progress`` is called with rows sent forward and back.
         """
-        content, needed = parts.pickle(obj)
+        content, needed = packer.pickle(obj)
         new = [name for name in needed if name not in self._sent]
         self._sent.update(new)
         with self._ended_after(self._timeout):
-            for message in (json.dumps(new).encode(), *(parts[name] for name in new), content):
+            for message in (json.dumps(new).encode(), *(packer.parts[name] for name in new), content):
                 self._connection.send_bytes(message)
             while True:
                 header, tensors = unpack(self._connection.recv_bytes(REPLY_BYTES + room))
                 if "progress" not in header:
                     return read(header, tensors)
                 forward, backward = (int(stated(rows)) for rows in header["progress"])
-                if progress is not None:
-                    progress(forward, backward)
+                progress(forward, backward)
 
     def close(self, *, patience: float = 0.0) -> str:
         """End the process and what it started; return how it ended."""
@@ -117,7 +109,7 @@ class AttackProcess:
         self._connection.close()
         # An attack may have stopped the process that states how it ended.
         if self._server:
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 os.kill(self._server, signal.SIGCONT)
         status = process.wait(_ENDING)
         if status is None or status == 255:
@@ -130,17 +122,16 @@ class AttackProcess:
     @contextmanager
     def _ended_after(self, seconds: float | None) -> Iterator[None]:
         """Kill the process at the deadline, whatever it sends or reads until then."""
-        over, process, connection = threading.Event(), self._process, self._connection
+        over, process = threading.Event(), self._process
+        assert process is not None
 
         def end() -> None:
             over.set()
-            if process is not None:
-                _kill(process.pid, connection)
+            _kill(process.pid, self._connection)
 
-        timer = None if seconds is None else threading.Timer(min(seconds, threading.TIMEOUT_MAX), end)
-        if timer is not None:
-            timer.daemon = True
-            timer.start()
+        timer = threading.Timer(threading.TIMEOUT_MAX if seconds is None else min(seconds, threading.TIMEOUT_MAX), end)
+        timer.daemon = True
+        timer.start()
         try:
             yield
         except (EOFError, OSError) as error:
@@ -153,11 +144,20 @@ class AttackProcess:
         except Exception as error:
             raise LostError("ended", f"the attack's process sent what is no result ({str(error)[:200]})") from error
         finally:
-            if timer is not None:
-                timer.cancel()
+            timer.cancel()
         if over.is_set():
             self.close()
             raise LostError("timed_out", f"the attack took more than {seconds:g} seconds and was stopped")
+
+
+def _started(process: Any) -> Popen:
+    """Start a process, later if its server was killed: the system may report that after the connection has failed."""
+    for wait in (0.05, 0.2, 1.0, 5.0):
+        try:
+            return Popen(process)
+        except (OSError, EOFError):
+            time.sleep(wait)
+    return Popen(process)
 
 
 def _path() -> list[str]:
@@ -175,8 +175,9 @@ def stated(number: Any) -> float:
 
 def start_server() -> None:
     """Start the server of attacks' processes with this process's imports, without waiting for it."""
+    modules = sorted(name for name in sys.modules if name.startswith("robust_ext."))
     # Before Python 3.11 each process imports by itself, as nothing keeps the working directory off its path.
-    forkserver.set_forkserver_preload([_SERVER] if sys.version_info >= (3, 11) else [])
+    forkserver.set_forkserver_preload([_SERVER, *modules] if sys.version_info >= (3, 11) else [])
     with without_script(_variables(), arguments=False):
         try:
             forkserver.ensure_running()
@@ -187,8 +188,7 @@ def start_server() -> None:
 
 
 def _variables() -> dict[str, str]:
-    modules = sorted(name for name in sys.modules if name.startswith("robust_ext."))
-    return {"PYTHONPATH": os.pathsep.join(_path()), "PYTHONSAFEPATH": "1", MODULES: ",".join(modules)}
+    return {"PYTHONPATH": os.pathsep.join(_path()), "PYTHONSAFEPATH": "1"}
 
 
 @contextmanager
@@ -214,10 +214,10 @@ def without_script(variables: Mapping[str, str], *, arguments: bool = True) -> I
 
 def _kill(process: int, connection: Connection) -> None:
     for kill in (os.killpg, os.kill):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
+        with suppress(ProcessLookupError, PermissionError):
             kill(process, signal.SIGKILL)
     # What the attack started in a group of its own may hold the other end.
-    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as ours:
+    with suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as ours:
         ours.shutdown(socket.SHUT_RDWR)
 
 
@@ -233,7 +233,7 @@ def close_memory(value: int = 0) -> int:
 
 @contextmanager
 def unreadable() -> Iterator[None]:
-    """This process's memory and open files are closed to others of the same user meanwhile, on Linux."""
+    """Close this process's memory and open files to others inside the block."""
     before = close_memory()
     try:
         yield

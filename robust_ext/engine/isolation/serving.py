@@ -13,14 +13,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
 from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 from typing import Any
 
 import torch
 
 from robust_ext.core.errors import DisturbedError, IsolationError, RobustExtError, collecting
+from robust_ext.core.machine import FreeCores
 from robust_ext.core.target import PassCounter
-from robust_ext.engine.isolation.messages import Unpickler, describe_error, pack
+from robust_ext.engine.isolation.messages import LONGEST, Unpickler, describe_error, pack
 from robust_ext.engine.task import Task, run_task
 from robust_ext.engine.verify import check_candidates
 
@@ -42,10 +42,16 @@ def serve(connection: Connection, threads: int, path: Sequence[str], environment
     multiprocessing.current_process().authkey = os.urandom(32)
     judge = multiprocessing.parent_process()
     assert judge is not None
-    threading.Thread(target=_end_with, args=(judge,), daemon=True).start()
+
+    def end() -> None:
+        judge.join()
+        os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=end, daemon=True).start()
     _take_away_files(besides={connection.fileno(), judge.sentinel})
     connection.send_bytes(pack({"server": os.getppid()}))
     parts: dict[str, Any] = {}
+    cores = FreeCores(threads)
     while True:
         try:
             names = json.loads(connection.recv_bytes())
@@ -57,9 +63,16 @@ def serve(connection: Connection, threads: int, path: Sequence[str], environment
                 parts[name] = Unpickler(content, parts).load()
             request = Unpickler(contents[-1], parts).load()
         except Exception as error:
-            reply = pack(describe_error(error if isinstance(error, RobustExtError) else _unreadable(error)))
+            text = (
+                f"the attack's process cannot load what it needs ({type(error).__name__}: {error}); define it in a "
+                "module that can be imported, or run attacks in this process (isolate=False, --in-process)"
+            )
+            reply = pack(describe_error(error if isinstance(error, RobustExtError) else IsolationError(text)))
         else:
+            # Nor does the judge's work while this process waits.
+            cores.lap(own=False)
             reply = _reply(request, connection)
+            cores.lap()
         connection.send_bytes(reply)
 
 
@@ -68,22 +81,10 @@ def _reply(request: Task | Callable[[], Any], connection: Connection) -> bytes:
     try:
         return _attack(request, connection) if isinstance(request, Task) else pack({"value": request()})
     except DisturbedError as error:
-        return pack({"lost": str(error)[:20_000]})
+        return pack({"lost": str(error)[:LONGEST]})
     except RobustExtError as error:
         lost = _lost(error.__cause__) if isinstance(request, Task) else None
-        return pack({"lost": lost[:20_000]} if lost else describe_error(error))
-
-
-def _unreadable(error: Exception) -> IsolationError:
-    return IsolationError(
-        f"the attack's process cannot load what it needs ({type(error).__name__}: {error}); define it in a module "
-        "that can be imported, or run attacks in this process (isolate=False, --in-process)"
-    )
-
-
-def _end_with(judge: BaseProcess) -> None:
-    judge.join()
-    os.killpg(0, signal.SIGKILL)
+        return pack({"lost": lost[:LONGEST]} if lost else describe_error(error))
 
 
 def _take_away_files(besides: set[int]) -> None:
@@ -97,7 +98,7 @@ def _take_away_files(besides: set[int]) -> None:
 
 def _attack(task: Task, connection: Connection) -> bytes:
     counter = task.target.counter
-    counter.watch = _Progress(connection, counter.snapshot())
+    counter.watch = _reporting(connection, counter)
     with collecting() as warned:
         result = run_task(task)
     counter.watch = None
@@ -122,21 +123,16 @@ def _lost(error: BaseException | None) -> str | None:
     return f"the attack ran out of memory ({error})" if memory else None
 
 
-class _Progress:
-    """Reports rows sent forward and backward, now and then."""
+def _reporting(connection: Connection, counter: PassCounter) -> Callable[[PassCounter], None]:
+    """Return what reports now and then how many rows were sent forward and backward."""
+    before, process, sent = counter.snapshot(), os.getpid(), time.monotonic()
 
-    def __init__(self, connection: Connection, before: PassCounter) -> None:
-        self._connection, self._before, self._process = connection, before, os.getpid()
-        self._sent, self._lock = time.monotonic(), threading.Lock()
-
-    def __call__(self, counter: PassCounter) -> None:
-        now = time.monotonic()
+    def report(counter: PassCounter) -> None:
+        nonlocal sent
         # What an attack starts itself has this connection too.
-        if now - self._sent < _INTERVAL or os.getpid() != self._process or not self._lock.acquire(blocking=False):
-            return
-        try:
-            self._sent = now
-            spent = counter.since(self._before)
-            self._connection.send_bytes(pack({"progress": [spent.forward, spent.backward]}))
-        finally:
-            self._lock.release()
+        if time.monotonic() - sent >= _INTERVAL and os.getpid() == process:
+            sent = time.monotonic()
+            spent = counter.since(before)
+            connection.send_bytes(pack({"progress": [spent.forward, spent.backward]}))
+
+    return report

@@ -5,10 +5,8 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
 from functools import partial
 from typing import Any
 
@@ -16,6 +14,7 @@ import torch
 from torch import Tensor
 
 from robust_ext.attacks.base import Attack, AttackTraits
+from robust_ext.core.criteria import Criterion
 from robust_ext.core.errors import (
     AttackError,
     InvalidArgumentError,
@@ -28,83 +27,12 @@ from robust_ext.core.errors import (
 from robust_ext.core.target import PassCounter, Target
 from robust_ext.core.threat import ThreatModel
 from robust_ext.core.validation import check_number
-from robust_ext.engine.context import ISOLATED, SETTING_ASIDE
-from robust_ext.engine.isolation.messages import Parts, as_error
+from robust_ext.engine.context import ISOLATING
+from robust_ext.engine.isolation.messages import LONGEST, Packer, as_error
 from robust_ext.engine.isolation.process import AttackProcess, LostError, start_server, stated, unreadable
 from robust_ext.engine.task import Task, TaskResult
 from robust_ext.engine.trace import Trace, no_values, plain_curve
 from robust_ext.registry.attack import as_attack, attacks_from_text
-
-# Characters of a description.
-_LONGEST = 20_000
-Call = Callable[[Callable[[], Any]], Any]
-
-
-class RemoteAttack(Attack):
-    """The judge's handle of an attack that it does not load; pickled, it becomes the attack itself."""
-
-    def __init__(self, text: str, name: str, call: Call) -> None:
-        stated = call(partial(_describe, text, name))
-        try:
-            self.name, self.traits, self.text = name, _traits(stated["traits"]), text
-            self._described, self._call = str(stated["description"])[:_LONGEST], call
-        except (KeyError, TypeError, AttributeError) as error:
-            raise InvalidArgumentError("attack", text, f"an attack that states its traits ({error})") from error
-
-    @property
-    def description(self) -> str:
-        """The attack's description."""
-        return self._described
-
-    def refusal(self, *, threat_model: ThreatModel, detector: bool = False) -> str | None:
-        """Return the attack's refusal."""
-        found = self._call(partial(_refusal, self.text, self.name, threat_model, detector))
-        return None if found is None else str(found)[:_LONGEST]
-
-    def search(
-        self,
-        target: Target,
-        inputs: Tensor,
-        labels: Tensor,
-        *,
-        threat_model: ThreatModel,
-        generator: torch.Generator,
-    ) -> Tensor:
-        """Raise: it is run in its own process alone."""
-        raise AttackError(f"{self.name}: is loaded in a process of its own, and cannot be run in this one")
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _load, (self.text, self.name)
-
-
-def _traits(stated: Mapping[str, Any]) -> AttackTraits:
-    """Traits of the declared types; what the attack imports is looked for in its own process, see ``_refusal``."""
-    found: dict[str, Any] = {}
-    for entry in fields(AttackTraits):
-        value = stated[entry.name]
-        value = tuple(map(str, value)) if isinstance(entry.default, tuple) else value
-        if type(value) is not type(entry.default):
-            raise TypeError(f"{entry.name} is a {type(value).__name__}")
-        found[entry.name] = value
-    return AttackTraits(**{**found, "packages": ()})
-
-
-def _load(text: str, name: str) -> Attack:
-    return as_attack(text, name=name)
-
-
-def _describe(text: str, name: str) -> dict[str, Any]:
-    made = _load(text, name)
-    return {"traits": vars(made.traits), "description": made.description}
-
-
-def _refusal(text: str, name: str, threat_model: ThreatModel, detector: bool) -> str | None:
-    attack = _load(text, name)
-    reason = attack.refusal(threat_model=threat_model, detector=detector)
-    if reason is None:
-        attack.check(threat_model=threat_model, detector=detector)
-    return reason
-
 
 logger = logging.getLogger(__name__)
 
@@ -113,8 +41,11 @@ CAN_ISOLATE = "forkserver" in multiprocessing.get_all_start_methods()
 
 # Attacks whose processes are kept at a time; an attack whose process is gone gets another.
 _PROCESSES = 8
+# Parts that are kept, so that the worker of a long-lived cluster does not keep every model that it has met.
+_PARTS = 64
 # Warnings of a task, and characters of each.
 _WARNINGS, _CHARACTERS = 20, 2000
+Call = Callable[[Callable[[], Any]], Any]
 
 
 class IsolatedWorker:
@@ -124,22 +55,26 @@ class IsolatedWorker:
         if timeout is not None:
             timeout = check_number("attack_timeout", timeout, minimum=0, open_minimum=True)
         self.timeout = timeout
-        self._parts = Parts()
-        self._processes: OrderedDict[int, tuple[Attack, AttackProcess]] = OrderedDict()
+        self._packer = _packer()
+        # Attacks are kept, so that no other one gets the id of one that has a process.
+        self._processes: dict[int, tuple[Attack, AttackProcess]] = {}
 
     def set_aside(self, objects: Sequence[object]) -> None:
-        """Pickle what attacks are to get of a run, before the judge shows it anything."""
+        """Pickle what attacks are to get of a run, before the judge shows it anything; each may hold those before."""
         start_server()
-        self._parts.add(objects)
+        if len(self._packer.parts) > _PARTS:
+            self._packer = _packer()
+        for one in objects:
+            self._packer.share(one)
 
     @contextmanager
     def evaluation(self) -> Iterator[None]:
         """Inside the block, objects count as they are now, not as an evaluation before has set them aside."""
-        before, self._parts = self._parts, Parts()
+        before, self._packer = self._packer, _packer()
         try:
             yield
         finally:
-            self._parts = before
+            self._packer = before
 
     def __call__(self, task: Task, *, earlier: PassCounter | None = None) -> TaskResult:
         """Run a task; errors of the attack are raised here, and a process that is lost costs these rows.
@@ -159,10 +94,9 @@ class IsolatedWorker:
         room = 16 * task.inputs.numel() + 8 * no_values(len(task.inputs)).numel()
         try:
             process = self._process(task.attack)
-            result = process.request(task, self._parts, read=partial(_read, task), room=room, progress=count)
+            result = process.request(task, self._packer, read=partial(_read, task), room=room, progress=count)
             if isinstance(result, RobustExtError):
                 raise result
-            count(**result.passes)
         except LostError as lost:
             self.drop(task.attack)
             logger.info("%s: %s", task.attack.name, lost.text)
@@ -175,13 +109,14 @@ class IsolatedWorker:
             # What the process sends besides is not to be taken for the next result.
             self.drop(task.attack)
             raise
+        count(**result.passes)
         return result
 
     def call(self, function: Callable[[], Any]) -> Any:
         """The plain value that a function returns in a process of its own, which then ends."""
         process = AttackProcess(timeout=self.timeout)
         try:
-            found = process.request(function, Parts(), read=lambda header, _: header)
+            found = process.request(function, _packer(), read=lambda header, _: header)
         except LostError as lost:
             raise InvalidArgumentError("attack", lost.text, "code that defines an attack and returns") from lost
         finally:
@@ -198,17 +133,19 @@ class IsolatedWorker:
 
     def close(self) -> None:
         """End all processes."""
-        for one, _ in list(self._processes.values()):
-            self.drop(one)
+        for attack, _ in list(self._processes.values()):
+            self.drop(attack)
 
     def _process(self, attack: Attack) -> AttackProcess:
-        if id(attack) not in self._processes:
-            if len(self._processes) >= _PROCESSES:
-                self.drop(next(iter(self._processes.values()))[0])
-            # The attack is kept, so that no other gets its id.
-            self._processes[id(attack)] = attack, AttackProcess(timeout=self.timeout)
-        self._processes.move_to_end(id(attack))
-        return self._processes[id(attack)][1]
+        found = self._processes.pop(id(attack), None) or (attack, AttackProcess(timeout=self.timeout))
+        if len(self._processes) >= _PROCESSES:
+            self.drop(next(iter(self._processes.values()))[0])
+        self._processes[id(attack)] = found
+        return found[1]
+
+
+def _packer() -> Packer:
+    return Packer("the attack's process")
 
 
 def _read(task: Task, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> TaskResult | RobustExtError:
@@ -219,7 +156,7 @@ def _read(task: Task, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) 
         about_run = isinstance(error, (OutOfTimeError, RunFolderError))
         return AttackError(f"{task.attack.name}: {error}") if about_run else error
     if "lost" in header:
-        raise LostError("ended", str(header["lost"])[:20_000])
+        raise LostError("ended", str(header["lost"])[:LONGEST])
     for name, tensor in tensors.items():
         expected = no_values(len(task.inputs)) if name == "trace" else task.inputs
         if tensor.shape != expected.shape:
@@ -238,13 +175,78 @@ def _read(task: Task, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) 
     return result
 
 
+class RemoteAttack(Attack):
+    """The judge's handle of an attack that it does not load; pickled, it becomes the attack itself."""
+
+    def __init__(self, text: str, name: str, call: Call) -> None:
+        described = call(partial(_describe, text, name))
+        try:
+            traits: dict[str, Any] = {
+                key: tuple(one) if isinstance(one, list) else one for key, one in described["traits"].items()
+            }
+            # What the attack imports is looked for in its own process, see ``_refusal``.
+            self.name, self.traits, self.text = name, AttackTraits(**{**traits, "packages": ()}), text
+            self._described, self._call = str(described["description"])[:LONGEST], call
+        except (KeyError, TypeError, AttributeError) as error:
+            raise InvalidArgumentError("attack", text, f"an attack that states its traits ({error})") from error
+
+    @property
+    def description(self) -> str:
+        """The attack's description."""
+        return self._described
+
+    def refusal(self, *, threat_model: ThreatModel, detector: bool = False) -> str | None:
+        """Return the attack's refusal."""
+        found = self._call(partial(_refusal, self.text, self.name, threat_model, detector))
+        return None if found is None else str(found)[:LONGEST]
+
+    def pursues(self, criterion: Criterion) -> bool:
+        """Return whether the attack does; raises what it raises."""
+        return self._call(partial(_pursues, self.text, self.name, criterion)) is True
+
+    def search(
+        self,
+        target: Target,
+        inputs: Tensor,
+        labels: Tensor,
+        *,
+        threat_model: ThreatModel,
+        generator: torch.Generator,
+    ) -> Tensor:
+        """Raise: it is run in its own process alone."""
+        raise AttackError(f"{self.name}: is loaded in a process of its own, and cannot be run in this one")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _load, (self.text, self.name)
+
+
+def _load(text: str, name: str) -> Attack:
+    return as_attack(text, name=name)
+
+
+def _describe(text: str, name: str) -> dict[str, Any]:
+    made = _load(text, name)
+    return {"traits": vars(made.traits), "description": made.description}
+
+
+def _pursues(text: str, name: str, criterion: Criterion) -> bool:
+    return _load(text, name).pursues(criterion)
+
+
+def _refusal(text: str, name: str, threat_model: ThreatModel, detector: bool) -> str | None:
+    attack = _load(text, name)
+    reason = attack.refusal(threat_model=threat_model, detector=detector)
+    if reason is None:
+        attack.check(threat_model=threat_model, detector=detector)
+    return reason
+
+
 @contextmanager
 def isolating(worker: IsolatedWorker) -> Iterator[None]:
     """Inside the block, attacks that are named as code (``file.py:attack``) are loaded in their own process only."""
-    isolated, setting_aside = ISOLATED.set(True), SETTING_ASIDE.set(worker.set_aside)
+    token = ISOLATING.set(worker)
     try:
         with unreadable(), attacks_from_text(lambda text, name: RemoteAttack(text, name, worker.call)):
             yield
     finally:
-        SETTING_ASIDE.reset(setting_aside)
-        ISOLATED.reset(isolated)
+        ISOLATING.reset(token)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -12,34 +13,33 @@ from typing_extensions import Unpack
 
 from robust_ext.core.devices import on_device
 from robust_ext.core.errors import InvalidArgumentError, ModelError, OutOfTimeError
+from robust_ext.core.finding_texts import sentence
 from robust_ext.core.settings import make_settings
 from robust_ext.core.threat import ThreatModel
 from robust_ext.core.validation import Array
 from robust_ext.engine.classifiers import as_classifier
 from robust_ext.engine.context import limited
-from robust_ext.engine.evaluation_file import with_judge_seed
 from robust_ext.engine.executors import ExecutorLike
-from robust_ext.engine.inputs import PROBES, EvaluationInputs, check_model, prepare_inputs
+from robust_ext.engine.inputs import PROBES, EvaluationInputs, check_model
 from robust_ext.engine.progress import paced, showing
 from robust_ext.engine.run import check_some_ran
-from robust_ext.engine.running import attack_worker, run_all
-from robust_ext.engine.task import Worker, drive
+from robust_ext.engine.task import drive
 from robust_ext.evaluations.adaptive.cascade import Cascade
 from robust_ext.evaluations.adaptive.content import make_content
-from robust_ext.evaluations.adaptive.options import AdaptiveOptions
-from robust_ext.evaluations.adaptive.plan import Step, as_steps
+from robust_ext.evaluations.adaptive.plan import as_steps
 from robust_ext.evaluations.adaptive.probes import affordable, measure_cost, probe_outputs, with_costs
 from robust_ext.evaluations.adaptive.protocol import plan_runs
 from robust_ext.evaluations.adaptive.settings import AdaptiveResult, AdaptiveSettings
-from robust_ext.evaluations.callbacks import Callback, listening
+from robust_ext.evaluations.callbacks import Callback
 from robust_ext.evaluations.causes.setup import find_setup
+from robust_ext.evaluations.options import AdaptiveOptions
+from robust_ext.evaluations.run_keywords import RunKeywords
 from robust_ext.models.adaptive import AdaptiveDefense
 from robust_ext.registry.defense import as_defense
 from robust_ext.registry.model import as_module
-from robust_ext.reports.findings import sentence
 
 
-def evaluate_defense(
+def evaluate_defense(  # noqa: D417
     defense: object,
     attacks: object,
     inputs: Array,
@@ -69,89 +69,96 @@ def evaluate_defense(
         defense: Anything :func:`robust_ext.as_defense` takes, as ``"hd(steps=5)"``.
         attacks: None or ``"recommended"``: every recommended attack, see :func:`plan_steps`. Else a :class:`Step`,
             anything :func:`robust_ext.as_attack` takes, or a list of these, ``"recommended"`` among them.
-        inputs: Clean samples, a tensor or numpy array of floats ``(N, ...)`` in bounds; for batch-level defenses a
-            whole number of groups.
-        labels: Their classes, integers ``(N,)``, or one-hot ``(N, K)``.
+        inputs: Clean samples, floats ``(N, ...)`` in bounds; for batch-level defenses a whole number of groups.
         threat_model: The norm, epsilon and bounds that the robustness claim is about.
         classifier: The static model: a torch module, a Foolbox model or an ART ``PyTorchClassifier``; or the defense's.
         defense_weights: File of the trained parts of a named defense.
         surrogates: Further networks by name, anything that ``classifier`` may be, to transfer points from.
-        device: Where to run it, on a copy of a model that lies elsewhere; the model's own device when left out.
-        sample_ids: Ids of the samples, which with the seed decide every draw; ``0 .. N-1`` when left out.
-        out: Run folder, in which the same call resumes a killed run; gets result and report.
-        isolate: Run each attack in a process of its own, see docs/threats.md.
-        attack_timeout: Seconds an attack may then take for a batch; None for any time.
-        executor: What runs the blocks, see docs/clusters.md; this process when left out.
-        devices: The devices that its workers use; the model's own when left out.
-        progress: Show a progress bar on stderr.
-        callbacks: Told of the result, and of records as they come, see :class:`robust_ext.Callback`.
         settings: All settings at once; the defaults when left out.
         **options: Single settings, see :class:`AdaptiveSettings`.
+        labels, device, sample_ids, out, isolate, attack_timeout, executor, devices, progress, callbacks: As of
+            :func:`robust_ext.robust_accuracy`.
 
     Raises:
         RobustExtError: An argument, the model, an attack or the run folder is not as described; see its subclasses.
 
     Example:
-        >>> import torch
         >>> network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 5)).eval()
         >>> x, threat_model = torch.rand(6, 1, 4, 4), ThreatModel(norm="linf", epsilon=0.5)
         >>> rounded, y = lambda x: (x * 8).round() / 8, network(x).argmax(1)
         >>> evaluate_defense(rounded, "robust_ext:APGD()", x, y, threat_model, classifier=network).static <= 1
         True
     """
-    with listening(callbacks) as tell:
-        checked = make_settings(AdaptiveSettings, options, base=settings)
-        if isinstance(defense, nn.Module):
-            defense = on_device(defense, device, argument="defense")
-        given = prepare_inputs(
-            _static_model(defense, classifier),
-            inputs,
-            labels,
-            threat_model=threat_model,
-            sample_ids=sample_ids,
-            batch_size=checked.batch_size,
-            device=device,
+    run = RunKeywords(device, sample_ids, out, isolate, attack_timeout, executor, devices, progress, callbacks)
+    with run.begun() as finish:
+        chosen = make_settings(AdaptiveSettings, options, base=settings)
+        size = chosen.batch_size
+        given, made = prepare_defense(
+            defense, classifier, inputs, labels, threat_model, run, batch_size=size, weights=defense_weights
         )
-        made = as_defense(defense, given.module, given.inputs[:2], weights=defense_weights, bounds=threat_model.bounds)
-        networks = _networks(surrogates, given.inputs, given.labels)
-        workers = attack_worker(isolate=isolate, attack_timeout=attack_timeout, executor=executor, devices=devices)
-        with workers as worker:
-            checked = with_judge_seed(checked, out=out, worker=worker)
-            steps = as_steps(attacks, made, checked, threat_model=threat_model, surrogates=networks)
-            return tell(_evaluate(steps, given, made, checked, out=out, progress=progress, worker=worker))
+        result = evaluate_prepared(attacks, given, made, run.judged(chosen), run, surrogates=surrogates)
+        # Its run folder holds more than these.
+        return finish(replace(result, records=()))
 
 
-def _evaluate(
-    steps: Sequence[Step],
-    given: EvaluationInputs,
-    defense: AdaptiveDefense,
-    settings: AdaptiveSettings,
+def prepare_defense(
+    defense: object,
+    classifier: object,
+    inputs: Array,
+    labels: Array,
+    threat_model: ThreatModel,
+    run: RunKeywords,
     *,
-    out: str | os.PathLike[str] | None,
-    progress: bool,
-    worker: Worker,
-) -> AdaptiveResult:
-    begun, group = time.perf_counter(), defense.group_size
-    given.threat_model.check_resolution(given.inputs[0].numel())
-    if group is not None and len(given.inputs) % group and not defense.pad:
+    batch_size: int,
+    weights: str | os.PathLike[str] | None = None,
+) -> tuple[EvaluationInputs, AdaptiveDefense]:
+    """Check a static model with its samples, and a defense of it; the arguments are as of :func:`evaluate_defense`."""
+    if isinstance(defense, nn.Module):
+        defense = on_device(defense, run.device, argument="defense")
+    if classifier is None and isinstance(defense, AdaptiveDefense):
+        classifier = defense.classifier
+    if classifier is None:
+        raise InvalidArgumentError(
+            "classifier", None, "the static model that is defended, as only an AdaptiveDefense brings its own"
+        )
+    given = run.prepare(classifier, inputs, labels, threat_model, batch_size=batch_size)
+    made = as_defense(defense, given.module, given.inputs[:2], weights=weights, bounds=threat_model.bounds)
+    threat_model.check_resolution(given.inputs[0].numel())
+    group = made.group_size
+    if group is not None and len(given.inputs) % group and not made.pad:
         raise InvalidArgumentError(
             "inputs", f"{len(given.inputs)} samples", f"a multiple of {group}: the defense treats so many together"
         )
+    return given, made
+
+
+def evaluate_prepared(
+    attacks: object,
+    given: EvaluationInputs,
+    defense: AdaptiveDefense,
+    settings: AdaptiveSettings,
+    run: RunKeywords,
+    *,
+    surrogates: object = None,
+) -> AdaptiveResult:
+    """Evaluate a checked defense with settings that have a judge's seed."""
+    begun, networks = time.perf_counter(), _networks(surrogates, given.inputs, given.labels)
+    steps = as_steps(attacks, defense, settings, threat_model=given.threat_model, surrogates=networks)
     runs = plan_runs(steps, given, defense, settings)
     if len(runs) == 1:
         chosen = f"only={settings.only}, skip={settings.skip}"
         raise InvalidArgumentError("skip", chosen, "at least one category of which there are attacks")
-    for run in runs:
-        run.check()
+    for one in runs:
+        one.check()
     with limited(settings.minutes):
-        with showing("test time", shown=progress), paced(defense, "probes of the defense"):
+        with showing("test time", shown=run.progress), paced(defense, "probes of the defense"):
             check_model(defense, given.inputs[:PROBES], bounds=given.bounds, argument="defense", draws=True)
             some, their_labels = given.rows(affordable(defense, given, runs[0].blocks[0]))
             warnings = probe_outputs(defense, some, their_labels)
             cost = measure_cost(defense, some)
         runs = with_costs(runs, queried=(cost["forward"], cost["backward"]))
         cascade = Cascade()
-        outcomes = drive(run_all(runs, out=out, progress=progress, title="test time", choose=cascade), worker)
+        outcomes = drive(run.tasks(runs, title="test time", choose=cascade), run.worker)
     attacked = [one for one in outcomes.values() if one.run.step is not None]
     check_some_ran(attacked)
     if outcomes[runs[0].key].cut or not any(one.records for one in attacked):
@@ -159,16 +166,11 @@ def _evaluate(
             raise ModelError(sentence(setup[0].to_dict()))
         reasons = "; ".join(dict.fromkeys(cascade.not_run.values()))
         raise OutOfTimeError(f"no attack was run on any sample, so nothing can be stated: {reasons}")
-    stated = cascade.stated(attacked)
     # The causes are looked for when all attacks are done, in a tenth of the time more.
-    with (
-        limited(settings.minutes and settings.minutes / 10),
-        showing("test time", shown=progress),
-    ):
-        content = make_content(
-            list(outcomes.values()), cost=cost, warnings=warnings, not_run=stated, planned=runs, begun=begun
-        )
-    return AdaptiveResult(content).saved(out)
+    with limited(settings.minutes and settings.minutes / 10), showing("test time", shown=run.progress):
+        stated, every = cascade.stated(attacked), list(outcomes.values())
+        content, records = make_content(every, cost=cost, warnings=warnings, not_run=stated, planned=runs, begun=begun)
+        return AdaptiveResult(content, records=records)
 
 
 def _networks(surrogates: object, inputs: Tensor, labels: Tensor) -> dict[str, nn.Module]:
@@ -182,13 +184,3 @@ def _networks(surrogates: object, inputs: Tensor, labels: Tensor) -> dict[str, n
         name: as_classifier(on_device(one, inputs.device, argument="surrogates"), inputs, labels)
         for name, one in modules.items()
     }
-
-
-def _static_model(defense: object, classifier: object) -> object:
-    if classifier is not None:
-        return classifier
-    if isinstance(defense, AdaptiveDefense):
-        return defense.classifier
-    raise InvalidArgumentError(
-        "classifier", None, "the static model that is defended, as only an AdaptiveDefense brings its own"
-    )

@@ -27,8 +27,21 @@ from robust_ext.engine.run import Outcome, candidates_name
 from robust_ext.evaluations.adaptive.plan import Step
 from robust_ext.evaluations.adaptive.protocol import StepRun
 
+Outcomes = Sequence[Outcome[StepRun]]
+Bools = NDArray[np.bool_]
+Floats = NDArray[np.float64]
 
-def highest_margins(done: Sequence[Outcome[StepRun]]) -> NDArray[np.float64]:
+OVER = "The time that was given was over"
+_SPENT = "More would take the cascade beyond a quarter of the passes of every attack on every sample"
+
+_FIRST = ("clean", "naive", "transfer")
+# What a step is taken to break of a sample before any of its kind was run.
+_PROMISE, _USUAL = {"black-box": 0.05}, 0.5
+# A step that takes at most this share of the cascade's passes, on all samples that it is for, comes before others.
+_CHEAP = 0.05
+
+
+def highest_margins(done: Outcomes) -> Floats:
     """The highest margin of each sample, ``(N,)``, over the candidates of all steps."""
     found = np.full(len(done[0].run.given.ids), -np.inf)
     for record in (record for one in done for record in one.records):
@@ -36,17 +49,7 @@ def highest_margins(done: Sequence[Outcome[StepRun]]) -> NDArray[np.float64]:
     return found
 
 
-def margins_for(run: StepRun, done: Sequence[Outcome[StepRun]]) -> NDArray[np.float64]:
-    """The margins ``(N,)`` that decide which samples a step is run on.
-
-    They are those of the step that it comes after, as what is near by one way may be far by another; of all steps where
-    it begins at their best points, or comes after none.
-    """
-    before = [one for one in done if run.step and one.run.title == run.step.after and not run.step.warm]
-    return highest_margins(before or done)
-
-
-def best_points(done: Sequence[Outcome[StepRun]]) -> Tensor:
+def best_points(done: Outcomes) -> Tensor:
     """The candidate of the highest margin of each sample, ``(N, ...)``."""
     given = done[0].run.given
     points, best = given.inputs.clone(), np.full(len(given.ids), -np.inf)
@@ -60,19 +63,6 @@ def best_points(done: Sequence[Outcome[StepRun]]) -> Tensor:
                 if records[row]["margin"] > best[row]:
                     best[row], points[row] = records[row]["margin"], torch.from_numpy(point).to(points)
     return points
-
-
-Outcomes = Sequence[Outcome[StepRun]]
-Bools = NDArray[np.bool_]
-
-OVER = "The time that was given was over"
-_SPENT = "More would take the cascade beyond a quarter of the passes of every attack on every sample"
-
-_FIRST = ("naive", "transfer")
-# What a step is taken to break of a sample before any of its kind was run.
-_PROMISE, _USUAL = {"black-box": 0.05}, 0.5
-# A step that takes at most this share of the cascade's passes, on all samples that it is for, comes before others.
-_CHEAP = 0.05
 
 
 @dataclass(frozen=True)
@@ -100,24 +90,20 @@ class Standing:
 def standing_after(outcomes: Outcomes) -> Standing:
     """Return the samples left by steps in this order, the clean inputs first."""
     run = outcomes[0].run
+    deciding = run.settings.repeats if run.defense.random else None
     static, defended = np.ones((2, len(run.given.ids)), dtype=bool)
     broken = dict[str, tuple[int, int]]()
     for one in outcomes:
         step, before = one.run.step, Standing(static.copy(), defended.copy(), broken)
         for record in one.records:
             static[record["index"]] &= record["static"]
-            defended[record["index"]] &= survives(record, run)
+            defended[record["index"]] &= any(record["right"][:deciding])
         if step is not None and one.refusal is None:
-            stood, left = before.under(step), Standing(static, defended, broken)
+            stood = before.under(step)
+            lost = before.defended & ~defended | (step.exposure == "static") & before.static & ~static
             tried = sum(bool(stood[record["index"]]) for record in one.records)
-            lost = before.defended & ~defended | (step.exposure == "static") & before.static & ~left.static
             broken[step.name] = tried, int((stood & lost).sum())
     return Standing(static, defended, broken)
-
-
-def survives(record: Mapping[str, list[bool]], run: StepRun) -> bool:
-    """Return whether a sample stands: any of the predictions that choose attacks is right."""
-    return any(record["right"][: run.settings.repeats] if run.defense.random else record["right"])
 
 
 @dataclass
@@ -131,7 +117,7 @@ class Cascade:
         done = list(outcomes.values())
         if not done:
             return left[0]
-        stands, waiting = standing_after(done), {run.title for run in left}
+        full, stands, waiting = left[0].settings.full, standing_after(done), {run.title for run in left}
         (rest, first, little), in_time = _rest(left, done), _passes_in_time(done)
         cheap = {run.title for run in left if _passes(run) * int(stands.under(run.step).sum()) <= little}
         last = {run.title for run in left if _after(run)} - cheap
@@ -139,9 +125,9 @@ class Cascade:
         shared = sum(cost for run in left if run.title in last and not run.twin and (cost := _passes(run)) < inf)
         ready, reasons = list[tuple[StepRun, int]](), dict[str, str]()
         for run in left:
-            wanted = stands.under(None if run.settings.full else run.step)
+            wanted = stands.under(None if full else run.step)
             groups = _affordable(run, *((rest, shared) if run.title in last else (first, 0)))
-            rows = _nearest(run, wanted, margins_for(run, done), groups)
+            rows = _nearest(run, wanted, done, groups)
             if reason := _reason(run, wanted, rows, in_time):
                 reasons[run.title] = reason
             elif _after(run) not in waiting:
@@ -149,10 +135,8 @@ class Cascade:
         if not ready:
             self.not_run |= {run.title: reasons.get(run.title) or reasons[_after(run)] for run in left}
             return None
-        full = left[0].settings.full
         best, stood = ready[0] if full else max(ready, key=lambda one: _promise(one[0], done, stands, cheap))
-        count = sum(best.standing or ())
-        if count < stood:
+        if (count := sum(best.standing or ())) < stood:
             self.not_run[best.title] = f"{_SPENT}; it was run on the nearest {count} of {stood} samples."
         return replace(best, starts=best_points(done) if best.step and best.step.warm and not full else None)
 
@@ -175,15 +159,16 @@ def _rest(left: Sequence[StepRun], done: Outcomes) -> tuple[float, float, float]
     where no step comes after another. The third are what a cheap step takes at most.
     """
     runs = [*left, *(one.run for one in done)]
-    short = {_after(run) for run in runs if run.step and run.step.category == "black-box"}
     # Without those that are in a cascade alone.
-    costs = [_passes(run, judged=False) for run in runs if run.title not in short and not (run.step and run.step.warm)]
+    short = {_after(run) for run in runs if run.category == "black-box"}
+    own = [run for run in runs if run.title not in short and not (run.step and run.step.warm)]
+    costs = [_total(run.costs().get(("attack", run.title), Cost())) for run in own]
     everything = len(runs[0].given.ids) * sum(cost for cost in costs if cost < inf)
-    before = [one for one in done if one.run.step is None or one.run.step.category in _FIRST]
     rest, little = everything / 4 - _spent(done), _CHEAP * everything / 4
     if not any(map(_after, runs)):
         return rest, inf, little
-    return rest, max(rest, everything / 8 - _spent(done) + _spent(before)), little
+    others = [one for one in done if one.run.category not in _FIRST]
+    return rest, max(rest, everything / 8 - _spent(others)), little
 
 
 def _spent(done: Outcomes) -> int:
@@ -198,14 +183,19 @@ def _affordable(run: StepRun, rest: float, shared: float) -> float:
     ``shared`` is what one sample costs all of these.
     """
     size, cost = run.defense.group_size or 1, _passes(run)
-    if run.settings.full or (run.step and run.step.category in _FIRST) or inf in (cost, rest):
+    if run.settings.full or run.category in _FIRST or inf in (cost, rest):
         return inf
     return max(min(ceil(rest / (max(shared, cost) * size)), rest // (cost * size)), 0)
 
 
-def _nearest(run: StepRun, wanted: Bools, margins: NDArray[np.float64], count: float) -> Bools:
-    """Return a mask ``(N,)`` of a step's samples in the affordable groups of highest margins."""
-    groups = np.arange(len(wanted)) // (run.defense.group_size or 1)
+def _nearest(run: StepRun, wanted: Bools, done: Outcomes, count: float) -> Bools:
+    """Return a mask ``(N,)`` of a step's samples in the affordable groups of highest margins.
+
+    They are those of the step that it comes after, as what is near by one way may be far by another; of all steps where
+    it begins at their best points, or comes after none.
+    """
+    before = [one for one in done if run.step and one.run.title == run.step.after and not run.step.warm]
+    margins, groups = highest_margins(before or done), np.arange(len(wanted)) // (run.defense.group_size or 1)
     best = np.full(groups[-1] + 1, -np.inf)
     np.maximum.at(best, groups[wanted], margins[wanted])
     return wanted & np.isin(groups, np.argsort(-best, kind="stable")[: int(min(count, len(best)))])
@@ -234,20 +224,23 @@ def _reason(run: StepRun, wanted: Bools, rows: Bools, in_time: float) -> str | N
     return None if rows.any() else f"{_SPENT}."
 
 
-def _passes(run: StepRun, *, judged: bool = True) -> float:
-    """Return the cost of a sample, with judging or without; infinity where it is unknown."""
-    cost = run.cost() if judged else run.costs().get(("attack", run.title), Cost())
+def _passes(run: StepRun) -> float:
+    """Return the cost of a sample, with judging it."""
+    return _total(run.cost())
+
+
+def _total(cost: Cost) -> float:
+    """Rows forward and back; infinity where they are unknown."""
     return inf if cost.unknown else cost.forward + cost.backward
 
 
 def _promise(run: StepRun, done: Outcomes, stands: Standing, cheap: Set[str]) -> tuple[bool, bool, bool, float]:
     """Rank a step: first steps, cheap ones, those after no other, and the expected gain for each pass."""
-    step = run.step
+    step, tried, lost = run.step, 0, _PROMISE.get(run.category, _USUAL)
     assert step is not None
-    tried, lost = 0, _PROMISE.get(step.category, _USUAL)
     for one in done:
         other = one.run.step
         if other and (other.category, other.exposure) == (step.category, step.exposure):
             more = stands.broken.get(other.name, (0, 0))
             tried, lost = tried + more[0], lost + more[1]
-    return step.category in _FIRST, run.title in cheap, not step.after, lost / (tried + 1) / _passes(run)
+    return run.category in _FIRST, run.title in cheap, not step.after, lost / (tried + 1) / _passes(run)

@@ -1,4 +1,8 @@
-"""From what the steps left to ``result.json``: worst cases, the gain over the static model, and warnings."""
+"""From what the steps left to ``result.json``: worst cases, the gain over the static model, and warnings.
+
+Predictions are bool masks ``(steps, N, repeats)``: right or finite, of the clean inputs and then each step, for samples
+that it was not run on those of the clean inputs. ``there`` ``(steps, N)`` is which samples each was run on.
+"""
 
 from __future__ import annotations
 
@@ -11,134 +15,100 @@ from numpy.typing import NDArray
 
 from robust_ext.core.random import derive_seed
 from robust_ext.core.statistics import proportion_interval
-from robust_ext.engine.context import current_context
-from robust_ext.engine.identity import versions
-from robust_ext.engine.run import Outcome, isolated
-from robust_ext.engine.verify import LOST
-from robust_ext.evaluations.adaptive.cascade import standing_after
+from robust_ext.engine.run import Outcome
+from robust_ext.engine.verify import LOST, OUTCOMES
+from robust_ext.evaluations.adaptive.cascade import Bools, Floats, standing_after
 from robust_ext.evaluations.adaptive.findings import find_faults, find_signs
 from robust_ext.evaluations.adaptive.protocol import StepRun
 from robust_ext.evaluations.caveats import attack_warnings, outside_warnings, time_table
+from robust_ext.evaluations.result import framed
 
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
+Outcomes = Sequence[Outcome[StepRun]]
+# Of a worst case: the attack chosen for each sample, (N,), and fresh predictions on it, (N, repeats).
+WorstCase = tuple[NDArray[np.intp], Floats]
 
 
 def make_content(
-    outcomes: Sequence[Outcome[StepRun]],
+    outcomes: Outcomes,
     *,
     cost: Mapping[str, Any],
     warnings: Sequence[str],
     not_run: Sequence[Mapping[str, str]],
     planned: Sequence[StepRun],
     begun: float,
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Everything ``result.json`` holds, of the outcomes of the clean inputs and then the steps, in the order of both.
 
     ``cost`` is of a prediction, ``warnings`` those that are known already, ``not_run`` the steps that were not begun
-    and why, ``planned`` all of them, ``begun`` when this call was.
+    and why, ``planned`` all of them, ``begun`` when this call was. Next to it the result's records.
     """
     known = {one.run.title for one in outcomes}
     # A step with the gradients of another one would add nothing.
-    missing = {run.step.category for run in planned if run.step and run.title not in known and not run.twin}
+    missing = {run.category for run in planned if run.step and run.title not in known and not run.twin}
     ran = [one for one in outcomes if one.refusal is None]
     run = ran[0].run
     defense, model, seed = run.defense, run.given.threat_model, run.settings.seed
-    predictions, there = _predictions(ran, "right"), _there(ran)
-    lost = predictions[0].max(2) == 0
-    defended, worst, left = _side(ran, predictions, _predictions(ran, "finite"), there=there)
-    static, _, static_left = _side(
-        ran, *((one, one) for one in (_column(ran, "static"), _column(ran, "static_finite"))), there=there
+    there = _marked(ran, OUTCOMES)
+    right, finite, static_right, static_finite = (
+        _column(ran, key) for key in ("right", "finite", "static", "static_finite")
     )
+    # For the choice, and for the count.
+    half = run.settings.repeats if defense.random else None
+    choosing, counting = right[:, :, :half], right[:, :, half or 0 :]
+    halves = finite[:, :, :half], finite[:, :, half or 0 :]
+    defended, worst, left = _side(ran, (choosing, counting), halves, there=there)
+    static, _, static_left = _side(ran, (static_right,) * 2, (static_finite,) * 2, there=there)
     # How many of the samples that were lost were lost to which step.
     majority = left.mean(1) <= 0.5
     defended["worst_case"]["by"] = {one.run.title: int((majority & (worst == n)).sum()) for n, one in enumerate(ran)}
-    content = {
-        "kind": "test_time",
-        "samples": len(run.given.ids),
-        "norm": model.norm,
-        "epsilon": model.epsilon,
-        "defense": type(defense).__name__,
-        "random": defense.random,
-        "batch_level": defense.batch_level,
-        "static": static,
-        "defended": defended,
-        "gain": _gain(left.mean(1) - static_left.mean(1), seed),
-        "categories": _categories(ran, *predictions, there=there, lost=lost, missing=missing),
-        "cost": dict(cost),
-        "findings": [finding.to_dict() for finding in find_faults(ran)],
-        "refused": [{"name": one.run.title, "reason": one.refusal} for one in outcomes if one.refusal is not None],
-        "not_run": [dict(one) for one in not_run],
-        "settings": {**run.given.described, **run.identity, **run.settings.to_dict(), **current_context().origins},
-        "isolated": isolated(outcomes[1:]),
-        "versions": versions(),
-        "seed": seed,
-        "time": time_table(outcomes, begun=begun),
-    }
+    content = framed(
+        "test_time",
+        run.given,
+        outcomes[1:],
+        norm=model.norm,
+        epsilon=model.epsilon,
+        defense=type(defense).__name__,
+        random=defense.random,
+        batch_level=defense.batch_level,
+        static=static,
+        defended=defended,
+        gain=_gain(left.mean(1) - static_left.mean(1), seed),
+        categories=_categories(ran, choosing, counting, there=there, missing=missing),
+        cost=dict(cost),
+        findings=[finding.to_dict() for finding in find_faults(ran)],
+        refused=[{"name": one.run.title, "reason": one.refusal} for one in outcomes if one.refusal is not None],
+        not_run=[dict(one) for one in not_run],
+        settings={**run.identity, **run.settings.to_dict()},
+        seed=seed,
+        time=time_table(outcomes, begun=begun),
+    )
     upper = ", and stand as clean inputs, so that robust accuracy is an upper bound"
     broken = attack_warnings([(one.run.title, one.records) for one in ran], consequence=upper)
     outside = outside_warnings(
         (one.run.title, one.run.step.attack, model, one.records) for one in ran if one.run.step is not None
     )
     content["warnings"] = [*warnings, *broken, *outside, *find_signs(content, standing_after(ran).broken)]
-    return content
+    return content, _records(ran, counting[0], worst, left)
 
 
-def _side(
-    ran: Sequence[Outcome[StepRun]],
-    predictions: tuple[Floats, Floats],
-    finite: tuple[Floats, Floats],
-    *,
-    there: Bools,
-) -> tuple[dict[str, Any], NDArray[np.intp], Floats]:
-    """Return one of the two models' entry in ``result.json``, from its :func:`_predictions`.
+def _records(ran: Outcomes, clean: Floats, worst: NDArray[np.intp], left: Floats) -> list[dict[str, Any]]:
+    """Of each sample, which step the worst case is ``by``, and shares of predictions that are right.
 
-    Beside it are the attack chosen for each sample and predictions on it, see :func:`_worst_case`.
+    ``right`` is the share on the clean input, ``left`` that in the worst case.
     """
-    first, second = predictions
-    # What would be left if predictions that are not finite were right.
-    unbroken = [np.maximum(right, 1 - good) for right, good in zip(predictions, finite, strict=True)]
-    missed, lost = np.zeros_like(there), predictions[0].max(2) == 0
-    for place, one in enumerate(ran):
-        missed[place, [record["index"] for record in one.records if record["outcome"] in LOST]] = True
-
-    def summary(places: Sequence[int]) -> dict[str, Any]:
-        at = list(places)
-        left = _worst_case(first[at], second[at], there[at])[1]
-        whole = _worst_case(unbroken[0][at], unbroken[1][at], there[at])[1]
-        return _summary(left, whole, missed[at].max(0))
-
-    attacks = []
-    for place, one in enumerate(ran[1:], start=1):
-        own = summary([0, place])
-        if not _is_stated([0, place], there, lost):
-            own |= dict.fromkeys(("robust_accuracy", "interval", "deviation", "majority", "without_non_finite"))
-        so_far = summary(range(place + 1))["robust_accuracy"]
-        attacks.append({**_attack(one), **own, "samples": int(there[place].sum()), "left": so_far})
-    worst, left = _worst_case(*predictions, there)
-    found = {
-        "clean_accuracy": float(predictions[1][0].mean()),
-        "attacks": attacks,
-        "worst_case": summary(range(len(ran))),
-    }
-    return found, worst, left
+    columns = zip(ran[0].run.given.ids, clean.mean(1).tolist(), left.mean(1).tolist(), worst, strict=True)
+    return [{"id": one, "right": right, "left": after, "by": ran[n].run.title} for one, right, after, n in columns]
 
 
-def _there(ran: Sequence[Outcome[StepRun]]) -> Bools:
-    """Return masks of the samples of each step, ``(steps, N)``."""
+def _marked(ran: Outcomes, outcomes: Collection[str]) -> Bools:
+    """Masks of the samples with such a record of each step, ``(steps, N)``."""
     found = np.zeros((len(ran), len(ran[0].records)), dtype=bool)
     for place, one in enumerate(ran):
-        found[place, [record["index"] for record in one.records]] = True
+        found[place, [record["index"] for record in one.records if record["outcome"] in outcomes]] = True
     return found
 
 
-def _is_stated(places: Sequence[int], there: Bools, lost: Bools) -> bool:
-    """Return whether all steps broke everything that they would have broken alone."""
-    broken = (lost[places] & there[places]).max(0)
-    return bool((there[places] | broken).all())
-
-
-def _column(ran: Sequence[Outcome[StepRun]], key: str) -> Floats:
+def _column(ran: Outcomes, key: str) -> Floats:
     """Collect a number (or one for each prediction) of each record, ``(steps, N, ...)``; clean without a step."""
     clean = [record[key] for record in ran[0].records]
     rows = []
@@ -149,16 +119,41 @@ def _column(ran: Sequence[Outcome[StepRun]], key: str) -> Floats:
     return found if found.ndim == 3 else found[:, :, None]
 
 
-def _predictions(ran: Sequence[Outcome[StepRun]], key: str) -> tuple[Floats, Floats]:
-    """Return masks of right and finite predictions, ``(steps, N, repeats)``: for the choice, and for the count."""
-    right, run = _column(ran, key), ran[0].run
-    if not run.defense.random:
-        return right, right
-    return right[:, :, : run.settings.repeats], right[:, :, run.settings.repeats :]
+def _side(
+    ran: Outcomes, predictions: tuple[Floats, Floats], finite: tuple[Floats, Floats], *, there: Bools
+) -> tuple[dict[str, Any], NDArray[np.intp], Floats]:
+    """One of the two models' entry in ``result.json``, and its worst case; predictions that choose, and that count."""
+    choosing, counting = predictions
+    # What would be left if predictions that are not finite were right.
+    unbroken = [np.maximum(right, 1 - good) for right, good in zip(predictions, finite, strict=True)]
+    missed, lost = _marked(ran, LOST), choosing.max(2) == 0
+
+    def summary(places: Sequence[int]) -> dict[str, Any]:
+        at = list(places)
+        left = _worst_case(choosing[at], counting[at], there[at])[1]
+        whole = _worst_case(unbroken[0][at], unbroken[1][at], there[at])[1]
+        return _summary(left, whole, missed[at].max(0))
+
+    attacks = []
+    for place, one in enumerate(ran[1:], start=1):
+        own = summary([0, place])
+        if not _is_stated([0, place], there, lost):
+            own |= dict.fromkeys(("robust_accuracy", "interval", "deviation", "majority", "without_non_finite"))
+        so_far = summary(range(place + 1))["robust_accuracy"]
+        attacks.append({**_attack(one), **own, "samples": int(there[place].sum()), "left": so_far})
+    clean, whole = float(counting[0].mean()), summary(range(len(ran)))
+    found = {"clean_accuracy": clean, "attacks": attacks, "worst_case": whole}
+    return found, *_worst_case(choosing, counting, there)
+
+
+def _is_stated(places: Sequence[int], there: Bools, lost: Bools) -> bool:
+    """Return whether all steps broke everything that they would have broken alone."""
+    broken = (lost[places] & there[places]).max(0)
+    return bool((there[places] | broken).all())
 
 
 def _worst(right: Floats, there: Bools) -> NDArray[np.intp]:
-    """The attack that each sample is least likely to survive, ``(N,)``, by predictions ``(steps, N, repeats)``.
+    """The attack that each sample is least likely to survive, ``(N,)``, by predictions.
 
     An attack's share over all samples that it was run on counts as one more prediction: few predictions of one sample
     mean little, and ties go to the attack that is stronger elsewhere. One that was not run on a sample took nothing
@@ -170,26 +165,25 @@ def _worst(right: Floats, there: Bools) -> NDArray[np.intp]:
     return found
 
 
-def _worst_case(first: Floats, second: Floats, there: Bools) -> tuple[NDArray[np.intp], Floats]:
-    """The attack chosen for each sample, ``(N,)``, and fresh predictions on it, ``(N, repeats)``.
+def _worst_case(choosing: Floats, counting: Floats, there: Bools) -> WorstCase:
+    """The worst case over steps, the first of which are the clean inputs: samples that are wrong are lost to those.
 
     One unlucky draw is no success, so the predictions that choose are not those that count. Where the choice by sample
     does worse than one attack next to the clean inputs, or everywhere, or wherever it was run, it is that one: no worst
-    case lies above that of a single attack, and none above clean accuracy. ``there`` is which samples each was run on;
-    the first are the clean inputs, which a sample that is wrong without an attack is lost to.
+    case lies above that of a single attack, and none above clean accuracy.
     """
-    rows = np.arange(second.shape[1])
-    choices = [_worst(first, there)]
-    for place in range(len(first)):
+    rows = np.arange(counting.shape[1])
+    choices = [_worst(choosing, there)]
+    for place in range(len(choosing)):
         pair = [0, place]
-        choices += [np.take(pair, _worst(first[pair], there[pair])), np.where(there[place], place, 0)]
+        choices += [np.take(pair, _worst(choosing[pair], there[pair])), np.where(there[place], place, 0)]
         choices.append(np.where(there[place], place, choices[0]))
-    worst = min(choices, key=lambda choice: second[choice, rows].mean())
-    return worst, second[worst, rows]
+    worst = min(choices, key=lambda choice: counting[choice, rows].mean())
+    return worst, counting[worst, rows]
 
 
 def _attack(one: Outcome[StepRun]) -> dict[str, Any]:
-    step = one.run.step
+    step, spent = one.run.step, one.spent("attack")
     assert step is not None
     return {
         "name": step.name,
@@ -197,8 +191,8 @@ def _attack(one: Outcome[StepRun]) -> dict[str, Any]:
         "attack": step.attack.description,
         "exposure": step.exposure,
         "outcomes": dict(sorted(Counter(record["outcome"] for record in one.records).items())),
-        "seconds": one.spent("attack").seconds,
-        "passes": one.spent("attack").passes,
+        "seconds": spent.seconds,
+        "passes": spent.passes,
     }
 
 
@@ -208,16 +202,16 @@ def _summary(right: Floats, unbroken: Floats, missed: Bools) -> dict[str, Any]:
     ``unbroken`` is what they would be without non-finite logits; ``missed`` is which samples were not attacked.
     """
     samples, repeats = right.shape
-    majority = int((right.mean(1) > 0.5).sum())
-    found = proportion_interval(majority, samples)
+    majority = right.mean(1) > 0.5
+    found = proportion_interval(int(majority.sum()), samples)
     return {
         "robust_accuracy": float(right.mean()),
         "interval": None if found is None else list(found),
         "deviation": float(right.mean(0).std(ddof=1)) if repeats > 1 else 0.0,
-        "majority": majority / samples,
+        "majority": float(majority.mean()),
         "non_finite": int((unbroken.mean(1) > right.mean(1)).sum()),
         "without_non_finite": float(unbroken.mean()),
-        "not_attacked": int((missed & (right.mean(1) > 0.5)).sum()),
+        "not_attacked": int((missed & majority).sum()),
     }
 
 
@@ -227,36 +221,24 @@ def _gain(differences: Floats, seed: int) -> dict[str, Any]:
     # A few at a time, so that memory does not grow with a multiple of the samples.
     drawn = (draw.integers(len(differences), size=(50, len(differences))) for _ in range(40))
     means = np.concatenate([differences[rows].mean(1) for rows in drawn])
-    low, high = np.quantile(means, [0.025, 0.975])
-    return {"robust_accuracy": float(differences.mean()), "interval": [float(low), float(high)]}
+    return {"robust_accuracy": float(differences.mean()), "interval": np.quantile(means, [0.025, 0.975]).tolist()}
 
 
 def _categories(
-    ran: Sequence[Outcome[StepRun]],
-    first: Floats,
-    second: Floats,
-    *,
-    there: Bools,
-    lost: Bools,
-    missing: Collection[str],
+    ran: Outcomes, choosing: Floats, counting: Floats, *, there: Bools, missing: Collection[str]
 ) -> list[dict[str, Any]]:
     """For each category: what is left under it alone, and what would be left under all others.
 
     None where other categories decided which samples it was run on, or steps were not run of which that depends, which
     are of the ``missing`` categories.
     """
-    kinds = ["clean" if one.run.step is None else one.run.step.category for one in ran]
-    rows = []
+    kinds, lost, rows = [one.run.category for one in ran], choosing.max(2) == 0, []
     for kind in dict.fromkeys(kinds[1:]):
-        places = {
-            "alone": [place for place, other in enumerate(kinds) if other in (kind, "clean")],
-            "without": [place for place, other in enumerate(kinds) if other != kind],
-        }
-        left = {
-            key: float(_worst_case(first[at], second[at], there[at])[1].mean()) if _is_stated(at, there, lost) else None
-            for key, at in places.items()
-        }
-        left |= dict.fromkeys(["alone"] if kind in missing else [])
-        left |= dict.fromkeys(["without"] if {*missing} - {kind} else [])
-        rows.append({"category": kind, **left})
+        alone = [place for place, other in enumerate(kinds) if other in (kind, "clean")]
+        without = [place for place, other in enumerate(kinds) if other != kind]
+        row: dict[str, Any] = {"category": kind, "alone": None, "without": None}
+        for key, at, known in (("alone", alone, kind not in missing), ("without", without, not {*missing} - {kind})):
+            if known and _is_stated(at, there, lost):
+                row[key] = float(_worst_case(choosing[at], counting[at], there[at])[1].mean())
+        rows.append(row)
     return rows

@@ -12,12 +12,27 @@ from robust_ext.engine.run import Outcome
 from robust_ext.evaluations.adaptive.cascade import OVER
 from robust_ext.evaluations.adaptive.plan import EXPOSURES
 from robust_ext.evaluations.adaptive.protocol import StepRun
-from robust_ext.evaluations.adaptive.settings import CATEGORIES
 from robust_ext.evaluations.causes.attaching import Attacked, as_entry, broke_none, find_causes, prober
 from robust_ext.evaluations.causes.finding import Finding, ranked
 from robust_ext.evaluations.causes.pasting import Caller
 from robust_ext.evaluations.causes.probes import ModelProbe
 from robust_ext.evaluations.causes.setup import find_setup
+
+# What it means that attacks of the first kind are stronger than those of the second.
+_STRONGER = {
+    ("one step", "many steps"): (
+        "One step (robust accuracy {low:.3f}) is stronger than many ({high:.3f}): the iterative attacks are led "
+        "astray; average over more draws, or take smaller steps."
+    ),
+    ("black-box", "white-box"): (
+        "Black-box attacks (robust accuracy {low:.3f}) are stronger than white-box ones ({high:.3f}): gradients "
+        "through the defense are masked."
+    ),
+    ("transfer", "white-box"): (
+        "Transfer from the static model (robust accuracy {low:.3f}) is stronger than white-box attacks ({high:.3f}): "
+        "they do not get through the defense."
+    ),
+}
 
 
 def find_signs(content: Mapping[str, Any], broken: Mapping[str, tuple[int, int]]) -> list[str]:
@@ -27,54 +42,24 @@ def find_signs(content: Mapping[str, Any], broken: Mapping[str, tuple[int, int]]
     was run on, and how many it broke, in order.
     """
     attacks = [one for one in content["defended"]["attacks"] if one["robust_accuracy"] is not None]
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for one in attacks:
+        step = ("one step" if one["name"].startswith("FGSM") else "many steps",) * (one["category"] == "white-box")
+        for kind in (one["category"], *step):
+            groups.setdefault(kind, []).append(one)
+    strongest = {kind: min(chosen, key=lambda one: float(one["robust_accuracy"])) for kind, chosen in groups.items()}
     found = []
-
-    def strongest(chosen: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-        return min(chosen, key=lambda attack: float(attack["robust_accuracy"]), default=None)
-
-    def warn(low: Mapping[str, Any] | None, high: Mapping[str, Any] | None, words: str) -> None:
-        if low is None or high is None:
-            return
-        # What is within the noise of a random defense, or one sample, means nothing.
-        noise = low["deviation"] + high["deviation"] + 1.5 / content["samples"]
-        if low["robust_accuracy"] < high["robust_accuracy"] - noise:
-            found.append(words.format(low=low["robust_accuracy"], high=high["robust_accuracy"]))
-
-    by_kind = {kind: strongest([a for a in attacks if a["category"] == kind]) for kind in CATEGORIES}
-    warn(
-        strongest([a for a in attacks if a["name"].startswith("FGSM")]),
-        strongest([a for a in attacks if a["category"] == "white-box" and not a["name"].startswith("FGSM")]),
-        "One step (robust accuracy {low:.3f}) is stronger than many ({high:.3f}): the iterative attacks are led "
-        "astray; average over more draws, or take smaller steps.",
-    )
-    warn(
-        by_kind["black-box"],
-        by_kind["white-box"],
-        "Black-box attacks (robust accuracy {low:.3f}) are stronger than white-box ones ({high:.3f}): gradients "
-        "through the defense are masked.",
-    )
-    warn(
-        by_kind["transfer"],
-        by_kind["white-box"],
-        "Transfer from the static model (robust accuracy {low:.3f}) is stronger than white-box attacks ({high:.3f}): "
-        "they do not get through the defense.",
-    )
-    found += _late(content["defended"]["attacks"], broken)
-    if any(one["reason"].startswith(OVER) for one in content["not_run"]):
-        found.append("The time was over before everything was run: robust accuracy is an upper bound.")
-    if content["random"] and content["settings"]["draws"] == 1:
-        found.append("The defense is random, and gradients are of a single draw: average over several (draws).")
-    if content["defended"]["clean_accuracy"] < content["static"]["clean_accuracy"] - 0.1:
-        found.append("The defense costs more than ten points of clean accuracy.")
-    return found
-
-
-def _late(attacks: Sequence[Mapping[str, Any]], broken: Mapping[str, tuple[int, int]]) -> list[str]:
-    """Black-box attacks that broke what white-box ones, on the same samples, had left."""
-    kinds = [one["category"] for one in attacks]
-    later = attacks[len(kinds) - kinds[::-1].index("white-box") :] if "white-box" in kinds else ()
-    found = []
-    for one in later:
+    for (first, second), words in _STRONGER.items():
+        if first in strongest and second in strongest:
+            low, high = strongest[first], strongest[second]
+            # What is within the noise of a random defense, or one sample, means nothing.
+            noise = low["deviation"] + high["deviation"] + 1.5 / content["samples"]
+            if low["robust_accuracy"] < high["robust_accuracy"] - noise:
+                found.append(words.format(low=low["robust_accuracy"], high=high["robust_accuracy"]))
+    # Black-box attacks that broke what white-box ones, on the same samples, had left.
+    every = content["defended"]["attacks"]
+    last = max((place for place, one in enumerate(every) if one["category"] == "white-box"), default=len(every))
+    for one in every[last + 1 :]:
         tried, lost = broken[one["name"]]
         # One sample means nothing.
         if one["category"] == "black-box" and one["exposure"] == "defense" and lost > 1:
@@ -82,6 +67,12 @@ def _late(attacks: Sequence[Mapping[str, Any]], broken: Mapping[str, tuple[int, 
                 f"{one['name']} broke {lost} of {tried} samples that white-box attacks had left: gradients through the "
                 "defense are masked."
             )
+    if any(one["reason"].startswith(OVER) for one in content["not_run"]):
+        found.append("The time was over before everything was run: robust accuracy is an upper bound.")
+    if content["random"] and content["settings"]["draws"] == 1:
+        found.append("The defense is random, and gradients are of a single draw: average over several (draws).")
+    if content["defended"]["clean_accuracy"] < content["static"]["clean_accuracy"] - 0.1:
+        found.append("The defense costs more than ten points of clean accuracy.")
     return found
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,11 +17,14 @@ from robust_ext.core.reached import Note, outermost_calls
 from robust_ext.core.target import PassCounter, count_all_calls
 from robust_ext.engine.identity import describe
 from robust_ext.engine.inputs import PROBES, EvaluationInputs
+from robust_ext.evaluations.adaptive.plan import View
 from robust_ext.evaluations.adaptive.protocol import StepRun
 from robust_ext.models.adaptive import AdaptiveDefense
 
 # Passes of some rows that :func:`probe_outputs` and :func:`measure_cost` take at most, and the seconds they may take.
 _PASSES, _SECONDS = 8, 30.0
+# Inputs at which gradients are compared, about; and the squared distance of directions that is rounding in float32.
+_PROBED, _ROUNDING = 16, 1e-6
 
 
 def affordable(defense: AdaptiveDefense, given: EvaluationInputs, block: range) -> range:
@@ -45,9 +48,9 @@ def measure_cost(defense: AdaptiveDefense, inputs: Tensor) -> dict[str, Any]:
     """
     found = {name: {"forward": 0.0, "backward": 0.0} for name in defense.networks()}
 
-    def noted(name: str) -> Note:
+    def noted(counts: dict[str, float]) -> Note:
         def add(way: str, amount: float) -> None:
-            found[name][way] += amount / len(inputs)
+            counts[way] += amount / len(inputs)
 
         def note(share: float, x: Tensor) -> Tensor:
             amount = share * len(x)
@@ -60,10 +63,9 @@ def measure_cost(defense: AdaptiveDefense, inputs: Tensor) -> dict[str, Any]:
         return note
 
     with torch.no_grad(), seeded_globals(0):
-        with outermost_calls(defense.networks(), {name: noted(name) for name in found}):
+        with outermost_calls(defense.networks(), {name: noted(counts) for name, counts in found.items()}):
             defense(inputs)
-        defended = _fastest(lambda: defense(inputs))
-        static = _fastest(lambda: defense.classifier(inputs))
+        defended, static = (_fastest(one, inputs) for one in (defense, defense.classifier))
     passes = {name: {way: round(count, 6) for way, count in ways.items()} for name, ways in found.items()}
     return {
         "seconds_ratio": defended / static,
@@ -80,21 +82,15 @@ def probe_outputs(defense: AdaptiveDefense, inputs: Tensor, labels: Tensor) -> l
     inside = bool(((logits >= 0) & (logits <= 1)).all())
     if inside and bool(((logits.double().sum(1) - 1).abs() < 1e-4).all()):
         warnings.append("The defense returns probabilities where logits are expected: losses on them saturate.")
-    share = _zero_gradients(defense, inputs, labels)
-    if share is None:
-        warnings.append("The defense has no gradients of its own: plain white-box attacks on it mean nothing.")
-    elif share > 0:
-        warnings.append(f"The defense's own gradients are zero on {share:.0%} of the samples looked at.")
-    return warnings
-
-
-def _zero_gradients(module: nn.Module, inputs: Tensor, labels: Tensor) -> float | None:
-    """Share of inputs at which the cross-entropy has no gradient, or one that is not finite; None without a graph."""
-    gradient = gradient_at(module, inputs, labels)
+    gradient = gradient_at(defense, inputs, labels)
     if gradient is None:
-        return None
-    size = gradient.flatten(1).abs().amax(1)
-    return float(((size == 0) | ~torch.isfinite(size)).double().mean())
+        warnings.append("The defense has no gradients of its own: plain white-box attacks on it mean nothing.")
+    else:
+        size = gradient.flatten(1).abs().amax(1)
+        share = float(((size == 0) | ~torch.isfinite(size)).double().mean())
+        if share > 0:
+            warnings.append(f"The defense's own gradients are zero on {share:.0%} of the samples looked at.")
+    return warnings
 
 
 def gradient_at(module: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor | None:
@@ -108,37 +104,27 @@ def gradient_at(module: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor | N
         return torch.autograd.grad(loss, points, allow_unused=True)[0]
 
 
-def _fastest(call: Callable[[], object]) -> float:
+def _fastest(module: nn.Module, inputs: Tensor) -> float:
     seconds: list[float] = []
     # Of slow calls the first says enough.
     while len(seconds) < 3 and not (seconds and seconds[0] > 1):
         begun = time.perf_counter()
-        call()
+        module(inputs)
         seconds.append(time.perf_counter() - begun)
     return min(seconds)
 
 
-# Inputs at which gradients are compared, about; and the squared distance of directions that is rounding in float32.
-_PROBED, _ROUNDING = 16, 1e-6
+class _Gradient(NamedTuple):
+    """A gradient at some inputs: rows of all networks for each, forward and back, and its directions ``(n, D)``."""
 
-
-@dataclass(frozen=True)
-class GradientProbe:
-    """One gradient at some inputs: rows ``forward`` and ``backward`` for each, and its ``directions`` ``(n, D)``."""
-
-    forward: float
-    backward: float
+    passes: tuple[float, float]
     directions: Tensor
 
-    def equals(self, other: GradientProbe) -> bool:
-        """Return whether the directions of all inputs are the same, but for rounding."""
-        return bool((self.directions - other.directions).square().sum(1).max() < _ROUNDING)
 
-
-def probe_gradient(
+def _probe_gradient(
     module: nn.Module, networks: Mapping[str, nn.Module], inputs: Tensor, labels: Tensor
-) -> GradientProbe | None:
-    """A gradient of the cross-entropy at inputs ``(n, ...)``, with the draws of a fixed seed; None without one."""
+) -> _Gradient | None:
+    """A gradient of the cross-entropy at inputs ``(n, ...)``; None without one."""
     counter = PassCounter()
     try:
         with count_all_calls(networks, counter):
@@ -149,7 +135,7 @@ def probe_gradient(
         return None
     # Confident predictions have gradients that are tiny, and no less of a direction.
     directions = l2_normalize(gradient.nan_to_num().flatten(1).double())
-    return GradientProbe(counter.forward / len(inputs), counter.backward / len(inputs), directions)
+    return _Gradient((counter.forward / len(inputs), counter.backward / len(inputs)), directions)
 
 
 def with_costs(runs: Sequence[StepRun], *, queried: tuple[float, float]) -> list[StepRun]:
@@ -157,29 +143,34 @@ def with_costs(runs: Sequence[StepRun], *, queried: tuple[float, float]) -> list
     given, defense = runs[0].given, runs[0].defense
     size = defense.group_size or 1
     inputs, labels = given.rows(range(min(len(given.inputs) // size * size, max(_PROBED // size, 1) * size)))
-    probes, found = dict[tuple[str, bool], GradientProbe | None](), list[StepRun]()
+    probes, found = dict[tuple[str, View], _Gradient | None](), list[StepRun]()
     for run in runs:
         step, measured = run.step, replace(run, queried=queried)
         if step is not None and step.exposure != "static" and step.attack.traits.gradients:
-            key = step.exposure, step.averaged and step.category == "white-box"
+            key = step.exposure, step.view
             if key not in probes:
-                probes[key] = probe_gradient(step.module(defense, run.settings), run.networks(), inputs, labels)
+                probes[key] = _probe_gradient(step.module(defense, run.settings), run.networks(), inputs, labels)
             if (probe := probes[key]) is not None:
-                measured = replace(measured, differentiated=(probe.forward, probe.backward))
+                measured = replace(measured, differentiated=probe.passes)
         found.append(measured)
-    of_identity = probes.get(("identity", True))
-    for place, run in enumerate(found):
-        probe = None if run.step is None else probes.get((run.step.exposure, run.step.averaged))
-        twin = _through_identity(run, runs) if probe and of_identity and probe.equals(of_identity) else ""
-        found[place] = replace(run, twin=twin)
-    return found
+    of_identity = probes.get(("identity", View()))
+    same = {
+        key
+        for key, probe in probes.items()
+        if probe and of_identity
+        if float((probe.directions - of_identity.directions).square().sum(1).max()) < _ROUNDING
+    }
+    return [
+        replace(run, twin=_twin(run, found)) if run.step and (run.step.exposure, run.step.view) in same else run
+        for run in found
+    ]
 
 
-def _through_identity(run: StepRun, runs: Sequence[StepRun]) -> str:
+def _twin(run: StepRun, runs: Sequence[StepRun]) -> str:
     """Name of the step that runs the same attack through BPDA's identity; empty without one."""
     step = run.step
     if step is None or step.category != "white-box" or step.exposure == "identity":
         return ""
     others = [one.step for one in runs if one.step and one.step.exposure == "identity"]
-    same = (other for other in others if (other.category, other.averaged) == (step.category, step.averaged))
+    same = (other for other in others if (other.category, other.view) == (step.category, step.view))
     return next((other.name for other in same if describe(other.attack) == describe(step.attack)), "")

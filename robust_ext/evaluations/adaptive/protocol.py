@@ -28,6 +28,9 @@ from robust_ext.evaluations.adaptive.predictions import predict, predict_afresh
 from robust_ext.evaluations.adaptive.settings import APART, CATEGORIES, AdaptiveSettings
 from robust_ext.models.adaptive import AdaptiveDefense
 
+# What identifies a step besides its attack.
+_STATED = ("name", "category", "exposure", "averaged", "held", "inner_steps")
+
 
 @dataclass(frozen=True, kw_only=True)
 class StepRun(Run):
@@ -53,19 +56,19 @@ class StepRun(Run):
     starts: Tensor | None = None  # Where it begins, (N, ...); None where the attack chooses
 
     @property
+    def category(self) -> str:
+        """That of the step; ``"clean"`` without one."""
+        return "clean" if self.step is None else self.step.category
+
+    @property
     def draws(self) -> int:
         """Predictions taken of each candidate: two sets of repeats, or one where it never changes."""
         return 2 * self.settings.repeats if self.defense.random else 1
 
     def tolerates(self, error: RobustExtError) -> bool:
         """An exposure may have no gradients at all: that is for the report, not the end of the evaluation."""
-        step = self.step
-        return (
-            step is not None
-            and step.exposure != "static"
-            and step.category in ("naive", "white-box")
-            and isinstance(error, (AttackRefusedError, AttackError, ModelError))
-        )
+        own = self.step is not None and self.step.exposure != "static" and self.category in ("naive", "white-box")
+        return own and isinstance(error, (AttackRefusedError, AttackError, ModelError))
 
     def check(self) -> None:
         """Raise AttackRefusedError where the attack does not fit, or sends batches that the defense does not take."""
@@ -88,22 +91,17 @@ class StepRun(Run):
             "defense_behaviour": behaviour(defense, given.inputs, given.bounds),
             **given.digests,
         }
-        if self.step is None:
-            return found
-        others = self.step.attack.surrogates if isinstance(self.step.attack, Transfer) else {}
-        if others:
+        if others := self.surrogates:
             found["surrogates"] = {name: model_digest(one) for name, one in others.items()}
             behaviours = {name: behaviour(one, given.inputs, given.bounds) for name, one in others.items()}
             found["surrogate_behaviour"] = behaviours
-        return {**found, "attack_code": attack_code(self.step.attack)}
+        return found if self.step is None else {**found, "attack_code": attack_code(self.step.attack)}
 
     def costs(self) -> Costs:
         """The step on a sample and its predictions, in rows of all networks, of which a query takes several."""
         # The static model predicts once to verify, and once to be judged.
-        costs: Costs = {("verify", None): Cost(self.queried[0], self.queried[1]) * self.draws + Cost(2)}
-        if self.step is None:
-            return costs
-        return {("attack", self.title): self._attack_cost(self.step), **costs}
+        costs: Costs = {("verify", None): Cost(*self.queried) * self.draws + Cost(2)}
+        return costs if self.step is None else {("attack", self.title): self._attack_cost(self.step), **costs}
 
     def kept(self) -> int:
         """A candidate as it is, and its record."""
@@ -115,7 +113,7 @@ class StepRun(Run):
             return Cost(unknown=(step.name,))
         if step.exposure == "static":
             return found
-        averaged = self.defense.random and step.averaged and step.category == "white-box"
+        averaged = self.defense.random and step.view.averaged
         queried = Cost(*self.queried) * (self.settings.draws if averaged else 1)
         if self.differentiated is None:
             # The gradient of a prediction comes back through all that it was made by.
@@ -136,9 +134,14 @@ class StepRun(Run):
 
     def networks(self) -> dict[str, nn.Module]:
         """All whose rows are counted: those of the defense, and those that points are transferred from."""
+        others = {f"surrogate {name}": network for name, network in self.surrogates.items()}
+        return {**self.defense.networks(), **others}
+
+    @property
+    def surrogates(self) -> Mapping[str, nn.Module]:
+        """Networks that points are transferred from, by name."""
         attack = None if self.step is None else self.step.attack
-        others = attack.surrogates if isinstance(attack, Transfer) else {}
-        return {**self.defense.networks(), **{f"surrogate {name}": network for name, network in others.items()}}
+        return attack.surrogates if isinstance(attack, Transfer) else {}
 
     def samples(self) -> Sequence[Tensor]:
         """Return the samples of the evaluation, and its starting points."""
@@ -160,66 +163,72 @@ class StepRun(Run):
         return [row for group in groups if any(self.standing[row] for row in group) for row in group]
 
     def work(self, rows: range, needs: Mapping[str, Any]) -> Work[Block]:
-        """One task: the step on the rows of these that it is run on."""
+        """One task: the step on the rows of these that it is run on, each with the draws it would have among all."""
         run_on = self.run_on(rows)
+        left_out = {"left_out": [row for row in rows if row not in run_on]} if len(run_on) < len(rows) else {}
         if not run_on:
             nothing = {"attack": Spent(), "verify": Spent()}
-            return Block(records=[], timing={"block": rows[0], "phases": nothing, "left_out": list(rows)})
-        block = yield from self._work(run_on, needs, block=rows)
-        left_out = {} if len(run_on) == len(rows) else {"left_out": [row for row in rows if row not in run_on]}
-        return replace(block, timing={**block.timing, "block": rows[0], **left_out})
-
-    def _work(self, rows: Sequence[int], needs: Mapping[str, Any], *, block: range) -> Work[Block]:
-        """The step on these rows of a block, each with the draws that it would have among all of them."""
-        given, name, first = self.given, self.title, self.given.ids[block[0]]
-        inputs, labels, counter, networks = needs["inputs"], needs["labels"], PassCounter(), self.networks()
+            return Block(records=[], timing={"block": rows[0], "phases": nothing, **left_out})
+        given, inputs, labels, networks = self.given, needs["inputs"], needs["labels"], self.networks()
+        counter = PassCounter()
         if self.step is None:
-            static_model, threat_model, phases = self.defense.classifier, given.threat_model, Phases(counter)
+            phases = Phases(counter)
             with count_all_calls(networks, counter):
-                verified = verify(inputs, inputs, labels, module=static_model, threat_model=threat_model, attack=name)
-            attempt = Attempt(verified=verified, spent={"attack": Spent(), "verify": Spent()})
+                found = self._verify(inputs, inputs, labels)
+            attempt = Attempt(verified=found, spent={"attack": Spent(), "verify": Spent()})
         else:
-            target = Target(
-                module=self.step.module(self.defense, self.settings),
-                bounds=given.bounds,
-                classes=given.logits.shape[1],
-                input_shape=tuple(inputs.shape[1:]),
-                device=inputs.device,
-                starting_points=None if needs["starts"] is None else needs["starts"][:, None],
-            )
-            task = Task(
-                attack=self.step.attack,
-                target=target,
-                inputs=inputs,
-                labels=labels,
-                threat_model=given.threat_model,
-                stream=(self.settings.seed, first, "test time", name),
-                rows=[row - block[0] for row in rows],
-                counted=networks,
-                # Random defenses draw from the global generators where nothing seeds them.
-                global_seed=derive_seed(self.settings.seed, first, "test time draws", name),
-            )
+            task = self._task(self.step, rows, [row - rows[0] for row in run_on], needs)
             # Witnesses are of the defense, not of the static model.
-            attempt = yield task, Check(module=self.defense.classifier, name=name, witnessed=False)
+            attempt = yield task, Check(module=self.defense.classifier, name=self.title, witnessed=False)
             phases = Phases(counter)
         with count_all_calls(networks, counter):
-            of_static, judged = self._judged(inputs, labels, attempt, rows)
+            of_static, judged = self._judged(inputs, labels, attempt, run_on)
             static, static_finite, _ = predict(self.defense.classifier, of_static, labels)
             # The same for all steps: fewer of their differences are chance.
             keys = [("test time answers", number) for number in range(self.draws)]
-            predictions = [self._predict(judged, labels, rows, *key) for key in keys]
+            predictions = [self._predict(judged, labels, run_on, *key) for key in keys]
         phases.stop("verify")
         attempt.spent["verify"] = Spent.total([attempt.spent["verify"], phases.spent["verify"]])
         right, finite, margins = (torch.stack(parts, 1) for parts in zip(*predictions, strict=True))
         near = margins[:, : self.settings.repeats].mean(1).nan_to_num()
-        sound = (static_finite & finite.all(1)).tolist()
         outcomes = tuple(
             old if old in LOST or good else "non_finite_logits"
-            for old, good in zip(attempt.verified.outcomes, sound, strict=True)
+            for old, good in zip(attempt.verified.outcomes, (static_finite & finite.all(1)).tolist(), strict=True)
         )
         attempt = replace(attempt, verified=replace(attempt.verified, outcomes=outcomes))
         columns = {"static": static, "right": right, "static_finite": static_finite, "finite": finite, "margin": near}
-        return Block.of(rows, given.ids, attempt, judged, **{key: column.tolist() for key, column in columns.items()})
+        shown = {key: column.tolist() for key, column in columns.items()}
+        block = Block.of(run_on, given.ids, attempt, judged, **shown)
+        return replace(block, timing={**block.timing, "block": rows[0], **left_out})
+
+    def _task(self, step: Step, block: range, rows: list[int], needs: Mapping[str, Any]) -> Task:
+        """The attack on some rows of a block."""
+        given, inputs, first = self.given, needs["inputs"], self.given.ids[block[0]]
+        target = Target(
+            module=step.module(self.defense, self.settings),
+            bounds=given.bounds,
+            classes=given.logits.shape[1],
+            input_shape=tuple(inputs.shape[1:]),
+            device=inputs.device,
+            starting_points=None if needs["starts"] is None else needs["starts"][:, None],
+        )
+        return Task(
+            attack=step.attack,
+            target=target,
+            inputs=inputs,
+            labels=needs["labels"],
+            threat_model=given.threat_model,
+            stream=(self.settings.seed, first, "test time", step.name),
+            rows=rows,
+            counted=self.networks(),
+            # Random defenses draw from the global generators where nothing seeds them.
+            global_seed=derive_seed(self.settings.seed, first, "test time draws", step.name),
+        )
+
+    def _verify(self, points: Tensor, inputs: Tensor, labels: Tensor) -> Verification:
+        """Points as the static model sees them."""
+        module, threat_model = self.defense.classifier, self.given.threat_model
+        return verify(points, inputs, labels, module=module, threat_model=threat_model, attack=self.title)
 
     def _judged(self, inputs: Tensor, labels: Tensor, attempt: Attempt, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Return the points that judge static model and defense: candidates, and witnesses where they break down.
@@ -230,15 +239,13 @@ class StepRun(Run):
         if attempt.witnesses is None:
             return judged, judged
         witnesses = _where(torch.isfinite(attempt.witnesses).flatten(1).all(1), attempt.witnesses.to(judged), judged)
-        static_model, threat_model = self.defense.classifier, self.given.threat_model
-        seen = verify(witnesses, inputs, labels, module=static_model, threat_model=threat_model, attack=self.title)
-        points = _admissible(seen, judged)
+        points = _admissible(self._verify(witnesses, inputs, labels), judged)
 
         def chosen(predict: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]) -> Tensor:
             (right, *_), (_, finite, _) = predict(judged), predict(points)
             return _where(right & ~finite, points, judged)
 
-        of_static = chosen(lambda x: predict(static_model, x, labels))
+        of_static = chosen(lambda x: predict(self.defense.classifier, x, labels))
         return of_static, chosen(lambda x: self._predict(x, labels, rows, "test time witnesses"))
 
     def _predict(
@@ -268,32 +275,24 @@ def plan_runs(
     blocks = blocks_of(len(given.inputs), size if group is None else max(size // group, 1) * group)
     shared = {
         "defense_settings": plain_settings(defense, besides=defense.classifier),
-        "norm": model.norm,
-        "epsilon": model.epsilon,
-        "bounds": list(model.bounds),
+        **model.described,
         **{name: value for name, value in settings.to_dict().items() if name not in APART},
     }
+    own = [
+        {**{name: getattr(step, name) for name in _STATED}, "attack": describe(step.attack)} if step else {}
+        for step in (None, *steps)
+    ]
     return [
         StepRun(
             key=f"attacks/{number:02d}",
             title="clean" if step is None else step.name,
             blocks=blocks,
-            identity=shared if step is None else {**shared, **_identity(step)},
+            identity={**shared, **own[number]},
             given=given,
             defense=defense,
             settings=settings,
             step=step,
         )
         for number, step in enumerate([None, *steps])
-        if step is None or step.category in categories_of(settings)
+        if step is None or (step.category in (settings.only or CATEGORIES) and step.category not in settings.skip)
     ]
-
-
-def categories_of(settings: AdaptiveSettings) -> list[str]:
-    """The categories that are wanted."""
-    return [kind for kind in settings.only or CATEGORIES if kind not in settings.skip]
-
-
-def _identity(step: Step) -> dict[str, Any]:
-    found = {name: getattr(step, name) for name in ("name", "category", "exposure", "averaged")}
-    return {**found, "attack": describe(step.attack)}

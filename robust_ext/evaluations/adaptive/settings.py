@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from robust_ext.attacks._common.objectives import OBJECTIVES
 from robust_ext.core.settings import setting, settings_class
+from robust_ext.core.tabular import Columns, Row
+from robust_ext.core.wording import accuracy
 from robust_ext.engine.evaluation_file import JudgedSettings
 from robust_ext.evaluations.result import EvaluationResult, bounds_of
-from robust_ext.reports.tabular import Columns, Row
-from robust_ext.reports.wording import accuracy
 
 
 class AdaptiveResult(EvaluationResult):
@@ -16,22 +17,13 @@ class AdaptiveResult(EvaluationResult):
 
     kind = "test_time"
     columns: ClassVar[Columns] = {
-        "attack": str,
-        "category": str,
+        **dict.fromkeys(("attack", "category"), str),
         "samples": int,
-        "left": float,
-        "static": float,
-        "static_low": float,
-        "static_high": float,
-        "defended": float,
-        "defended_low": float,
-        "defended_high": float,
-        "deviation": float,
-        "non_finite": int,
-        "not_attacked": int,
+        **dict.fromkeys(("left", "static", "static_low", "static_high"), float),
+        **dict.fromkeys(("defended", "defended_low", "defended_high", "deviation"), float),
+        **dict.fromkeys(("non_finite", "not_attacked"), int),
         "seconds": float,
-        "forward": int,
-        "backward": int,
+        **dict.fromkeys(("forward", "backward"), int),
     }
     keys = ("attack",)
     value = "defended"
@@ -55,31 +47,17 @@ class AdaptiveResult(EvaluationResult):
 
     def rows(self) -> list[Row]:
         """One an attack, and one for the worst case over all."""
+        worst, found = {"name": "worst case", "category": "all"}, []
         static, defended = (
-            [
-                *self.content[side]["attacks"],
-                {"name": "worst case", "category": "all", **self.content[side]["worst_case"]},
-            ]
+            [*self.content[side]["attacks"], {**worst, **self.content[side]["worst_case"]}]
             for side in ("static", "defended")
         )
-        return [
-            {
-                "attack": after["name"],
-                "category": after["category"],
-                "samples": after.get("samples"),
-                "left": after.get("left"),
-                "static": before["robust_accuracy"],
-                **bounds_of("static", before["interval"]),
-                "defended": after["robust_accuracy"],
-                **bounds_of("defended", after["interval"]),
-                "deviation": after["deviation"],
-                "non_finite": after["non_finite"],
-                "not_attacked": after["not_attacked"],
-                "seconds": after.get("seconds"),
-                **after.get("passes", {"forward": None, "backward": None}),
-            }
-            for before, after in zip(static, defended, strict=True)
-        ]
+        for before, after in zip(static, defended, strict=True):
+            both = {"attack": after["name"]}
+            for side, one in (("static", before), ("defended", after)):
+                both |= {side: one["robust_accuracy"], **bounds_of(side, one["interval"])}
+            found.append(self.row(**{**after, **after.get("passes", {}), **both}))
+        return found
 
 
 CATEGORIES = ("naive", "transfer", "black-box", "white-box")
@@ -96,6 +74,19 @@ class AdaptiveSettings(JudgedSettings):
     steps: int = setting(default=50, help="Of APGD through the defense.", minimum=1)
     transfer_steps: int = setting(
         default=50, help="Of APGD on the static model and on other networks, at least 50.", minimum=50
+    )
+    losses: tuple[str, ...] = setting(
+        default=(),
+        help="That APGD maximises, repeatable; ce and margin when left out, with targeted-dlr next to them if full.",
+        choices=tuple(OBJECTIVES),
+    )
+    restarts: int = setting(
+        default=1, help="Runs of APGD with each loss, from starts of their own (paper: up to 100, for IMF).", minimum=1
+    )
+    target_classes: int = setting(
+        default=3,
+        help="Classes that a targeted loss aims at in each run, the likeliest first (paper: 3, 5 or 9).",
+        minimum=1,
     )
     queries: int = setting(
         default=500,
@@ -120,7 +111,7 @@ class AdaptiveSettings(JudgedSettings):
         help="Run every attack on every sample. If not, cheap ones come first and others run on what they left.",
     )
     minutes: float | None = setting(
-        default=None, help="Begin no further attack after so long; what was not run is stated.", above=0
+        default=None, help="Begin no further attack after so long; the result lists those that were not run.", above=0
     )
     batch_size: int = setting(
         default=64,

@@ -9,38 +9,38 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from typing_extensions import Unpack
 
+from robust_ext.attacks.running import refuse_gradients
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.settings import make_settings
 from robust_ext.core.target import Counted, PassCounter
 from robust_ext.core.threat import ThreatModel
-from robust_ext.core.validation import Array, check_inputs, check_labels
+from robust_ext.core.validation import Array, check_labels
 from robust_ext.engine.context import current_context
-from robust_ext.engine.evaluation_file import with_judge_seed
 from robust_ext.engine.executors import ExecutorLike
 from robust_ext.engine.identity import check_ids, describe, inputs_digest
-from robust_ext.engine.inputs import PROBES, as_attacks, blocks_of
+from robust_ext.engine.inputs import PROBES, as_attacks, blocks_of, check_samples
 from robust_ext.engine.run import Outcome
-from robust_ext.engine.running import attack_worker, run_all
 from robust_ext.engine.task import drive
 from robust_ext.evaluations.binarization.attacking import load_examples
 from robust_ext.evaluations.binarization.content import make_content
 from robust_ext.evaluations.binarization.defense import TESTS, Defense, counted_parts, prepare_detector
 from robust_ext.evaluations.binarization.head import Head, probe_head
-from robust_ext.evaluations.binarization.options import BinarizationOptions
 from robust_ext.evaluations.binarization.protocol import BinarizationRun
 from robust_ext.evaluations.binarization.result import BinarizationResult
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 from robust_ext.evaluations.binarization.verdict import combine_tests
-from robust_ext.evaluations.callbacks import Callback, listening
+from robust_ext.evaluations.callbacks import Callback
 from robust_ext.evaluations.caveats import time_table
+from robust_ext.evaluations.options import BinarizationOptions
+from robust_ext.evaluations.run_keywords import RunKeywords
 from robust_ext.models.features import Observed
 from robust_ext.models.readouts.linear import Linear
 
 
-def binarization_test(
+def binarization_test(  # noqa: D417
     model: object,
     attacks: object,
     inputs: Array,
@@ -68,31 +68,18 @@ def binarization_test(
 
     Args:
         model: A torch module from inputs in bounds to logits, in eval mode; a pair ``(features, readout)`` of modules
-            or callables, with features of any shape that the readout of the settings takes; a Foolbox model; an ART
-            ``PyTorchClassifier``.
+            or callables; a Foolbox model; an ART ``PyTorchClassifier``.
         attacks: Anything :func:`robust_ext.as_attack` takes, a list of such, or a dict of them by name.
-        inputs: Clean samples, a tensor or numpy array of floats ``(N, ...)`` in bounds; the problems bring labels
-            of their own.
+        inputs: Clean samples, a tensor or numpy array of floats ``(N, ...)`` in bounds.
         threat_model: The norm, epsilon and bounds that the robustness claim is about.
-        labels: Classes of the samples, integers ``(N,)`` or one-hot ``(N, K)``, with which the model's outputs are
-            checked, and its logits found among several of them; they change nothing else.
-        detector: A detector that rejects inputs: anything :func:`robust_ext.as_detector` takes. With one, what is
-            planted goes undetected in one test and is detected in another (section 3.2); an attack has to pass both.
+        labels: Classes of the samples, integers ``(N,)`` or one-hot ``(N, K)``, which check the model's outputs.
+        detector: A detector that rejects inputs, see :func:`robust_ext.as_detector`. What is planted goes undetected in
+            one test and is detected in another (section 3.2); each attack has ``tests`` and has to pass both.
         detector_data: Clean inputs ``(M, ...)`` to calibrate a detector that has no threshold.
-        device: Where to run it, on a copy of a model that lies elsewhere; the model's own device when left out.
-        sample_ids: Ids of the samples, which with the seed decide every draw; ``0 .. N-1`` when left out.
-        out: Run folder, in which the same call resumes a killed run; gets result and report.
-        isolate: Run each attack in a process of its own, which has what an attacker has, see docs/threats.md.
-        attack_timeout: Seconds an attack may then take for a batch; None for any time.
-        executor: What runs the blocks, see docs/clusters.md; this process when left out.
-        devices: The devices that its workers use; the model's own when left out.
-        progress: Show a progress bar on stderr.
-        callbacks: Told of the result, and of records as they come, see :class:`robust_ext.Callback`.
+        device, sample_ids, out, isolate, attack_timeout, executor, devices, progress, callbacks: How it is run, see
+            :class:`robust_ext.evaluations.run_keywords.RunKeywords`.
         settings: All settings at once; the defaults when left out.
         **options: Single settings, see :class:`BinarizationSettings`.
-
-    Returns:
-        The result; ``print`` shows its table. With a detector, each attack has ``tests`` with the two results.
 
     Raises:
         RobustExtError: An argument, the model, an attack or the run folder is not as described; see its subclasses.
@@ -106,42 +93,42 @@ def binarization_test(
         'failed'
     """
     begun = time.perf_counter()
-    with listening(callbacks) as tell:
+    run = RunKeywords(device, sample_ids, out, isolate, attack_timeout, executor, devices, progress, callbacks)
+    with run.begun() as finish:
         checked = make_settings(BinarizationSettings, options, base=settings, threat_model=threat_model)
-        inputs = check_inputs("inputs", inputs, bounds=threat_model.bounds)
-        workers = attack_worker(isolate=isolate, attack_timeout=attack_timeout, executor=executor, devices=devices)
-        with workers as worker:
-            checked = with_judge_seed(checked, out=out, worker=worker)
-            classes = None if labels is None else check_labels("labels", labels, samples=len(inputs))
-            detection = detector, detector_data, classes
-            runs = _prepare(model, attacks, inputs, checked, *detection, sample_ids=sample_ids, device=device)
-            outcomes = drive(run_all(runs, out=out, progress=progress, title="binarization", unit="sample"), worker)
-            return tell(_result(outcomes, out, begun=begun))
+        inputs = check_samples(inputs, threat_model)
+        classes = None if labels is None else check_labels("labels", labels, samples=len(inputs))
+        tests = _prepare(run, model, attacks, inputs, run.judged(checked), detector, detector_data, classes)
+        outcomes = drive(run.tasks(tests, title="binarization", unit="sample"), run.worker)
+        return finish(_result(outcomes, out, begun=begun))
 
 
 def _result(
     outcomes: Mapping[str, Outcome[BinarizationRun]], out: str | os.PathLike[str] | None, *, begun: float
 ) -> BinarizationResult:
-    """The result of one test, or of the regular and the inverted one together; all are saved."""
-    results, contents, single = {}, {}, list(outcomes) == [""]
-    for key, left in outcomes.items():
-        one = BinarizationResult(
+    """The result of one test, or of the regular and the inverted one together, each of which is saved by itself."""
+    single = list(outcomes) == [""]
+    results = {
+        key: BinarizationResult(
             make_content(left, begun=begun if single else None),
             records=left.records,
             examples=load_examples(left.store),
         )
-        contents[key] = one.content
-        results[key] = one.saved(None if out is None else Path(out) / key)
+        for key, left in outcomes.items()
+    }
     if single:
         return results[""]
+    for test, result in results.items():
+        result.saved(None if out is None else Path(out) / test)
     shared = {key: value for key, value in outcomes[TESTS[0]].run.identity.items() if key != "test"}
     examples = [replace(one, attack=f"{one.attack} ({test})") for test in TESTS for one in results[test].examples]
     taken = time_table(outcomes.values(), begun=begun)
-    content = combine_tests({test: contents[test] for test in TESTS}, shared, time=taken)
-    return BinarizationResult(content, examples=examples).saved(out)
+    contents = {test: result.content for test, result in results.items()}
+    return BinarizationResult(combine_tests(contents, shared, time=taken), examples=examples)
 
 
 def _prepare(
+    run: RunKeywords,
     model: object,
     attacks: object,
     inputs: Tensor,
@@ -149,9 +136,6 @@ def _prepare(
     detector: object,
     detector_data: Array | None,
     labels: Tensor | None,
-    *,
-    sample_ids: Sequence[int] | None,
-    device: str | torch.device | None,
 ) -> list[BinarizationRun]:
     """The test, or the pair of tests of a classifier with a detector."""
     threat_model, context = settings.threat_model, current_context()
@@ -160,40 +144,40 @@ def _prepare(
     if detector is None and detector_data is not None:
         raise InvalidArgumentError("detector_data", type(detector_data).__name__, "none where there is no detector")
     threat_model.check_resolution(inputs[:1].numel())
-    ids, named = check_ids(sample_ids, len(inputs)), as_attacks(attacks)
+    ids, named = check_ids(run.sample_ids, len(inputs)), as_attacks(attacks)
     for one in named.values():
         one.check(threat_model=threat_model, detector=detector is not None)
-    features, readout, place = counted_parts(model, inputs, settings, PassCounter(), labels=labels, device=device)
+    settings = settings.matched(named.values())
+    parts = counted_parts(model, inputs, settings, PassCounter(), labels=labels, device=run.device)
+    refuse_gradients(named.values(), parts.classifier)
     # Readouts of other kinds are said to be the model's own, and take its place.
     replaced = isinstance(settings.fitting.shown, Linear)
-    head = probe_head(features.module, readout, inputs[:PROBES].to(place)) if replaced else Head()
-    identity = {
-        **settings.to_dict(),
-        "attacks": {name: describe(one) for name, one in named.items()},
-        "target": context.target,
-        "samples": len(ids),
-        **context.origins,
-        "inputs": inputs_digest(inputs, ids),
-    }
-    run = BinarizationRun(
+    test = BinarizationRun(
         key="",
         title="",
         blocks=blocks_of(len(ids), settings.group_size),
-        identity=identity,
-        features=features,
-        readout=readout,
-        device=place,
+        identity={
+            **settings.to_dict(),
+            "attacks": {name: describe(one) for name, one in named.items()},
+            "target": context.target,
+            "samples": len(ids),
+            **context.origins,
+            "inputs": inputs_digest(inputs, ids),
+        },
+        features=parts.features,
+        readout=parts.readout,
+        device=parts.device,
         attacks=named,
         inputs=inputs,
         ids=ids,
         given=settings,
-        head=head,
+        head=probe_head(parts.features.module, parts.readout, inputs[:PROBES].to(parts.device)) if replaced else Head(),
     )
-    return [run] if detector is None else _with_detector(run, detector, model, detector_data, labels)
+    return [test] if detector is None else _with_detector(test, detector, parts.classifier, detector_data)
 
 
 def _with_detector(
-    run: BinarizationRun, detector: object, model: object, detector_data: Array | None, labels: Tensor | None
+    run: BinarizationRun, detector: object, classifier: nn.Module, detector_data: Array | None
 ) -> list[BinarizationRun]:
     """The regular and the inverted test of a classifier with a detector."""
     settings = run.given
@@ -201,7 +185,7 @@ def _with_detector(
         expected = "0 with a detector: the pair of tests has one hardness"
         raise InvalidArgumentError("calibrate_on", settings.calibrate_on, expected)
     found, calibration = prepare_detector(
-        detector, model, run.inputs.to(run.device), data=detector_data, settings=settings, labels=labels
+        detector, classifier, run.inputs.to(run.device), data=detector_data, settings=settings
     )
     network = run.features.module.model if isinstance(run.features.module, Observed) else run.features.module
     # What the detector sends through the network is counted where the network is called.
@@ -211,9 +195,14 @@ def _with_detector(
         "detector_calibration": None if calibration is None else calibration.to_dict(),
     }
     regular = Defense(detector=found, inverted=False, exposure=settings.exposure, draws=settings.detector_draws)
-    runs = []
-    for test in TESTS:
-        identity = {**run.identity, **shared, "test": test}
-        defense = replace(regular, inverted=test == "inverted")
-        runs.append(replace(run, key=test, title=test, identity=identity, features=features, defense=defense))
-    return runs
+    return [
+        replace(
+            run,
+            key=test,
+            title=test,
+            identity={**run.identity, **shared, "test": test},
+            features=features,
+            defense=replace(regular, inverted=test == "inverted"),
+        )
+        for test in TESTS
+    ]

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from robust_ext.attacks.base import Attack
 from robust_ext.core.cost import Spent
+from robust_ext.core.examples import Example
 from robust_ext.core.random import derive_seed
 from robust_ext.core.target import Counted, Target
 from robust_ext.engine.progress import Phases
@@ -24,7 +25,6 @@ from robust_ext.evaluations.binarization.defense import Defense
 from robust_ext.evaluations.binarization.problems import Problems
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 from robust_ext.models.binarized import BinarizedClassifier, identifiable
-from robust_ext.reports import Example
 
 
 @dataclass
@@ -72,7 +72,7 @@ class ProblemAttack:
         return result
 
     def _batch(self, problems: Problems, result: Attacked) -> Work[None]:
-        module, settings = self._judge(problems), self.settings
+        module, settings = self._posed(problems, judge=True), self.settings
         phases = Phases(self.features.counter)
         seed = derive_seed(settings.seed_of_judge, problems.samples[0], "recheck") // 2
         survivors = count_planted(module, problems, defense=self.defense, seed=seed).tolist()
@@ -115,25 +115,14 @@ class ProblemAttack:
         """Names the random stream of the attack."""
         return "attack" if self.depth is None else f"depth {self.depth:g}"
 
-    def _judge(self, problems: Problems) -> BinarizedClassifier:
-        """Return the judge of candidates: for a random model, the majority over draws."""
-        return self._classifier(problems, judge=derive_seed(self.settings.seed_of_judge, "judged"))
-
-    def _classifier(self, problems: Problems, *, judge: int | None = None) -> BinarizedClassifier:
-        settings = self.settings
-        return problems.classifier(
-            self.features,
-            position=settings.boundary_position if self.depth is None else self.depth,
-            logit_scale=settings.logit_scale,
-            batching="full" if self.attack.traits.batching == "full" else "any",
-            norm=settings.threat_model.norm,
-            judge=judge,
-        )
+    def _posed(self, problems: Problems, *, judge: bool = False) -> BinarizedClassifier:
+        batching = "full" if self.attack.traits.batching == "full" else "any"
+        return problems.classifier(self.features, self.settings, depth=self.depth, batching=batching, judge=judge)
 
     def _attempt(self, problems: Problems, label: int, purpose: str, result: Attacked) -> Work[Attempt]:
         """Run the attack on all problems at once, each with this label."""
         settings, defense = self.settings, self.defense
-        module, judge = self._classifier(problems), self._judge(problems)
+        module, judge = self._posed(problems), self._posed(problems, judge=True)
         defended = None if defense is None else defense.defended(module)
         shown, classes = (module, 2) if defense is None or defended is None else defense.exposed(defended)
         target = Target(

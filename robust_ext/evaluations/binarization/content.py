@@ -12,6 +12,7 @@ from torch import nn
 
 from robust_ext.attacks.base import Attack
 from robust_ext.core.cost import Spent
+from robust_ext.core.finding_texts import of_setup, remedy, sentence
 from robust_ext.core.random import seeded_globals
 from robust_ext.engine.context import current_context
 from robust_ext.engine.identity import describe, versions
@@ -42,7 +43,6 @@ from robust_ext.evaluations.causes.remedies import flag_of
 from robust_ext.evaluations.causes.setup import judge_setup
 from robust_ext.evaluations.caveats import Part, attack_warnings, outside_warnings, time_table
 from robust_ext.models.adaptive import AdaptiveDefense
-from robust_ext.reports.findings import of_setup, remedy, sentence
 
 # Of a sample that an attack was not run on.
 _NOTHING = {"outcome": "not_planted"}
@@ -103,18 +103,16 @@ def _test(name: str, outcome: Outcome[BinarizationRun], *, easier: str) -> _Test
     """Summarise an attack, by its records."""
     run, attack = outcome.run, outcome.run.attacks[name]
     mine = _until_decided(name, run, outcome.records)
-    entry = summarise_attack(
+    numbers = summarise_attack(
         name,
         mine,
         [timing for timing in outcome.timings if timing["block"] < len(mine)],
-        run.settings,
-        attacks=len(run.attacks),
-        description=describe(attack),
-        target=current_context().target,
+        run.rules,
         gradients=_takes_gradients(attack, name, mine),
         masking=run.head.words if run.head.fault else "",
         easier=easier,
     )
+    entry = {"name": name, "description": describe(attack), "target": current_context().target, **numbers}
     return _Tested(name, attack, mine, entry)
 
 

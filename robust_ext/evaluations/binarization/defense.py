@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +31,15 @@ from robust_ext.models.adaptive import AdaptiveDefense
 from robust_ext.models.adaptive_features import split_defense
 from robust_ext.models.defended import Defended, SuccessMargin
 from robust_ext.models.features import as_parts, split
-from robust_ext.registry.model import as_module
+
+
+class Parts(NamedTuple):
+    """A verified classifier and its two halves."""
+
+    features: Counted
+    readout: nn.Module
+    classifier: nn.Module
+    device: torch.device
 
 
 def counted_parts(
@@ -41,8 +50,8 @@ def counted_parts(
     *,
     labels: Tensor | None = None,
     device: str | torch.device | None = None,
-) -> tuple[Counted, nn.Module, torch.device]:
-    """The network's features (counted) and readout, verified, and its device.
+) -> Parts:
+    """The network's features (counted) and readout, verified.
 
     Models of no known kind or of other bounds, and features that the settings' readout does not take, raise
     InvalidArgumentError, models that cannot be split ModelError.
@@ -58,6 +67,12 @@ def counted_parts(
         probes = inputs[:PROBES].to(where)
         module = classifier = as_classifier(given, inputs.to(where), None if labels is None else labels.to(where))
     else:
+        if layer is not None:
+            expected = (
+                "none for a model that is a pair of features and readout; of a Keras model, name it in "
+                "robust_ext.adapters.keras.keras_model(model, layer=...)"
+            )
+            raise InvalidArgumentError("layer", repr(layer), expected)
         where = run_device(nn.ModuleList(pair), device)
         probes = inputs[:PROBES].to(where)
         module = parts_in_precision((on_device(pair[0], where), on_device(pair[1], where)), probes)
@@ -69,40 +84,21 @@ def counted_parts(
         check_labels("labels", labels, samples=len(inputs), classes=logits.shape[1])
     check_model(classifier, probes, bounds=threat_model.bounds, draws=True, random=random)
     if isinstance(module, AdaptiveDefense):
-        if random:
-            expected = "1 for a test-time defense, of which one draw is held"
-            raise InvalidArgumentError("draws", settings.draws, expected)
-        parts = split_defense(module, probes, layer=layer)
+        parts = split_defense(module, probes, layer=layer, held=not random)
     else:
         parts = split(module, probes, layer=layer)
     settings.fitting.shown.check(parts.shape)
-    return Counted(parts.features, counter), parts.readout, where
+    return Parts(Counted(parts.features, counter), parts.readout, classifier, where)
 
 
 def prepare_detector(
-    detector: object,
-    model: object,
-    inputs: Tensor,
-    *,
-    data: Array | None,
-    settings: BinarizationSettings,
-    labels: Tensor | None = None,
+    detector: object, classifier: nn.Module, inputs: Tensor, *, data: Array | None, settings: BinarizationSettings
 ) -> tuple[Detector, Calibration | None]:
-    """A detector of a model with a threshold, and how it got that here, where clean inputs ``data`` gave it one.
+    """A detector of a classifier with a threshold, and its calibration where clean inputs ``data`` gave it one here.
 
     Without a threshold and data, InvalidArgumentError; where it detects all of the inputs, ModelError.
     """
-    pair = as_parts(model)
-    if pair is None:
-        network = as_classifier(
-            on_device(as_module(model).module, inputs.device),
-            inputs,
-            None if labels is None else labels.to(inputs.device),
-        )
-    else:
-        parts = (on_device(part, inputs.device) for part in pair)
-        network = nn.Sequential(*parts_in_precision((next(parts), next(parts)), inputs[:PROBES])).eval()
-    found, calibration = detector_beside(detector, network, inputs[:PROBES]), None
+    found, calibration = detector_beside(detector, classifier, inputs[:PROBES]), None
     if not has_threshold(found):
         if data is None:
             raise InvalidArgumentError(
@@ -120,8 +116,7 @@ def prepare_detector(
             f"scored NaN on {int(margins.isnan().sum())} of {len(some)} clean inputs; fix its score, which divides by "
             "zero or overflows there"
         )
-    detected = rejected(margins)
-    if len(some) >= 10 and bool(detected.all()):
+    if len(some) >= 10 and bool(rejected(margins).all()):
         raise ModelError(
             f"detector {type(found).__name__}: rejects all of {len(some)} clean inputs, so that no attack is "
             "needed; calibrate it on clean inputs like these"

@@ -8,12 +8,12 @@ from typing import Any
 from robust_ext.attacks.base import Attack
 from robust_ext.core.statistics import proportion_interval
 from robust_ext.engine.store import Record
-from robust_ext.evaluations.binarization.rules import Rules
+from robust_ext.evaluations.binarization.rules import Rules, Solved
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 from robust_ext.evaluations.binarization.witnesses import searchers
 from robust_ext.evaluations.causes.finding import Finding, Remedy
+from robust_ext.evaluations.causes.remedies import for_more_steps, steps_of
 from robust_ext.evaluations.causes.rewriting import call_of
-from robust_ext.evaluations.causes.step_remedies import for_more_steps, steps_of
 
 
 def score_depths(name: str, planted: Sequence[Record], settings: BinarizationSettings) -> list[dict[str, Any]]:
@@ -31,27 +31,28 @@ def score_depths(name: str, planted: Sequence[Record], settings: BinarizationSet
         posed = [(record, outcome) for record in planted if (outcome := outcome_at(name, record, depth)) is not None]
         if not posed:
             break
-        looked_into = [record for record in planted if depth == 1 or "depths" in record["attacks"][name]]
-        others = [pair for pair in posed if depth == 1 or _proved_by_others(name, pair[0], depth)]
         position = settings.boundary_position if depth == 1 else depth
-        found, random_found, searched = _counts(posed, position)
-        found_by_others, random_by_others, searched_by_others = _counts(others, position)
-        interval = proportion_interval(found, len(posed), confidence=settings.confidence)
+        proved = [pair for pair in posed if depth == 1 or _proved_by_others(name, pair[0], depth)]
+        every, others = (
+            Solved.of([(outcome, record["random_reach"]) for record, outcome in pairs], position)
+            for pairs in (posed, proved)
+        )
+        interval = proportion_interval(every.found, every.samples, confidence=settings.confidence)
         rows.append(
             {
                 "depth": depth,
-                "samples": len(looked_into),
-                "problems": len(posed),
-                "found": found,
-                "score": found / len(posed),
+                "samples": sum(depth == 1 or "depths" in record["attacks"][name] for record in planted),
+                "problems": every.samples,
+                "found": every.found,
+                "score": every.found / every.samples,
                 "score_interval": None if interval is None else list(interval),
-                "random_samples": searched,
-                "random_found": random_found,
-                "random_score": random_found / searched if searched else None,
-                "problems_by_others": len(others),
-                "found_by_others": found_by_others,
-                "random_samples_by_others": searched_by_others,
-                "random_found_by_others": random_by_others,
+                "random_samples": every.searched,
+                "random_found": every.random_found,
+                "random_score": every.random_score if every.searched else None,
+                "problems_by_others": others.samples,
+                "found_by_others": others.found,
+                "random_samples_by_others": others.searched,
+                "random_found_by_others": others.random_found,
             }
         )
     return rows
@@ -110,13 +111,6 @@ def _proved_by_others(name: str, record: Record, depth: float) -> bool:
     own = record.get("witnesses", {}).values()
     others = [entry.get("deepest") for other, entry in record["attacks"].items() if other != name]
     return any(reach is not None and reach > depth for reach in (*own, *others))
-
-
-def _counts(posed: Sequence[tuple[Record, str]], position: float) -> tuple[int, int, int]:
-    """Count the problems that attack and random search solved, and the trials of the latter."""
-    random = [record["random_reach"] for record, _ in posed if record["random_reach"] is not None]
-    found = sum(outcome == "found" for _, outcome in posed)
-    return found, sum(reach > position for reach in random), len(random)
 
 
 def find_behind(

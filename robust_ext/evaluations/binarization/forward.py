@@ -19,7 +19,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from robust_ext.core.memory import RowLimit, power_of_two, rows_that_fit
+from robust_ext.core.machine import RowLimit, power_of_two, rows_that_fit
 from robust_ext.core.target import Counted
 from robust_ext.models.features import Observed
 

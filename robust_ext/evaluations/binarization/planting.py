@@ -15,18 +15,19 @@ from robust_ext.core.random import derive_seed
 from robust_ext.core.settings import make_settings
 from robust_ext.core.target import PassCounter
 from robust_ext.core.threat import ThreatModel
-from robust_ext.core.validation import Array, as_tensor, check_bounds, check_inputs, from_unit, to_unit
+from robust_ext.core.validation import Array, as_tensor, check_bounds, from_unit, to_unit
+from robust_ext.engine.inputs import check_samples
 from robust_ext.engine.progress import Phases
 from robust_ext.engine.verify import Verification, verify
 from robust_ext.evaluations.binarization.attacking import count_planted
 from robust_ext.evaluations.binarization.defense import Defense, counted_parts, draw_accepted
 from robust_ext.evaluations.binarization.forward import Forward, choose_forward
-from robust_ext.evaluations.binarization.options import BinarizationOptions
 from robust_ext.evaluations.binarization.posing import fit_problems, pose
 from robust_ext.evaluations.binarization.problems import Problems
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
+from robust_ext.evaluations.options import BinarizationOptions
 from robust_ext.models.binarized import BinarizedClassifier, identifiable
-from robust_ext.models.normalized import Rescaled
+from robust_ext.models.wrapping import Rescaled
 
 
 @dataclass(frozen=True)
@@ -48,22 +49,12 @@ class Planted:
 
         Which problem a row belongs to: see :class:`robust_ext.models.binarized.BinarizedClassifier`, ``"auto"``.
         """
-        return self._classifier("auto")
+        return self.problems.classifier(self.features, self.settings, batching="auto")
 
     @property
     def judge(self) -> BinarizedClassifier:
         """The classifier for all rows in order, that of a random model by the majority over draws."""
-        return self._classifier("full", judge=derive_seed(self.settings.seed_of_judge, "judged"))
-
-    def _classifier(self, batching: str, *, judge: int | None = None) -> BinarizedClassifier:
-        return self.problems.classifier(
-            self.features,
-            position=self.settings.boundary_position,
-            logit_scale=self.settings.logit_scale,
-            batching=batching,
-            norm=self.settings.threat_model.norm,
-            judge=judge,
-        )
+        return self.problems.classifier(self.features, self.settings, batching="full", judge=True)
 
     @property
     def inputs(self) -> Tensor:
@@ -103,6 +94,8 @@ class Planted:
             ModelError: In these bounds something that is planted is lost to rounding.
         """
         ball, outer = self.settings.threat_model, check_bounds(bounds)
+        if not ball.plain:
+            raise InvalidArgumentError("bounds", outer, f"{ball.bounds}, as entries have limits or values of their own")
 
         def moved(points: Tensor) -> Tensor:
             return from_unit(to_unit(points.double(), ball.bounds), outer).to(points.dtype).clamp(*outer)
@@ -146,7 +139,7 @@ def count_plantable(
     drawn = [draw_accepted(x, sample, settings, defense) for x, sample in zip(inputs, samples, strict=True)]
     phases = Phases(PassCounter())
     try:
-        problems = pose(forward, readout, inputs, samples, drawn, settings, phases, random=False).problems
+        problems = pose(forward, readout, inputs, samples, drawn, settings, phases).problems
     except (ModelError, InvalidArgumentError):
         return 0
     if problems is None or not problems.samples:
@@ -194,8 +187,8 @@ def plant(
         (0.0, 1.0)
     """
     checked = make_settings(BinarizationSettings, options, threat_model=threat_model)
-    inputs = check_inputs("inputs", inputs, bounds=threat_model.bounds)
-    features, readout, where = counted_parts(model, inputs, checked, PassCounter(), device=device)
+    inputs = check_samples(inputs, threat_model)
+    features, readout, _, where = counted_parts(model, inputs, checked, PassCounter(), device=device)
     drawn = checked.fitting.measured(features, seed=derive_seed(checked.seed_of_judge, "measured"))
     some = inputs[:2].to(where)
     forward = choose_forward(features, some, rows=checked.forward_batch, fold=checked.fold, drawn=drawn)

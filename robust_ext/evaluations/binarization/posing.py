@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import torch
@@ -137,8 +137,9 @@ class Posed:
     """The problems of a group of samples; where random search came to in each, by id."""
 
     problems: Problems | None  # Those that are separable; None where nothing could be drawn to be planted.
-    reach: dict[int, float]  # The best reach of the random points; nothing where none were drawn.
-    draws: dict[int, int]  # How many were drawn.
+    # By random search, as far as it went: the best reach, and how many points were drawn.
+    reach: dict[int, float] = field(default_factory=dict)
+    draws: dict[int, int] = field(default_factory=dict)
 
 
 def fit_problems(
@@ -172,17 +173,11 @@ def pose(
     drawn: Sequence[Drawn] | None,
     settings: BinarizationSettings,
     phases: Phases,
-    *,
-    defense: Defense | None = None,
-    random: bool = True,
 ) -> Posed:
-    """Pose the problems of inputs ``(B, ...)`` with these ids; ``drawn`` is what to plant, where a detector decides.
-
-    Without ``random``, there is no random search in them.
-    """
+    """Pose the problems of inputs ``(B, ...)`` with these ids; ``drawn`` is what to plant, where a detector decides."""
     usable = [row for row in range(len(samples)) if drawn is None or drawn[row].candidates is not None]
     if not usable:
-        return Posed(None, {}, {})
+        return Posed(None)
     fitted = fit_problems(
         forward,
         readout,
@@ -193,17 +188,30 @@ def pose(
         references=None if drawn is None else torch.stack(_given([drawn[row].references for row in usable])),
         phases=phases,
     )
-    separable = fitted.select([row for row, good in enumerate(fitted.separable.tolist()) if good])
-    if not random:
-        return Posed(separable, {}, {})
+    return Posed(fitted.select([row for row, good in enumerate(fitted.separable.tolist()) if good]))
+
+
+def search(
+    posed: Posed,
+    forward: Forward,
+    settings: BinarizationSettings,
+    phases: Phases,
+    *,
+    rows: Sequence[int],
+    defense: Defense | None = None,
+) -> None:
+    """Search some of the problems at random, and add what was reached."""
+    if posed.problems is None or not rows:
+        return
     phase("random attack")
-    positions = [settings.boundary_position]
+    some = posed.problems.select(rows)
     # On to the deepest problem that may be posed, so that its share of all of them is exact.
     deepest = settings.depths[-1] if len(settings.depths) > 1 else 0.0
-    best, counts = random_reach(forward, [fitted], positions, settings, defense=defense, deepest=deepest)
+    positions = [settings.boundary_position]
+    best, counts = random_reach(forward, [some], positions, settings, defense=defense, deepest=deepest)
     phases.stop("random")
-    reach = dict(zip(fitted.samples, best[:, 0].tolist(), strict=True))
-    return Posed(separable, reach, dict(zip(fitted.samples, counts.tolist(), strict=True)))
+    posed.reach.update(zip(some.samples, best[:, 0].tolist(), strict=True))
+    posed.draws.update(zip(some.samples, counts.tolist(), strict=True))
 
 
 def _given(parts: Sequence[Tensor | None]) -> list[Tensor]:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from robust_ext.core.random import derive_seed
 from robust_ext.evaluations.binarization.forward import Forward
 from robust_ext.evaluations.binarization.points import draw_candidates, draw_inner, farthest
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
@@ -113,35 +114,37 @@ class Problems:
     def classifier(
         self,
         features: nn.Module,
+        settings: BinarizationSettings,
         *,
-        position: float,
-        logit_scale: str = "original",
+        depth: float | None = None,
         batching: str = "any",
-        norm: str = "l2",
-        judge: int | None = None,
+        judge: bool = False,
     ) -> BinarizedClassifier:
-        """The binarized classifier, its boundary between the closest inner (0) and the closest planted point (1).
+        """The binarized classifier with its boundary where the settings place it, or at a depth beyond.
 
-        ``features`` are the model's. With ``judge``, a seed, it is the one that candidates are judged by: its boundary
-        lies by the :attr:`tolerance` farther in, and of a random model it decides by the majority over several draws,
-        where attacks are shown single ones.
+        ``features`` are the model's. With ``judge``, it is the one that candidates are judged by: its boundary lies by
+        the :attr:`tolerance` farther in, and of a random model it decides by the majority over several draws, where
+        attacks are shown single ones.
         """
-        kind = self.readout.shown if judge is None else self.readout
+        kind = self.readout if judge else self.readout.shown
+        if judge:
+            features = kind.measured(features, seed=derive_seed(settings.seed_of_judge, "judged"))
+        position = settings.boundary_position if depth is None else depth
         boundary = -(1 - position) * self.gap
         largest = torch.maximum((self.lowest - boundary).abs(), (self.highest - boundary).abs())
-        if logit_scale == "original":
+        if settings.logit_scale == "original":
             spread, offset = (self.logit_high - self.logit_low) / 2, (self.logit_high + self.logit_low) / 2
         else:
             spread, offset = torch.ones_like(largest), torch.zeros_like(largest)
         return BinarizedClassifier(
-            features if judge is None else kind.measured(features, seed=judge),
+            features,
             references=self.inputs,
-            threshold=self.edge + boundary - (0 if judge is None else self.tolerance * self.gap),
+            threshold=self.edge + boundary - (self.tolerance * self.gap if judge else 0),
             scale=spread / largest.clamp_min(torch.finfo(torch.float64).tiny),
             offset=offset,
             readout=kind,
             batching=batching,
-            norm=norm,
+            norm=settings.threat_model.norm,
             **self.parameters,
         )
 

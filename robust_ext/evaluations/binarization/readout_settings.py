@@ -81,7 +81,7 @@ class ReadoutSettings(DepthSettings):
     layer: str | None = setting(
         default=None,
         help="Name of the layer whose input are the features, of any kind; with commas several. Left out, it is what "
-        "the logits are made of, see docs/models.md.",
+        "the logits are made of, see docs/features.md.",
         panel="model",
     )
     readout: str | Readout = setting(
@@ -89,7 +89,7 @@ class ReadoutSettings(DepthSettings):
         help="How a readout is fitted: "
         + ", ".join(f'``"{name}"``' for name in READOUTS)
         + ', with settings or without (``"logistic(C=3)"``), or one of your own, ``"file.py:Class"``; see '
-        'docs/binarization.md, "Readouts".',
+        "docs/readouts.md.",
         check=check_readout,
         panel="readout",
     )

@@ -221,29 +221,32 @@ def explain_calibration(
     """Why a calibration chose this setting, of the rows that it left."""
     bar = f"{settings.threshold:g} of the problems"
     if chosen is None:
-        words = f"At no setting does an attack solve {bar}; nearest comes {_solves(rows)}."
+        words = f"At no setting does an attack solve {bar}; nearest comes {_solves(rows, settings)}."
         return f"{words} The test is run at the setting that was given."
-    keys = ("kappa", "inner_points", "depth")
-    first = next(place for place, row in enumerate(rows) if all(row[key] == chosen[key] for key in keys[:2]))
-    here = [row for row in rows if all(row[key] == chosen[key] for key in keys)]
+    points = [key for key in chosen if key != "depth"]
+    first = next(place for place, row in enumerate(rows) if all(row[key] == chosen[key] for key in points))
+    here = [row for row in rows if all(row[key] == chosen[key] for key in chosen)]
     if first:
-        words = f"This is the hardest setting at which an attack solves {bar}: {_solves(here)}. "
-        words += f"At harder ones the most is {_solves(rows[:first])}."
+        words = f"This is the hardest setting at which an attack solves {bar}: {_solves(here, settings)}. "
+        words += f"At harder ones the most is {_solves(rows[:first], settings)}."
     elif chosen["depth"] > 1:
         words = (
             f"At the hardest kappa an attack solves {bar}, so the boundary was moved deeper, as far as others prove "
         )
-        words += f"half of the problems and an attack still solves that much of them: {_solves(here)}."
+        words += f"half of the problems and an attack still solves that much of them: {_solves(here, settings)}."
     else:
-        words = f"At the hardest kappa an attack solves {bar}, and at no depth beyond: {_solves(here)}."
+        words = f"At the hardest kappa an attack solves {bar}, and at no depth beyond: {_solves(here, settings)}."
     if max(row["random_score"] for row in here) > settings.maximum_random_score:
         words += f" That R-ASR is above {settings.maximum_random_score:g}: nothing passes there."
     return words
 
 
-def _solves(rows: Sequence[Mapping[str, Any]]) -> str:
+def _solves(rows: Sequence[Mapping[str, Any]], settings: BinarizationSettings) -> str:
     """The highest score of some rows, as text."""
     best = max(rows, key=lambda row: row["score"] or 0.0)
     deep = f", depth {best['depth']:g}" if best["depth"] > 1 else ""
-    place = f"kappa {best['kappa']:g}, {best['inner_points']} inner points{deep}"
+    gap = f", gap {best['gap']:g}" if best["gap"] != settings.gap else ""
+    planted = best["boundary_points"]
+    more = f", {planted} planted points" if planted != settings.boundary_points else ""
+    place = f"kappa {best['kappa']:g}, {best['inner_points']} inner points{gap}{more}{deep}"
     return f"{best['attack']} with {best['score'] or 0.0:.2f} ({place}; R-ASR {best['random_score'] or 0.0:.2f})"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
+from robust_ext.core import tabular
+from robust_ext.core.tabular import Columns, Row
+from robust_ext.core.wording import share
 from robust_ext.evaluations.result import EvaluationResult, bounds_of
-from robust_ext.reports import tabular
-from robust_ext.reports.tabular import Columns, Row
-from robust_ext.reports.wording import share
 
 if TYPE_CHECKING:
     import pandas

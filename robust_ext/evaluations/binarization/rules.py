@@ -16,14 +16,17 @@ taken, the rest of all others. Rates at several depths need no correction: an at
 was shown at all before, so that one whose rate is too low from some depth on has to get through the test there. Nor
 does a pair of tests with a detector: a pass needs both.
 
-With ``sequential``, random search has its own number of samples: it ends once they settle R-ASR.
+Random search has its own number of samples: it ends once they settle R-ASR (``random_stops``). With a fixed number of
+samples there are two looks, after 8 and 16 planted problems. Each takes a sixth of the error, which at the defaults is
+what 0 of 8 need; the bound of all samples has the other two thirds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil
+from typing import Any
 
 from robust_ext.core.statistics import lower_bound, more_often, sequential_decision, upper_bound
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
@@ -35,6 +38,9 @@ _BEHIND = 0.5
 _TRAILS = 0.75
 # So many samples show how deep an attack goes, where the sequential rule needs no more of that.
 _GRADED = 16
+LOOKS = (8, 16)
+"""So many planted problems may settle R-ASR where the number of samples is fixed."""
+_LOOK = 1 / 6  # Of the error of R-ASR, at each of them.
 # Numbers of samples above it are not advised.
 _MOST = 5000
 
@@ -49,6 +55,19 @@ class Solved:
     depth: float = 1.0
     non_finite: int = 0  # Others in which the attack came to points at which the network's logits are not finite.
     random_samples: int | None = None  # How many of them random search was tried on; None for all.
+
+    @classmethod
+    def of(cls, problems: Iterable[tuple[str, float | None]], position: float, **more: Any) -> Solved:
+        """Count problems by the outcome and by the reach of random search, if any, with the boundary at a position."""
+        outcomes = list(problems)
+        random = [reach > position for _, reach in outcomes if reach is not None]
+        return cls(
+            found=sum(outcome == "found" for outcome, _ in outcomes),
+            random_found=sum(random),
+            samples=len(outcomes),
+            random_samples=len(random),
+            **more,
+        )
 
     @property
     def searched(self) -> int:
@@ -109,10 +128,17 @@ class Rules:
 
     def falls_behind(self, found: int, samples: int) -> bool:
         """Return whether the attack surely solves less than half of the problems that others prove at some depth."""
+        return self._below(found, samples, _BEHIND)
+
+    def trails(self, found: int, samples: int) -> bool:
+        """Return whether the attack surely solves less than three quarters of what others prove at a depth."""
+        return self._below(found, samples, _TRAILS)
+
+    def _below(self, found: int, samples: int, rate: float) -> bool:
         error_rate = self.error_rate / len(self.settings.depths)
         if self.settings.sequential:
-            return sequential_decision(found, samples, threshold=_BEHIND, error_rate=error_rate) == "below"
-        return upper_bound(found, samples, error_rate=error_rate) < _BEHIND
+            return sequential_decision(found, samples, threshold=rate, error_rate=error_rate) == "below"
+        return upper_bound(found, samples, error_rate=error_rate) < rate
 
     def stops_at_head(self, behind: Solved, *, masked: bool) -> bool:
         """Return whether an attack with gradients fails by its solved problems at the logits.
@@ -123,13 +149,6 @@ class Rules:
             return behind.samples > 0 and self.falls_behind(behind.found, behind.samples)
         solved = lower_bound(behind.found, behind.samples, error_rate=self.error_rate) > _BEHIND
         return not solved or behind.random_score > _BEHIND or self.fails(behind.found, behind.samples)
-
-    def trails(self, found: int, samples: int) -> bool:
-        """Return whether the attack is shown to solve less than three quarters of what others prove at a depth."""
-        error_rate = self.error_rate / len(self.settings.depths)
-        if self.settings.sequential:
-            return sequential_decision(found, samples, threshold=_TRAILS, error_rate=error_rate) == "below"
-        return upper_bound(found, samples, error_rate=error_rate) < _TRAILS
 
     def outdone(self, deeper: int, shallower: int) -> bool:
         """Return whether another attack goes deeper in more samples than this one: a paired sign test."""
@@ -165,8 +184,13 @@ class Rules:
         return lower_bound(found, samples, error_rate=self.error_rate)
 
     def at_most(self, at: Solved) -> float:
-        """The upper bound of R-ASR, likewise."""
-        return upper_bound(at.random_found, at.searched, error_rate=self.random_error_rate(at.depth))
+        """The upper bound of R-ASR, likewise, or at the look that ended random search."""
+        return self._at_most(at, look=at.searched < at.samples)
+
+    def _at_most(self, at: Solved, *, look: bool) -> float:
+        looks = self._may_settle and at.depth == 1
+        share = 1.0 if not looks else _LOOK if look else 1 - len(LOOKS) * _LOOK
+        return upper_bound(at.random_found, at.searched, error_rate=share * self.random_error_rate(at.depth))
 
     def decided(self, first: Solved) -> bool:
         """The sequential rule: whether no more samples are needed.
@@ -182,16 +206,23 @@ class Rules:
         )
 
     def random_settled(self, first: Solved) -> bool:
-        """The sequential rule: whether the planted problems so far settle R-ASR, so that no search is needed for more.
+        """Return whether the planted problems so far settle R-ASR, so that no search is needed for more.
 
-        They do where they show it to be at most the maximum, if an attack may pass there; and where they show it to be
-        above, if there are no deeper problems, of which it would be needed.
+        They do where they show it to be at most the maximum, if an attack may pass there; and with the sequential rule
+        where they show it to be above, if there are no deeper problems, of which it would be needed.
         """
         chosen = self.settings
-        if not chosen.sequential or chosen.maximum_random_score == 1 or chosen.least_depth > 1:
+        if not self._may_settle:
             return False
+        if not chosen.sequential:
+            return self._at_most(first, look=True) <= chosen.maximum_random_score
         decision = self._random_decision(first)
         return decision == "below" or (decision == "above" and len(chosen.depths) == 1)
+
+    @property
+    def _may_settle(self) -> bool:
+        chosen = self.settings
+        return chosen.random_stops and chosen.maximum_random_score < 1 and chosen.least_depth <= 1
 
     def graded(self, samples: int) -> bool:
         """The sequential rule: whether that many samples are enough to grade attacks by their depth."""

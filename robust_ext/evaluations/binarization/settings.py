@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
+from typing_extensions import Self
+
+from robust_ext.attacks.base import Attack
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.settings import setting, settings_class
 from robust_ext.core.threat import ThreatModel
@@ -26,7 +32,7 @@ class BinarizationSettings(ReadoutSettings):
     threat_model: ThreatModel
     inner_points: int = setting(
         default=399,
-        help="N_i, random points of class 0 for each sample, beside the clean sample (the paper's are 999).",
+        help="N_i, random points of class 0 for each sample, in addition to the clean sample (the paper's are 999).",
         minimum=1,
         maximum=1_000_000,
         panel="planting",
@@ -132,6 +138,14 @@ class BinarizationSettings(ReadoutSettings):
         minimum=1,
         panel="detection",
     )
+    random: str = setting(
+        default="fixed",
+        help='How many points random search has: ``"fixed"``, as many as ``random_inner`` and ``random_corners`` say; '
+        '``"match"``: as many as the attack has queries (of several the one with most), in the same proportion '
+        "(section 3.1). An attack that does not state how many counts as fixed.",
+        choices=("fixed", "match"),
+        panel="verdict",
+    )
     random_inner: int = setting(
         default=200,
         help="Points the random attack draws within the ball.",
@@ -154,7 +168,7 @@ class BinarizationSettings(ReadoutSettings):
     )
     proven_rate: float = setting(
         default=0.9,
-        help="A pass needs samples that show a rate above it, with ``error_rate``, beside a score of the threshold; 0: "
+        help="A pass needs samples that show a rate above it, with ``error_rate``, and a score of the threshold; 0: "
         "the score alone.",
         minimum=0,
         below=1,
@@ -167,6 +181,12 @@ class BinarizationSettings(ReadoutSettings):
         maximum=1,
         panel="verdict",
     )
+    random_stops: bool = setting(
+        default=True,
+        help="End random search once 8 or 16 planted problems (with ``sequential``, any group of samples) show that "
+        "its rate is at most ``maximum_random_score``. R-ASR is then that of these problems. False: search all.",
+        panel="verdict",
+    )
     calibrate_on: int = setting(
         default=0,
         help="Number of samples on which the hardness is calibrated first (section 4.3); 0 for no calibration.",
@@ -175,9 +195,9 @@ class BinarizationSettings(ReadoutSettings):
     )
     sequential: bool = setting(
         default=False,
-        help="Stop drawing samples once they show of each attack that it fails or passes, and random search and deeper "
-        "problems once they show enough of these; False: all samples, all of them for everything. On the "
-        "command line, where it is the default, ``--samples`` is then the most that are drawn.",
+        help="Stop drawing samples once they show of each attack that it fails or passes, and deeper problems once "
+        "they show enough of these; False: all samples. On the command line, where it is the default, ``--samples`` is "
+        "then the most that are drawn.",
     )
     error_rate: float = setting(
         default=0.05,
@@ -240,7 +260,16 @@ class BinarizationSettings(ReadoutSettings):
             return self.batch_size
         return 8 if self.sequential else 32
 
+    def matched(self, attacks: Iterable[Attack]) -> Self:
+        """Return settings with as many random points as an attack has queries; these, where the number is fixed."""
+        given = self.random_inner + self.random_corners
+        costs = [attack.cost(self.threat_model, classes=2) for attack in attacks] if self.random == "match" else []
+        if not costs:
+            return self
+        queries = max(given if cost is None or cost.unknown else math.ceil(cost.forward) for cost in costs)
+        inner = round(queries * self.random_inner / given)
+        return replace(self, random_inner=inner, random_corners=queries - inner)
+
     def to_dict(self) -> dict[str, Any]:
         """All settings as plain values, the threat model's among them."""
-        threat = self.threat_model
-        return {"norm": threat.norm, "epsilon": threat.epsilon, "bounds": list(threat.bounds), **super().to_dict()}
+        return {**self.threat_model.described, **super().to_dict()}

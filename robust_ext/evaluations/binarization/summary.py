@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, repeat
 from typing import Any
 
 from robust_ext.core.cost import Spent
 from robust_ext.engine.store import Record
-from robust_ext.engine.verify import OUTCOMES
+from robust_ext.engine.verify import OUTCOMES, UNDONE
 from robust_ext.evaluations.binarization.depth_scores import score_depths, solved_depth
-from robust_ext.evaluations.binarization.rules import Rules, Solved
+from robust_ext.evaluations.binarization.rules import LOOKS, Rules, Solved
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
-from robust_ext.evaluations.binarization.verdict import REPAIRED, judge
+from robust_ext.evaluations.binarization.verdict import REPAIRED, Counts, judge
 from robust_ext.evaluations.caveats import lost_words
 
 
@@ -33,11 +34,15 @@ class Sequential:
         self._counts = dict.fromkeys(names, Solved(found=0, random_found=0, samples=0, random_samples=0))
         self._repaired = dict.fromkeys(names, 0)  # Canaries
         self._left = list(names)
+        self._seen = list[Record]()  # With a fixed number of samples
         self._rules = rules
 
     @property
     def plan(self) -> Plan:
-        """The use of the next group: everything, without the sequential rule."""
+        """The use of the next group: without the sequential rule all, but for random search once it is settled."""
+        if not self._rules.settings.sequential:
+            ended = random_ends(self._left, self._seen, self._rules) is not None
+            return Plan(tuple(self._left), random=not ended, deeper=True)
         random = any(not self._rules.random_settled(self._counts[name]) for name in self._left)
         return Plan(tuple(self._left), random, random or not self._rules.graded(self.samples))
 
@@ -46,22 +51,28 @@ class Sequential:
         self.groups += 1
         self.samples += len(group)
         if not self._rules.settings.sequential:
+            self._seen += group
             return
         for name in list(self._left):
             planted = planted_for(name, group)
-            self._counts[name] = _add(self._counts[name], planted, name, self._rules.settings)
+            self._counts[name] = _sum(self._counts[name], _solved(name, planted, self._rules.settings))
             self._repaired[name] += sum(record["attacks"][name]["canary"] == "repaired" for record in planted)
             if self._repaired[name] >= REPAIRED or self._rules.decided(self._counts[name]):
                 self._left.remove(name)
 
 
-def _add(counts: Solved, planted: Sequence[Record], name: str, settings: BinarizationSettings) -> Solved:
-    random = [record["random_reach"] for record in planted if record["random_reach"] is not None]
+def _solved(name: str, planted: Sequence[Record], settings: BinarizationSettings, **more: Any) -> Solved:
+    """Count the problems of an attack at the test's own boundary."""
+    problems = [(record["attacks"][name]["outcome"], record["random_reach"]) for record in planted]
+    return Solved.of(problems, settings.boundary_position, **more)
+
+
+def _sum(first: Solved, second: Solved) -> Solved:
     return Solved(
-        found=counts.found + sum(record["attacks"][name]["outcome"] == "found" for record in planted),
-        random_found=counts.random_found + sum(reach > settings.boundary_position for reach in random),
-        samples=counts.samples + len(planted),
-        random_samples=counts.searched + len(random),
+        found=first.found + second.found,
+        random_found=first.random_found + second.random_found,
+        samples=first.samples + second.samples,
+        random_samples=first.searched + second.searched,
     )
 
 
@@ -81,6 +92,11 @@ def until_decided(names: Sequence[str], groups: Iterable[Sequence[Record]], rule
     What several processes did beyond that, as each runs ahead of others, is left out.
     """
     sequence, kept = Sequential(names, rules), list[list[Record]]()
+    if not rules.settings.sequential:
+        kept = [list(group) for group in groups]
+        end = random_ends(names, [record for group in kept for record in group], rules)
+        searched = repeat(True) if end is None else chain(repeat(True, end), repeat(False))
+        return [[one if next(searched) else _unsearched(one) for one in group] for group in kept]
     for group in groups:
         plan = sequence.plan
         if not plan.attacks:
@@ -98,7 +114,35 @@ def _needed(record: Record, plan: Plan) -> Record:
         if name in plan.attacks
     }
     kept = {key: value for key, value in record.items() if key not in left_out}
-    return {**kept, "attacks": attacks} | ({} if plan.random else {"random_reach": None, "random_draws": 0})
+    kept = {**kept, "attacks": attacks}
+    return kept if plan.random else _unsearched(kept)
+
+
+def _unsearched(record: Record) -> Record:
+    return {**record, "random_reach": None, "random_draws": 0}
+
+
+def random_ends(names: Sequence[str], records: Sequence[Record], rules: Rules) -> int | None:
+    """After how many records random search ends where the number of samples is fixed; None where not so far."""
+    for look in LOOKS:
+        some = records[: rows_until(records, look)]
+        if sum(map(_planted, some)) < look:
+            return None
+        counts = (_solved(name, planted_for(name, some), rules.settings) for name in names)
+        if all(map(rules.random_settled, counts)):
+            return len(some)
+    return None
+
+
+def rows_until(records: Sequence[Record], problems: int) -> int:
+    """Return how many records hold the first planted ``problems``; all where there are fewer."""
+    rows = [row for row, record in enumerate(records) if _planted(record)]
+    return rows[problems - 1] + 1 if len(rows) >= problems else len(records)
+
+
+def _planted(record: Record) -> bool:
+    """Return whether something was planted in a sample for any attack."""
+    return any(entry["outcome"] != "not_planted" for entry in record["attacks"].values())
 
 
 def planted_for(name: str, group: Sequence[Record]) -> list[Record]:
@@ -118,67 +162,54 @@ def summarise_attack(
     name: str,
     records: Sequence[Record],
     timings: Sequence[Record],
-    settings: BinarizationSettings,
+    rules: Rules,
     *,
-    attacks: int,
-    description: str,
-    target: str,
     easier: str = "",
     gradients: bool = False,
     masking: str = "",
 ) -> dict[str, Any]:
-    """Everything about one of ``attacks`` attacks, as documented for ``result.json``, of what the same groups left.
+    """Return the numbers of an attack, as documented for ``result.json``, from the records of the same groups.
 
-    ``easier`` is why nothing could be planted where a detector is why, and what would plant something. An attack that
-    uses ``gradients`` has to get them through the head, which masks them as a clause says.
+    ``easier`` is why a detector let nothing be planted, and what would plant something. An attack that uses
+    ``gradients`` has to get them through the head, which masks them as a clause says.
     """
-    attacked = [record for record in records if name in record["attacks"]]
-    planted = planted_for(name, records)
+    settings, planted = rules.settings, planted_for(name, records)
+    attacked = [record["attacks"][name] for record in records if name in record["attacks"]]
     mine = [record["attacks"][name] for record in planted]
     outcomes = {outcome: sum(entry["outcome"] == outcome for entry in mine) for outcome in OUTCOMES}
-    posed = [entry["canary"] for entry in mine if entry["canary"] in ("kept", "repaired")]
-    canaries = {"planted": len(posed), "repaired": posed.count("repaired")}
-    random = [record["random_reach"] for record in planted if record["random_reach"] is not None]
+    if not outcomes[UNDONE]:
+        del outcomes[UNDONE]  # Which only discrete entries have
+    canaries = [entry["canary"] for entry in mine if entry["canary"] in ("kept", "repaired")]
     hardness = _hardness(planted, mine, settings) if planted else []
-    planting = _planting(name, records, attacked)
-    not_separable = [one for one in records if not one["separable"] and one.get("planting", {}).get("found", True)]
-    unplanted = {"not_separable": len(not_separable), "not_planted": len(attacked) - len(planted)}
-    unfound = len(records) - len(planted) - sum(unplanted.values())
-    depths = score_depths(name, planted, settings)
-    behind = _behind([entry["behind"] for entry in mine if "behind" in entry], settings)
+    planting = _planting(records, attacked)
+    inseparable = sum(not one["separable"] and one.get("planting", {}).get("found", True) for one in records)
+    unplanted = len(attacked) - len(planted)
+    depths, behind = score_depths(name, planted, settings), _behind(mine, settings)
+    counts = Counts(
+        problems=[_solved(name, planted, settings, non_finite=outcomes["non_finite_logits"]), *_deeper(depths)],
+        canaries=len(canaries),
+        repaired=canaries.count("repaired"),
+        lost=lost_words(mine, of="problem"),
+        inseparable=inseparable,
+        unplanted=unplanted,
+        unfound=len(records) - len(planted) - inseparable - unplanted,
+        easier=easier,
+        behind=behind if gradients else None,
+        masking=masking,
+    )
     return {
-        "name": name,
-        "description": description,
-        "target": target,
-        **judge(
-            outcomes["found"],
-            sum(reach > settings.boundary_position for reach in random),
-            len(planted),
-            random_samples=len(random),
-            planted=canaries["planted"],
-            repaired=canaries["repaired"],
-            settings=settings,
-            attacks=attacks,
-            depths=_deeper(depths),
-            non_finite=outcomes["non_finite_logits"],
-            lost=lost_words(mine, of="problem"),
-            inseparable=unplanted["not_separable"],
-            unplanted=unplanted["not_planted"],
-            unfound=unfound,
-            easier=easier,
-            behind=behind if gradients else None,
-            masking=masking,
-        ),
+        **judge(counts, rules),
         "depth": solved_depth(depths, settings),
         "depths": depths,
         "samples": len(planted),
-        **unplanted,
+        "not_separable": inseparable,
+        "not_planted": unplanted,
         "planted_points": {
             "drawn": settings.boundary_points * len(attacked),
-            "adversarial": sum(record["attacks"][name]["planted"] for record in attacked),
+            "adversarial": sum(entry["planted"] for entry in attacked),
         },
         "outcomes": outcomes,
-        "canaries": canaries,
+        "canaries": {"planted": counts.canaries, "repaired": counts.repaired},
         **({"at_logits": {"samples": behind.samples, "found": behind.found}} if behind.samples else {}),
         **_cost(name, timings),
         # With a detector only where the boundary lies: elsewhere nothing is known of what the detector does.
@@ -201,16 +232,11 @@ def _deeper(depths: Sequence[Mapping[str, Any]]) -> list[Solved]:
     ]
 
 
-def _behind(entries: Sequence[Mapping[str, Any]], settings: BinarizationSettings) -> Solved:
-    """Return the solved problems planted at the logits."""
-    posed = [entry for entry in entries if entry["outcome"] != "not_planted"]
-    random = [entry["random_reach"] for entry in posed if entry["random_reach"] is not None]
-    return Solved(
-        found=sum(entry["outcome"] == "found" for entry in posed),
-        random_found=sum(reach > settings.boundary_position for reach in random),
-        random_samples=len(random),
-        samples=len(posed),
-    )
+def _behind(mine: Sequence[Mapping[str, Any]], settings: BinarizationSettings) -> Solved:
+    """Count the problems planted at the logits."""
+    entries = [entry["behind"] for entry in mine if "behind" in entry]
+    posed = [(entry["outcome"], entry["random_reach"]) for entry in entries if entry["outcome"] != "not_planted"]
+    return Solved.of(posed, settings.boundary_position)
 
 
 def _cost(name: str, timings: Sequence[Record]) -> dict[str, dict[str, Any]]:
@@ -226,7 +252,7 @@ def _cost(name: str, timings: Sequence[Record]) -> dict[str, dict[str, Any]]:
     return {"seconds": {**seconds, "total": total.seconds}, "passes": total.passes}
 
 
-def _planting(name: str, records: Sequence[Record], attacked: Sequence[Record]) -> dict[str, dict[str, int]]:
+def _planting(records: Sequence[Record], attacked: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
     """Describe the search for points that the detector accepts; empty without a detector."""
     plantings = [record["planting"] for record in records if "planting" in record]
     found = {
@@ -234,7 +260,7 @@ def _planting(name: str, records: Sequence[Record], attacked: Sequence[Record]) 
         "not_found": sum(not one["found"] for one in plantings),
         "by_attack": sum(one["found"] and one["source"] == "attack" for one in plantings),
         "tries": sum(one["tries"] for one in plantings),
-        "references": sum(record["attacks"][name]["references"] for record in attacked),
+        "references": sum(entry["references"] for entry in attacked),
     }
     return {"planting": found} if plantings else {}
 

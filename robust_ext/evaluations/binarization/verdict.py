@@ -17,20 +17,20 @@ The rules, in order:
    planted at the logits behind it.
 7. What is left passes.
 
-:mod:`robust_ext.evaluations.binarization.rules` has what shows a rate, and docs/binarization.md how often each rule is
-wrong.
+:mod:`robust_ext.evaluations.binarization.rules` has what shows a rate, and docs/evidence/verdict_statistics.md how
+often each rule is wrong.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from robust_ext.core.statistics import proportion_interval
 from robust_ext.evaluations.binarization.defense import TESTS
 from robust_ext.evaluations.binarization.reasons import easier_to_plant, explain, explain_head
 from robust_ext.evaluations.binarization.rules import Rules, Solved
-from robust_ext.evaluations.binarization.settings import BinarizationSettings
 from robust_ext.evaluations.causes.finding import WEIGHTS
 
 VERDICTS = ("passed", "failed", "inconclusive")
@@ -43,78 +43,65 @@ _PREDICTED_LABELS = (
 )
 
 
-def judge(
-    found: int,
-    random_found: int,
-    samples: int,
-    *,
-    planted: int,
-    repaired: int,
-    settings: BinarizationSettings,
-    attacks: int = 1,
-    depths: Sequence[Solved] = (),
-    non_finite: int = 0,
-    random_samples: int | None = None,
-    lost: str = "",
-    inseparable: int = 0,
-    unplanted: int = 0,
-    unfound: int = 0,
-    easier: str = "",
-    behind: Solved | None = None,
-    masking: str = "",
-) -> dict[str, Any]:
-    """The verdict with what it rests on: shares of planted problems solved, None without any, and exact intervals.
+@dataclass(frozen=True, kw_only=True)
+class Counts:
+    """What an attack did with what was planted, and what could not be planted."""
 
-    Of ``samples`` problems the attack, one of ``attacks`` in the run, solved ``found`` and the random attack
-    (R-ASR) ``random_found``, of the first ``random_samples`` where it was not tried on all; ``depths`` has the same of
-    greater depths, in order, of problems that others proved. Of ``planted`` canaries, posed with the wrong label, the
-    attack ``repaired`` some. In ``non_finite`` other problems it came to points at which the network's logits are not
-    finite; ``lost`` is how many it was not run on and why, as text. In ``inseparable`` further samples no readout was
-    found, in ``unplanted`` none of the planted points stayed adversarial, in ``unfound`` there was none to plant that
-    the detector judges as the test wants; ``easier`` is then why nothing was planted, and what to change.
-    An attack that uses gradients solved ``behind`` where something was planted at the logits; ``masking`` is how the
-    head masks gradients, as a clause.
-    """
-    interval = proportion_interval(found, samples, confidence=settings.confidence)
-    searched = samples if random_samples is None else random_samples
-    random_interval = proportion_interval(random_found, searched, confidence=settings.confidence)
-    rules, depth = Rules(settings, attacks), 1.0
-    if repaired >= REPAIRED:
-        verdict, reason = "failed", _PREDICTED_LABELS.format(repaired=repaired, planted=planted)
-    elif not samples:
-        easier = easier or f"To settle it: {easier_to_plant(settings, inseparable=inseparable, unplanted=unplanted)}."
-        reason = f"No example could be planted, so nothing is known about the attack. {easier}"
+    problems: Sequence[Solved]  # The planted ones, and at greater depths, in order, those that others proved.
+    canaries: int = 0  # Problems posed with the wrong label,
+    repaired: int = 0  # of which the attack repaired so many.
+    lost: str = ""  # How many problems it was not run on and why, as text.
+    inseparable: int = 0  # Further samples for which no readout was found,
+    unplanted: int = 0  # in which no planted point stayed adversarial,
+    unfound: int = 0  # or in which the detector judged no point as the test needs.
+    easier: str = ""  # Why a detector let nothing be planted, and what to change.
+    behind: Solved | None = None  # What was planted at the logits, for an attack that uses gradients.
+    masking: str = ""  # How the head masks gradients, as a clause.
+
+
+def judge(counts: Counts, rules: Rules) -> dict[str, Any]:
+    """Return the verdict with what it rests on: shares of planted problems solved, None without any, and intervals."""
+    first, level, depth = counts.problems[0], rules.settings.confidence, 1.0
+    if counts.repaired >= REPAIRED:
+        verdict, reason = "failed", _PREDICTED_LABELS.format(repaired=counts.repaired, planted=counts.canaries)
+    elif not first.samples:
+        ways = easier_to_plant(rules.settings, inseparable=counts.inseparable, unplanted=counts.unplanted)
+        reason = "No example could be planted, so nothing is known about the attack. "
+        reason += counts.easier or f"To settle it: {ways}."
         verdict = "inconclusive"
     else:
-        counts = {"found": found, "random_found": random_found, "samples": samples, "random_samples": searched}
-        first = Solved(**counts, non_finite=non_finite)
-        verdict, at = rules.decide([first, *depths])
-        reason = explain(verdict, at, first, rules, without=inseparable + unplanted + unfound)
-        depth = at.depth
-        stops = behind is not None and rules.stops_at_head(behind, masked=bool(masking))
-        # An attack that fails already need not get through a sound head.
-        spoken = verdict == "passed" or (
-            behind is not None and (bool(masking) or verdict != "failed") and rules.fails(behind.found, behind.samples)
-        )
-        if behind is not None and stops and spoken:
-            verdict, reason = "failed", f"{reason} {explain_head(behind, masking)}"
-    if non_finite:
+        verdict, at = rules.decide(counts.problems)
+        without = counts.inseparable + counts.unplanted + counts.unfound
+        reason, depth = explain(verdict, at, first, rules, without=without), at.depth
+        if _stopped_at_head(verdict, counts, rules) and counts.behind is not None:
+            verdict, reason = "failed", f"{reason} {explain_head(counts.behind, counts.masking)}"
+    if first.non_finite:
         reason += (
-            f" In {non_finite} of {samples} problems it came to points at which the network returns NaN or infinite "
-            "logits, which is a fault of the network and counts as not found."
+            f" In {first.non_finite} of {first.samples} problems it came to points at which the network returns NaN or "
+            "infinite logits, which is a fault of the network and counts as not found."
         )
-    if lost:
-        reason += f" {lost}; these were not attacked, and count as not found."
+    if counts.lost:
+        reason += f" {counts.lost}; these were not attacked, and count as not found."
+    interval = proportion_interval(first.found, first.samples, confidence=level)
+    random_interval = proportion_interval(first.random_found, first.searched, confidence=level)
     return {
         "verdict": verdict,
         "reason": reason,
         "verdict_depth": depth,
-        "score": found / samples if samples else None,
+        "score": first.found / first.samples if first.samples else None,
         "score_interval": interval and list(interval),
-        "random_samples": searched,
-        "random_score": random_found / searched if searched else None,
+        "random_samples": first.searched,
+        "random_score": first.random_score if first.searched else None,
         "random_score_interval": random_interval and list(random_interval),
     }
+
+
+def _stopped_at_head(verdict: str, counts: Counts, rules: Rules) -> bool:
+    """Return whether the head decides; an attack that fails already need not get through a sound one."""
+    behind, masked = counts.behind, bool(counts.masking)
+    if behind is None or not rules.stops_at_head(behind, masked=masked):
+        return False
+    return verdict == "passed" or ((masked or verdict != "failed") and rules.fails(behind.found, behind.samples))
 
 
 def overall(verdicts: Sequence[str]) -> str:

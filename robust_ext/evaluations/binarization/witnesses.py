@@ -23,7 +23,7 @@ from robust_ext.attacks.base import Attack
 from robust_ext.attacks.square import Square
 from robust_ext.core.errors import AttackError, ModelError
 from robust_ext.core.guard import frozen
-from robust_ext.core.memory import OutOfMemory
+from robust_ext.core.machine import OutOfMemory
 from robust_ext.core.random import derive_seed, seeded_globals, stream
 from robust_ext.core.target import Target
 from robust_ext.engine.task import Work
@@ -38,16 +38,17 @@ from robust_ext.models.defended import SuccessMargin
 
 @dataclass
 class Deepest:
-    """The deepest verified point of each sample, by id."""
+    """The deepest verified point ``(...)`` of each sample and its reach, by id."""
 
+    name: str = ""  # Of the attack that found them.
     reach: dict[int, float] = field(default_factory=dict)
     points: dict[int, Tensor] = field(default_factory=dict)
 
-    def take(self, reach: Mapping[int, float], points: Mapping[int, Tensor]) -> None:
+    def take(self, other: Deepest) -> None:
         """Keep what is deeper than what is there."""
-        for sample, value in reach.items():
+        for sample, value in other.reach.items():
             if value > self.reach.get(sample, 0.0):
-                self.reach[sample], self.points[sample] = value, points[sample]
+                self.reach[sample], self.points[sample] = value, other.points[sample]
 
     def beyond(self, sample: int, depth: float) -> bool:
         """Return whether a problem of this depth is known to have a solution."""
@@ -70,7 +71,7 @@ def pose_deeper(
     """
     own = {name: _verified(result) for name, result in results.items()}
     for name, result in results.items():
-        known.take(own[name].reach, own[name].points)
+        known.take(own[name])
         if name in attacks:
             for sample, record in result.records.items():
                 record |= {"deepest": own[name].reach.get(sample), "depths": []}
@@ -90,7 +91,7 @@ def pose_deeper(
             solving[name] = any(_solved(record, depth) for record in results[name].records.values())
         # After all of them: the problems of a depth do not depend on the order of the attacks.
         for one in found:
-            known.take(one.reach, one.points)
+            known.take(one)
 
 
 def _attack(attack: ProblemAttack, problems: Problems, result: Attacked, own: Deepest, *, run: bool) -> Work[Deepest]:
@@ -107,7 +108,7 @@ def _attack(attack: ProblemAttack, problems: Problems, result: Attacked, own: De
         sample = problems.samples[row]
         result.records[sample]["depths"].append({"depth": depth, **_entry(again, sample, own, depth)})
     found = _verified(again)
-    own.take(found.reach, found.points)
+    own.take(found)
     for sample in found.reach:
         result.records[sample]["deepest"] = own.reach[sample]
     return found
@@ -130,7 +131,7 @@ def _verified(result: Attacked) -> Deepest:
     """The points that an attack found and their reach."""
     good = {sample: record["reach"] for sample, record in result.records.items() if record["outcome"] == "found"}
     reach = {sample: value for sample, value in good.items() if value is not None}
-    return Deepest(reach, {sample: result.candidates[sample] for sample in reach})
+    return Deepest(reach=reach, points={sample: result.candidates[sample] for sample in reach})
 
 
 logger = logging.getLogger(__name__)
@@ -139,15 +140,6 @@ logger = logging.getLogger(__name__)
 _STEEP = 100.0
 # Of the points nearby that gradients are averaged over: their distance in epsilons, and how many there are.
 _NOISE, _DRAWS = 0.5, 4
-
-
-@dataclass(frozen=True)
-class Witness:
-    """The results of one of the project's attacks."""
-
-    name: str
-    reach: dict[int, float]  # Of the points that verified, by id.
-    points: dict[int, Tensor]  # (...), likewise.
 
 
 class BeyondBoundary(nn.Module):
@@ -187,7 +179,7 @@ def searchers(settings: DepthSettings, *, images: bool, detector: bool) -> list[
 
 def find_witnesses(
     features: nn.Module, problems: Problems, settings: BinarizationSettings, *, defense: Defense | None = None
-) -> Iterator[Witness]:
+) -> Iterator[Deepest]:
     """Look for points of great reach in B problems, all at once; only what verifies is kept.
 
     Verified means: in bounds and ball, beyond the test's own boundary through the whole network, and with a detector
@@ -232,7 +224,7 @@ def find_witnesses(
         past = ((found.logits[:, 1] - found.logits[:, 0]).double() + module.position).tolist()
         good = [row for row, outcome in enumerate(found.outcomes) if outcome == "found"]
         reach = {problems.samples[row]: past[row] for row in good}
-        yield Witness(attack.name, reach, {problems.samples[row]: found.candidates[row] for row in good})
+        yield Deepest(attack.name, reach, {problems.samples[row]: found.candidates[row] for row in good})
         deep = settings.depths[-1]
         problems = problems.select([r for r, one in enumerate(problems.samples) if reach.get(one, 0.0) <= deep])
 

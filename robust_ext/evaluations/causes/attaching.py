@@ -11,18 +11,19 @@ from itertools import chain
 from torch import Tensor, nn
 
 from robust_ext.attacks.base import Attack
+from robust_ext.core.finding_texts import remedy, sentence
 from robust_ext.core.threat import ThreatModel
+from robust_ext.core.wording import typed
 from robust_ext.engine.context import current_context
+from robust_ext.engine.inputs import EvaluationInputs
 from robust_ext.engine.run import Outcome
 from robust_ext.engine.verify import BROKEN
-from robust_ext.evaluations.arm_runs import ArmRun
+from robust_ext.evaluations.arms import ArmRun
 from robust_ext.evaluations.causes.comparisons import compare_attacks
 from robust_ext.evaluations.causes.evidence import Entry
 from robust_ext.evaluations.causes.finding import Finding, ranked
 from robust_ext.evaluations.causes.indicators import find_attack_faults, most_likely
 from robust_ext.evaluations.causes.probes import ModelProbe, probe_model
-from robust_ext.reports.findings import remedy, sentence
-from robust_ext.reports.wording import typed
 
 Probe = Callable[[], ModelProbe]
 _Key = tuple[str | None, str, str | None]
@@ -118,6 +119,11 @@ def prober(module: nn.Module, inputs: Tensor, labels: Tensor, *, threat_model: T
     """A function that probes a model on the first samples."""
     some = inputs[:PROBED], labels[:PROBED]
     return partial(probe_model, module, *some, threat_model=threat_model, seed=seed)
+
+
+def judged_by_label(given: EvaluationInputs, finding: Finding) -> bool:
+    """Return whether a finding makes sense here: with targets or ranks, attacks do not follow the label's logit."""
+    return finding.code not in OF_LABELS or not (given.criterion.aims or given.criterion.ranks)
 
 
 def explain(findings: Iterable[Finding], name: str, *, otherwise: str = "") -> str:

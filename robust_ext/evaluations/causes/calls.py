@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,13 +12,9 @@ from torch import Tensor, nn
 
 @dataclass(eq=False)
 class Operation:
-    """A call of an operation or module.
+    """A call of an operation or module, which can be made again; tensors are detached copies.
 
-    Attributes:
-        name: Of the operation; of a module as in ``named_modules()``, empty for the model itself.
-        function: The called function.
-        args: Positional arguments, tensors detached and copied.
-        kwargs: Likewise.
+    ``name`` is that of the operation; of a module as in ``named_modules()``, empty for the model itself.
     """
 
     name: str
@@ -32,9 +28,9 @@ class Operation:
         return tensors((self.args, self.kwargs))
 
     def again(self, points: Sequence[Tensor] | None = None) -> list[Tensor]:
-        """Return the replacement's output for these arguments; its floating-point tensors."""
+        """Return the floating point tensors that it returns for these arguments; its own where left out."""
         given = iter(self.points if points is None else points)
-        args, kwargs = mapped(lambda _: next(given).clone(), (self.args, self.kwargs))
+        args, kwargs = _mapped(lambda _: next(given).clone(), (self.args, self.kwargs))
         return tensors(self.function(*args, **kwargs))
 
 
@@ -43,7 +39,6 @@ class Call(Operation):
     """A call of a module.
 
     Attributes:
-        module: The module that was called.
         leaf: Whether it called no other module.
         same_shape: Whether it returned one tensor of the shape of its one argument.
         finite: Whether all values were finite in its arguments, and in what it returned.
@@ -55,6 +50,7 @@ class Call(Operation):
     """
 
     module: nn.Module
+    grad_mode: bool
     leaf: bool = True
     same_shape: bool = False
     finite: tuple[bool, bool] = (True, True)
@@ -62,46 +58,43 @@ class Call(Operation):
     inline: list[Operation] = field(default_factory=list)
     gradient: Tensor | None = None
     passed: Tensor | None = None
-    grad_mode: bool = True
-
-    def look_at_shape(self) -> None:
-        """Set ``same_shape``, of a call that did not return where a gradient was wanted."""
-        try:
-            with torch.no_grad():
-                self.same_shape = [one.shape for one in self.again()] == [one.shape for one in self.points]
-        except Exception:
-            self.same_shape = False
 
 
-@dataclass(frozen=True)
-class Place:
-    """A place: the call of a module, and the operation in it (empty where unknown)."""
+class Place(NamedTuple):
+    """The call of a module, and the operation in it (empty where unknown)."""
 
     call: Call
     operation: str
 
 
+def named(call: Call | None) -> str:
+    """Return a module as text: its name and class."""
+    if call is None:
+        return "the model"
+    kind = type(call.module).__name__
+    return f"{call.name} ({kind})" if call.name else f"the model itself ({kind}.forward)"
+
+
 def tensors(value: Any) -> list[Tensor]:
-    """The floating point tensors in tuples, lists and dicts of anything."""
+    """Return the floating point tensors in tuples, lists and dicts of anything."""
     if isinstance(value, Tensor):
         return [value] if value.is_floating_point() else []
-    if isinstance(value, dict):
-        return [one for each in value.values() for one in tensors(each)]
-    return [one for each in value for one in tensors(each)] if isinstance(value, (tuple, list)) else []
-
-
-def mapped(change: Callable[[Tensor], Tensor], value: Any) -> Any:
-    """Tuples, lists and dicts of anything, with their floating point tensors changed."""
-    if isinstance(value, Tensor):
-        return change(value) if value.is_floating_point() else value
-    if isinstance(value, dict):
-        return {key: mapped(change, each) for key, each in value.items()}
-    if isinstance(value, (tuple, list)):
-        made = [mapped(change, each) for each in value]
-        return type(value)(*made) if hasattr(value, "_fields") else type(value)(made)
-    return value
+    each = value.values() if isinstance(value, dict) else value if isinstance(value, (tuple, list)) else ()
+    return [one for part in each for one in tensors(part)]
 
 
 def copied(value: Any) -> Any:
-    """Likewise, with detached copies of the tensors."""
-    return mapped(lambda tensor: tensor.detach().clone(), value)
+    """Return tuples, lists and dicts of anything, with detached copies of their floating point tensors."""
+    with torch._C.DisableTorchFunction():
+        return _mapped(lambda tensor: tensor.detach().clone(), value)
+
+
+def _mapped(change: Callable[[Tensor], Tensor], value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return change(value) if value.is_floating_point() else value
+    if isinstance(value, dict):
+        return {key: _mapped(change, each) for key, each in value.items()}
+    if isinstance(value, (tuple, list)):
+        made = [_mapped(change, each) for each in value]
+        return type(value)(*made) if hasattr(value, "_fields") else type(value)(made)
+    return value

@@ -7,7 +7,9 @@ Attack Failure" (2022), for transfer and unbounded attacks.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 from robust_ext.attacks.adapted import AdaptedAttack
 from robust_ext.attacks.base import Attack
@@ -29,6 +31,25 @@ UNBOUNDED = 1 / 3
 SINGLE_STEP = 2
 
 
+_CAUSES = {
+    "loop_at_fault": "{other}, which follows gradients of the same model, solves what the attack does not: they are "
+    "of use, and what holds the attack back is its own loop, loss or step.",
+    "weaker_kind": "{other} solves what the attack does not: {few}, so its number is no measure of robustness.",
+    "transfer_wins": "Examples made for another model ({other}) solve what the attack does not: its gradients are of "
+    "less use than another model's.",
+    "gradient_free_wins": "{other}, which takes no gradient, solves what the attack does not, misled by its own.",
+    "single_step_wins": "{other}, which takes one step, solves what the attack does not with many.",
+    "random_wins": "Random search solves what the attack does not, within the same ball.",
+    "larger_budget_less": "It finds less with a larger budget, where all that it found before is still there.",
+    "unbounded_fails": "It fails even where the budget is the whole range of inputs, which holds other classes for "
+    "sure.",
+}
+# What speaks against the gradients, unless attacks that follow the same ones find it too.
+_MISLED = ("gradient_free_wins", "transfer_wins")
+# An attack may lose to a stronger one by chance: these take a test of the samples that only one of the two solves.
+_OF_STRENGTH = ("loop_at_fault", "weaker_kind")
+
+
 def compare_attacks(
     entries_by_name: Mapping[str, Sequence[Entry]],
     attacks: Mapping[str, Attack],
@@ -48,196 +69,135 @@ def compare_attacks(
         unbounded: The same where the budget is the whole range of inputs.
     """
     found: list[Finding] = []
+    runs = {name: _Run(name, attacks[name], entries) for name, entries in entries_by_name.items()}
     for name in entries_by_name if judged is None else judged:
-        entries, attack = entries_by_name[name], attacks[name]
-        others = {other: (attacks[other], left) for other, left in entries_by_name.items() if other != name}
-        found += _against(name, attack, entries, others, strongest=judged is not None)
-        if larger is not None and name in larger:
-            found += _larger_budget_less(name, entries, larger[name])
-        if unbounded is not None and name in unbounded:
-            found += _unbounded_fails(name, unbounded[name])
+        mine, others = runs[name], [one for other, one in runs.items() if other != name]
+        found += _against(mine, others, strongest=judged is not None)
+        if more := (larger or {}).get(name, ()):
+            wider = replace(mine, entries=more)
+            rows = [row for row, one in enumerate(mine.entries) if one["outcome"] in BROKEN and wider.is_open(row)]
+            if wider.enough(rows):
+                seen = f"{len(rows)} samples were solved with the smaller budget, and not with the larger one."
+                remedy = Remedy(words="Let steps and starts follow epsilon, and return the best point of the path.")
+                found.append(wider.finding("larger_budget_less", seen, rows, [remedy]))
+        free = replace(mine, entries=(unbounded or {}).get(name, ()))
+        if len(rows := free.unsolved) >= max(FEWEST, UNBOUNDED * len(free.entries)):
+            seen = f"{len(rows)} of {len(free.entries)} samples stay unsolved with any perturbation allowed."
+            remedy = Remedy(
+                words="Fix the attack before its numbers at small budgets are read: its steps and loss first."
+            )
+            found.append(free.finding("unbounded_fails", seen, rows, [remedy]))
     return ranked(found)
 
 
-def _against(
-    name: str,
-    attack: Attack,
-    entries: Sequence[Entry],
-    others: Mapping[str, tuple[Attack, Sequence[Entry]]],
-    *,
-    strongest: bool,
-) -> list[Finding]:
+@dataclass(frozen=True)
+class _Run:
+    """An attack with what it left of the samples, which are known by their rows."""
+
+    name: str
+    attack: Attack
+    entries: Sequence[Entry]
+
+    def is_open(self, row: int) -> bool:
+        """Return whether a sample was attacked, rightly, and not solved."""
+        entry = self.entries[row]
+        return entry["outcome"] not in (*BROKEN, *LOST) and entry.get("correct") is not False
+
+    def solves(self, row: int) -> bool:
+        return self.entries[row]["outcome"] in BROKEN
+
+    @cached_property
+    def unsolved(self) -> list[int]:
+        return [row for row in range(len(self.entries)) if self.is_open(row)]
+
+    @cached_property
+    def gradients(self) -> float:
+        """The most gradients a sample took; where nothing was recorded, 0 for attacks that need none, else many."""
+        traces = [trace for entry in self.entries if (trace := entry.get("trace"))]
+        if not self.attack.traits.gradients:
+            return 0
+        return max((trace.get("gradients") or 0 for trace in traces), default=SINGLE_STEP + 1)
+
+    @property
+    def transfers(self) -> bool:
+        """True if its gradients are those of another model: of networks it was given, or of the smoothed one."""
+        attack = self.attack
+        return isinstance(attack, Transfer) or (isinstance(attack, AdaptedAttack) and attack.noise > 0)
+
+    def enough(self, rows: Sequence[int]) -> bool:
+        return len(rows) >= max(FEWEST, OF_ALL * len(self.entries))
+
+    def finding(self, code: str, seen: str, rows: Sequence[int], found: Sequence[Remedy], other: str = "") -> Finding:
+        if self.attack.traits.minimum_norm:
+            few = "it looks for the smallest perturbation, and ends where it found none"
+        else:
+            few = "it takes a single step" if self.gradients else "it takes no gradient"
+        return Finding(
+            code=code,
+            cause=_CAUSES[code].format(other=other, few=few),
+            evidence=(seen,),
+            attack=self.name,
+            samples=len(rows),
+            of=max(len(self.unsolved), len(rows)),
+            remedies=tuple(found),
+        )
+
+
+def _against(mine: _Run, others: Sequence[_Run], *, strongest: bool) -> list[Finding]:
     """The strongest evidence of each kind; what others find by the same gradients does not speak against these."""
-    kinds = {other: _kind(attack, entries, *theirs) for other, theirs in others.items()}
-    won = {
-        other: [_open(mine) and found["outcome"] in BROKEN for mine, found in zip(entries, left, strict=True)]
-        for other, (_, left) in others.items()
-    }
-    beaten = {other for other, (_, left) in others.items() if strongest and _beats(entries, left)}
+    kinds = {one.name: _kind(mine, one) for one in others}
+    won = {one.name: {row for row in mine.unsolved if one.solves(row)} for one in others}
+    beaten = {one.name for one in others if strongest and _beats(mine, one)}
+    stepping = strongest and mine.gradients > SINGLE_STEP
+    follow = [one.name for one in others if stepping and not one.transfers and one.gradients]
 
-    def apart(other: str, past: Collection[str]) -> list[Entry]:
+    def apart(other: str, past: Iterable[str]) -> list[int]:
         """The samples that it solves, and none of the past ones."""
-        return [mine for row, mine in enumerate(entries) if won[other][row] and not any(won[one][row] for one in past)]
+        return sorted(won[other].difference(*(won[one] for one in past)))
 
-    def shows(other: str, past: Collection[str], closest: Collection[str]) -> bool:
-        weak = kinds[other] not in _OF_STRENGTH and _enough(apart(other, past), entries)
+    def shows(other: str, past: Iterable[str], closest: Iterable[str]) -> bool:
+        weak = kinds[other] not in _OF_STRENGTH and mine.enough(apart(other, past))
         return weak or (other in beaten and len(apart(other, closest)) >= FEWEST)
 
-    stepping = strongest and _gradients(attack, entries) > SINGLE_STEP
-    follow = [
-        other
-        for other, (theirs, left) in others.items()
-        if stepping and not _transfers(theirs) and _gradients(theirs, left)
-    ]
     winners = [other for other in follow if shows(other, (), ())]
-    best: dict[str, tuple[str, list[Entry]]] = {}
-    for other, code in kinds.items():
+    reached = set[int]().union(*(won[other] for other in winners))
+    found, best = [], dict[str, tuple[_Run, list[int]]]()
+    rows = [row for row in mine.unsolved if mine.entries[row].get("random_found") and row not in reached]
+    seen = f"of {len(mine.unsolved)} samples that it did not solve were solved by"
+    if mine.enough(rows):
+        words = f"{len(rows)} {seen} random points."
+        found.append(mine.finding("random_wins", words, rows, remedies.for_flat(mine.attack)))
+    for one in others:
+        code = kinds[one.name]
         past, closest = (winners, follow) if code in _MISLED else ((), ())
-        rows = apart(other, past)
-        if shows(other, past, closest) and len(rows) > len(best.get(code, ("", []))[1]):
-            best[code] = other, rows
-    found = []
-    for code, (other, rows) in best.items():
-        seen = f"{len(rows)} of {_unsolved(entries)} samples that it did not solve were solved by {other}."
-        flat = remedies.for_flat(attack)[:1] if code in _MISLED else ()
-        found.append(
-            _finding(
-                code,
-                _WINS[code].format(other=other, few=_few(attack, entries)),
-                seen,
-                name,
-                rows,
-                entries,
-                (_remedy(other, others[other][0]), *flat),
-            )
-        )
-    reached = [any(won[other][row] for other in winners) for row in range(len(entries))]
-    return [*_random_wins(name, attack, entries, reached), *found]
+        rows = apart(one.name, past)
+        if shows(one.name, past, closest) and (code not in best or len(rows) > len(best[code][1])):
+            best[code] = one, rows
+    for code, (one, rows) in best.items():
+        call, flat = call_of(one.attack), remedies.for_flat(mine.attack)[:1] if code in _MISLED else ()
+        words = f"Run {one.name} beside it, and count a sample as robust only where all fail."
+        run = Remedy(words=words, attack=None if call is None else call.changed(), beside=True)
+        found.append(mine.finding(code, f"{len(rows)} {seen} {one.name}.", rows, [run, *flat], one.name))
+    return found
 
 
-def _random_wins(name: str, attack: Attack, entries: Sequence[Entry], reached: Sequence[bool]) -> list[Finding]:
-    pairs = zip(entries, reached, strict=True)
-    rows = [entry for entry, gone in pairs if _open(entry) and entry.get("random_found") and not gone]
-    if not _enough(rows, entries):
-        return []
-    cause = "Random search solves what the attack does not, within the same ball."
-    seen = f"{len(rows)} of {_unsolved(entries)} samples that it did not solve were solved by random points."
-    return [_finding("random_wins", cause, seen, name, rows, entries, remedies.for_flat(attack))]
-
-
-_WINS = {
-    "loop_at_fault": "{other}, which follows gradients of the same model, solves what the attack does not: they are "
-    "of use, and what holds the attack back is its own loop, loss or step.",
-    "weaker_kind": "{other} solves what the attack does not: {few}, so its number is no measure of robustness.",
-    "transfer_wins": "Examples made for another model ({other}) solve what the attack does not: its gradients are of "
-    "less use than another model's.",
-    "gradient_free_wins": "{other}, which takes no gradient, solves what the attack does not, misled by its own.",
-    "single_step_wins": "{other}, which takes one step, solves what the attack does not with many.",
-}
-# What speaks against the gradients, unless attacks that follow the same ones find it too.
-_MISLED = ("gradient_free_wins", "transfer_wins")
-# An attack may lose to a stronger one by chance: these take a test of the samples that only one of the two solves.
-_OF_STRENGTH = ("loop_at_fault", "weaker_kind")
-
-
-def _kind(attack: Attack, entries: Sequence[Entry], other: Attack, left: Sequence[Entry]) -> str:
+def _kind(mine: _Run, other: _Run) -> str:
     """Return the meaning of the other attack's win."""
-    mine, theirs = _gradients(attack, entries), _gradients(other, left)
     # Without steps to be misled on, losing to another is no symptom of a fault.
-    if mine <= SINGLE_STEP:
+    if mine.gradients <= SINGLE_STEP:
         return "weaker_kind"
-    if _transfers(other):
+    if other.transfers:
         return "transfer_wins"
-    if theirs == 0:
+    if other.gradients == 0:
         return "gradient_free_wins"
-    if theirs <= SINGLE_STEP:
+    if other.gradients <= SINGLE_STEP:
         return "single_step_wins"
-    return "weaker_kind" if attack.traits.minimum_norm else "loop_at_fault"
+    return "weaker_kind" if mine.attack.traits.minimum_norm else "loop_at_fault"
 
 
-def _transfers(other: Attack) -> bool:
-    """Return whether its gradients are those of another model: of networks it was given, or of the smoothed one."""
-    return isinstance(other, Transfer) or (isinstance(other, AdaptedAttack) and other.noise > 0)
-
-
-def _few(attack: Attack, entries: Sequence[Entry]) -> str:
-    """Why an attack is weak by its kind."""
-    if attack.traits.minimum_norm:
-        return "it looks for the smallest perturbation, and ends where it found none"
-    return "it takes a single step" if _gradients(attack, entries) else "it takes no gradient"
-
-
-def _beats(entries: Sequence[Entry], left: Sequence[Entry]) -> bool:
+def _beats(mine: _Run, other: _Run) -> bool:
     """Return whether the other solves more samples, beyond noise."""
-    pairs = [(mine, theirs) for mine, theirs in zip(entries, left, strict=True) if mine.get("correct") is not False]
-    gained = sum(_open(mine) and theirs["outcome"] in BROKEN for mine, theirs in pairs)
-    lost = sum(mine["outcome"] in BROKEN and _open(theirs) for mine, theirs in pairs)
-    return gained - lost >= max(FEWEST, LEAST_GAIN * len(entries)) and more_often(gained, lost)
-
-
-def _larger_budget_less(name: str, entries: Sequence[Entry], larger: Sequence[Entry]) -> list[Finding]:
-    pairs = zip(entries, larger, strict=True)
-    rows = [after for before, after in pairs if before["outcome"] in BROKEN and _open(after)]
-    if not _enough(rows, larger):
-        return []
-    cause = "It finds less with a larger budget, where all that it found before is still there."
-    seen = f"{len(rows)} samples were solved with the smaller budget, and not with the larger one."
-    remedy = Remedy(words="Let steps and starts follow epsilon, and return the best point of the path.")
-    return [_finding("larger_budget_less", cause, seen, name, rows, larger, (remedy,))]
-
-
-def _unbounded_fails(name: str, entries: Sequence[Entry]) -> list[Finding]:
-    rows = [entry for entry in entries if _open(entry)]
-    if len(rows) < max(FEWEST, UNBOUNDED * len(entries)):
-        return []
-    cause = "It fails even where the budget is the whole range of inputs, which holds other classes for sure."
-    seen = f"{len(rows)} of {len(entries)} samples stay unsolved with any perturbation allowed."
-    remedy = Remedy(words="Fix the attack before its numbers at small budgets are read: its steps and loss first.")
-    return [_finding("unbounded_fails", cause, seen, name, rows, entries, (remedy,))]
-
-
-def _remedy(name: str, other: Attack) -> Remedy:
-    call = call_of(other)
-    words = f"Run {name} beside it, and count a sample as robust only where all fail."
-    return Remedy(words=words, attack=None if call is None else call.changed(), beside=True)
-
-
-def _gradients(attack: Attack, entries: Sequence[Entry]) -> float:
-    """The most gradients a sample took; where nothing was recorded, 0 for attacks that need none, else many."""
-    traces = [trace for entry in entries if (trace := entry.get("trace"))]
-    if not attack.traits.gradients:
-        return 0
-    return max((trace.get("gradients") or 0 for trace in traces), default=SINGLE_STEP + 1)
-
-
-def _open(entry: Entry) -> bool:
-    """Return whether the sample was attacked, rightly, and not solved."""
-    return entry["outcome"] not in (*BROKEN, *LOST) and entry.get("correct") is not False
-
-
-def _unsolved(entries: Sequence[Entry]) -> int:
-    return sum(map(_open, entries))
-
-
-def _enough(rows: Sequence[Entry], entries: Sequence[Entry]) -> bool:
-    return len(rows) >= max(FEWEST, OF_ALL * len(entries))
-
-
-def _finding(
-    code: str,
-    cause: str,
-    seen: str,
-    name: str,
-    rows: Sequence[Entry],
-    entries: Sequence[Entry],
-    found: Sequence[Remedy],
-) -> Finding:
-    return Finding(
-        code=code,
-        cause=cause,
-        evidence=(seen,),
-        attack=name,
-        samples=len(rows),
-        of=max(_unsolved(entries), len(rows)),
-        remedies=tuple(found),
-    )
+    rows = [row for row, one in enumerate(mine.entries) if one.get("correct") is not False]
+    gained = sum(mine.is_open(row) and other.solves(row) for row in rows)
+    lost = sum(mine.solves(row) and other.is_open(row) for row in rows)
+    return gained - lost >= max(FEWEST, LEAST_GAIN * len(mine.entries)) and more_often(gained, lost)

@@ -18,10 +18,7 @@ _ROOM, _SMOOTH = 0.07, 2 / 3
 _FIRST, _MORE = 16, 4
 # Constants by which images are standardised most often, of ImageNet, CIFAR-10 and MNIST: mean and deviation.
 _CONSTANTS = {
-    3: (
-        ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
-        ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
-    ),
+    3: (((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)), ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))),
     1: (((0.1307,), (0.3081,)),),
 }
 
@@ -64,20 +61,19 @@ Judged = tuple[Correction, Tensor]
 
 
 def label_corrections(logits: Tensor, labels: Tensor) -> Iterator[Judged]:
-    """Other labels, judged by the logits ``(N, K)`` that are known already, the simplest first."""
+    """Correct labels, judged by the logits ``(N, K)`` that are known already, the simplest first."""
     found, classes = logits.argmax(1), logits.shape[1]
     if len({*found.tolist()}) < 2 or len({*labels.tolist()}) < 2:
         # Any labels would do.
         return
-    offsets = Counter((found - labels).tolist())
-    if (best := _most_common(offsets)) != 0:
-        words = f"labels {'+' if best > 0 else '-'} {abs(best)}"
-        yield Correction(code="label_offset", words=words, paste=f"labels = {words}"), found == labels + best
-    wrapped = _most_common(Counter(((found - labels) % classes).tolist()))
-    if wrapped != 0:
-        words = f"(labels + {wrapped}) % {classes}"
-        right = found == (labels + wrapped) % classes
-        yield Correction(code="label_offset", words=words, paste=f"labels = {words}"), right
+    best, wrapped = _most_common(found - labels), _most_common((found - labels) % classes)
+    offset = f"labels {'+' if best > 0 else '-'} {abs(best)}"
+    for number, words, other in (
+        (best, offset, labels + best),
+        (wrapped, f"(labels + {wrapped}) % {classes}", (labels + wrapped) % classes),
+    ):
+        if number:
+            yield Correction(code="label_offset", words=words, paste=f"labels = {words}"), found == other
     for rows, words, call in (
         (labels.roll(1), "the label of the sample before", "roll(1)"),
         (labels.roll(-1), "the label of the sample after", "roll(-1)"),
@@ -86,17 +82,18 @@ def label_corrections(logits: Tensor, labels: Tensor) -> Iterator[Judged]:
         paste = f"{_TORCH}\nlabels = torch.as_tensor(labels).{call}"
         yield Correction(code="label_order", words=words, paste=paste), found == rows
     renumbered, numbering = _renumbered(found.tolist(), labels.tolist())
-    numbers = f"numbering = {numbering}\nlabels = torch.tensor([numbering[int(one)] for one in labels])"
-    correction = Correction(
-        code="label_order", words=f"classes numbered otherwise ({_pairs(numbering)})", paste=f"{_TORCH}\n{numbers}"
-    )
-    yield correction, torch.tensor(renumbered, device=labels.device)
-    correction = Correction(code="reversed_logits", words="the smallest output in place of the largest", paste=_NEGATED)
-    yield correction, logits.argmin(1) == labels
+    moved = [f"{label} is class {one}" for label, one in numbering.items() if label != one]
+    words = f"classes numbered otherwise ({', '.join(moved[:4])}{', ...' if len(moved) > 4 else ''})"
+    paste = f"{_TORCH}\nnumbering = {numbering}\nlabels = torch.tensor([numbering[int(one)] for one in labels])"
+    right = torch.tensor(renumbered, device=labels.device)
+    yield Correction(code="label_order", words=words, paste=paste), right
+    words = "the smallest output in place of the largest"
+    yield Correction(code="reversed_logits", words=words, paste=_NEGATED), logits.argmin(1) == labels
 
 
-def _most_common(counts: Counter[int]) -> int:
+def _most_common(offsets: Tensor) -> int:
     """The number that is there most often; of several, the nearest to 0."""
+    counts = Counter[int](offsets.tolist())
     return min(counts, key=lambda value: (-counts[value], abs(value), value))
 
 
@@ -108,23 +105,14 @@ def _renumbered(found: Sequence[int], labels: Sequence[int]) -> tuple[list[bool]
     counts = defaultdict[int, Counter[int]](Counter)
     for one, label in zip(found, labels, strict=True):
         counts[one][label] += 1
-
-    def owner(label: int) -> int:
-        """The class that is predicted for a label most often."""
-        return max(counts, key=lambda one: (counts[one][label], -one))
-
-    owners = {label: owner(label) for label in set(labels)}
+    # The class that is predicted for each label most often.
+    owners = {label: max(counts, key=lambda one: (counts[one][label], -one)) for label in sorted(set(labels))}
     right = []
     for one, label in zip(found, labels, strict=True):
         others = counts[one] - Counter([label])
         meant = max(others, key=lambda other: (others[other], -other), default=None)
         right.append(meant == label and owners[label] == one)
-    return right, {label: owners[label] for label in sorted(owners)}
-
-
-def _pairs(numbering: dict[int, int]) -> str:
-    moved = [f"{label} is class {one}" for label, one in numbering.items() if label != one]
-    return ", ".join(moved[:4]) + (", ..." if len(moved) > 4 else "")
+    return right, owners
 
 
 def input_corrections(
@@ -141,25 +129,21 @@ def input_corrections(
     """
     # Those that are wrong first: a correction that fixes few of them is dropped.
     order = right.int().argsort(stable=True)
+    first, rest = order[:_FIRST], order[_FIRST:]
     for correction, change in _changes(inputs, bounds):
-        first, rest = order[:_FIRST], order[_FIRST:]
         now = torch.zeros_like(right)
-        for rows in (first, rest):
-            found = _judge(module, change(inputs[rows]), labels[rows]) if len(rows) else None
-            if found is not None:
-                now[rows] = found
-            if rows is first and int(now.sum()) < int(right[first].sum()) + _MORE:
-                break
-        else:
+        now[first] = _judge(module, change(inputs[first]), labels[first])
+        if int(now.sum()) >= int(right[first].sum()) + _MORE:
+            if len(rest):
+                now[rest] = _judge(module, change(inputs[rest]), labels[rest])
             yield correction, now
     # Statistics of other data do better on data that is hard, too; those that a layer begins with are no data's.
     norms = [part for part in module.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
     if any(map(_initial, norms)) and len(inputs) >= _FIRST:
         for part in norms:
             part.training = True
-        judged = _judge(module, inputs, labels)
-        if judged is not None:
-            yield Correction(code="batch_statistics", words="the statistics of the batch itself"), judged
+        now = _judge(module, inputs, labels)
+        yield Correction(code="batch_statistics", words="the statistics of the batch itself"), now
 
 
 def _initial(part: nn.modules.batchnorm._BatchNorm) -> bool:
@@ -168,13 +152,13 @@ def _initial(part: nn.modules.batchnorm._BatchNorm) -> bool:
     return mean is not None and variance is not None and not bool(mean.any()) and bool((variance == 1).all())
 
 
-def _judge(module: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor | None:
-    """Return a mask of right rows, bool ``(n,)``; None where the module raises or returns something else."""
+def _judge(module: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
+    """Return a mask of right rows, bool ``(n,)``; of none where the module raises or returns something else."""
     try:
         logits = module(inputs)
-        return logits.argmax(1) == labels if logits.dim() == 2 else None
+        return logits.argmax(1) == labels if logits.dim() == 2 else torch.zeros_like(labels, dtype=torch.bool)
     except Exception:
-        return None
+        return torch.zeros_like(labels, dtype=torch.bool)
 
 
 def _changes(inputs: Tensor, bounds: tuple[float, float]) -> Iterator[tuple[Correction, Callable[[Tensor], Tensor]]]:
@@ -200,8 +184,7 @@ def _changes(inputs: Tensor, bounds: tuple[float, float]) -> Iterator[tuple[Corr
         correction = Correction(code="input_scale", words=words, paste=line, within=within, enlarges=larger)
         yield correction, lambda x, slope=slope, shift=shift: slope * x + shift  # type: ignore[misc]
     for words, change in _layouts(inputs, bounds):
-        line = f"{_AS_TENSOR}\ninputs = {words}"
-        yield Correction(code="input_layout", words=words, paste=line), change
+        yield Correction(code="input_layout", words=words, paste=f"{_AS_TENSOR}\ninputs = {words}"), change
 
 
 def _affine(inputs: Tensor, bounds: tuple[float, float]) -> Iterator[tuple[str, Tensor, Tensor]]:
@@ -220,14 +203,13 @@ def _affine(inputs: Tensor, bounds: tuple[float, float]) -> Iterator[tuple[str, 
         yield "inputs / 255", numbers(1 / 255), numbers(0.0)
     if not _clear(inputs, bounds):
         return
-    plain = [
+    for words, possible, slope, shift in (
         ("2 * inputs - 1", least >= 0 and most <= 1, 2.0, -1.0),
         ("(inputs + 1) / 2", -1 <= least < 0 and most <= 1, 0.5, 0.5),
         ("inputs / 127.5 - 1", least >= 0 and most > 20, 1 / 127.5, -1.0),
         ("(inputs + 1) * 127.5", -1 <= least < 0 and most <= 1, 127.5, 127.5),
         ("inputs + 0.5", -0.5 <= least < 0 and most <= 0.5, 1.0, 0.5),
-    ]
-    for words, possible, slope, shift in plain:
+    ):
         if possible:
             yield words, numbers(slope), numbers(shift)
     # Hard data may be of little contrast, and do better with more: then nothing here is tried.

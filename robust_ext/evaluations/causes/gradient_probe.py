@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -12,22 +12,15 @@ from torch.nn.functional import cross_entropy
 
 from robust_ext.core.random import seeded_globals, stream
 from robust_ext.evaluations.causes import model_remedies as remedies
-from robust_ext.evaluations.causes.backward_hooks import hook_findings
-from robust_ext.evaluations.causes.calls import Call, Place
-from robust_ext.evaluations.causes.cut_operations import PassTrace, traced
+from robust_ext.evaluations.causes.calls import Call, Place, named
 from robust_ext.evaluations.causes.finding import Finding, Remedy
-from robust_ext.evaluations.causes.layers import (
-    Fault,
-    LayerReport,
-    killer,
-    layer_reports,
-    measure_gradients,
-)
-from robust_ext.evaluations.causes.output_probe import named
+from robust_ext.evaluations.causes.hooks import hook_findings
+from robust_ext.evaluations.causes.layers import Fault, LayerReport, layer_reports, measure_gradients
 from robust_ext.evaluations.causes.secants import near_identity
+from robust_ext.evaluations.causes.tracing import PassTrace, traced
 from robust_ext.models.adaptive import AdaptiveDefense
 from robust_ext.models.bpda import BPDA
-from robust_ext.models.precision import is_quantised
+from robust_ext.models.forms import is_quantised
 
 _WIDE = 16
 # Rows beyond this share count: a unit may be dead for a row of a healthy network.
@@ -45,24 +38,9 @@ _WORDS = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Gradients:
-    """The measured gradients of a model."""
-
-    findings: tuple[Finding, ...] = ()
-    layers: tuple[LayerReport, ...] = ()
-
-
 def probe_gradients(
-    module: nn.Module,
-    inputs: Tensor,
-    labels: Tensor,
-    *,
-    rows: int,
-    seed: int,
-    random: bool,
-    softmax: Place | None,
-) -> Gradients:
+    module: nn.Module, inputs: Tensor, labels: Tensor, *, rows: int, seed: int, random: bool, softmax: Place | None
+) -> tuple[list[Finding], tuple[LayerReport, ...]]:
     """Look at the gradients of the logit difference, and of cross-entropy at the logits.
 
     Args:
@@ -73,6 +51,9 @@ def probe_gradients(
         seed: Of directions and draws.
         random: Whether the module is; each pass then gets the same draws.
         softmax: Where the model takes the softmax that it returns; its own saturation is no further fault.
+
+    Returns:
+        The findings, and the measurements of each layer.
     """
     inputs, labels = inputs[:_WIDE], labels[:_WIDE]
     with seeded_globals(seed) if random else nullcontext():
@@ -87,7 +68,7 @@ def probe_gradients(
     measured, faults = measure_gradients(module, few, trace, random=random, seed=seed)
     faults = [fault for fault in faults if not _excused(softmax, fault.call, fault.operation or "softmax")]
     # What hooks do explains what is measured of the layers.
-    findings, hooks = list[Finding](), list(hook_findings(trace))
+    findings, hooks = list[Finding](), hook_findings(trace)
     if gradient is None:
         findings.append(_cut_finding(trace, faults, error))
     elif own is not None and not hooks:
@@ -96,14 +77,11 @@ def probe_gradients(
         findings += _fault_findings(faults)
     findings = [*hooks, *(replace(one, remedies=_helping(one.remedies, module, few, aims)) for one in findings)]
     if trace.taking is not None and not any(isinstance(part, AdaptiveDefense) for part in module.modules()):
-        line = f"{named(trace.taking)} takes gradients of its own while it runs."
-        findings = [
-            replace(one, evidence=(*one.evidence, line), remedies=(remedies.TEST_TIME, *one.remedies))
-            for one in findings
-        ]
+        line, found = f"{named(trace.taking)} takes gradients of its own while it runs.", remedies.TEST_TIME
+        findings = [replace(one, evidence=(*one.evidence, line), remedies=(found, *one.remedies)) for one in findings]
     if logits is not None and gradient is not None:
         findings += _loss_findings(logits, labels, gradient)
-    return Gradients(findings=tuple(findings), layers=tuple(layer_reports(trace, measured, faults)))
+    return findings, layer_reports(trace, measured, faults)
 
 
 def _passed(module: nn.Module, inputs: Tensor, labels: Tensor) -> tuple[Tensor | None, Tensor | None, Exception | None]:
@@ -140,54 +118,61 @@ def _helps(remedy: Remedy, module: nn.Module, inputs: Tensor, labels: Tensor) ->
     return gradient is not None and bool(gradient.isfinite().all()) and bool((gradient != 0).any())
 
 
-def _cut_finding(trace: PassTrace, faults: list[Fault], error: Exception | None) -> Finding:
-    cut = trace.cut()
+def _cut_finding(trace: PassTrace, faults: Sequence[Fault], error: Exception | None) -> Finding:
+    cut, silent = trace.cut, faults[0].call if faults else None
     place = (trace.failed or trace.last_node) if error is not None else None if cut is None else cut.place
-    call = place.call if place is not None else trace.running or (faults[0].call if faults else None)
-    what = f"the operation {place.operation}" if place is not None and place.operation else "what it computes"
+    call = trace.running or silent if place is None else place.call
     if error is not None:
-        cause = f"No gradient comes back to the input: {named(call)} raises where one is wanted."
-        evidence = [f"{type(error).__name__}: {error}"]
+        how, evidence = "raises where one is wanted", f"{type(error).__name__}: {error}"
+        if call is not None:
+            # It did not return where a gradient was wanted, so its shape was not looked at.
+            call.same_shape = _keeps_shape(call)
     else:
+        what = f"the operation {place.operation}" if place is not None and place.operation else "what it computes"
         off = cut is not None and cut.graph_off
         how = "switches gradients off (no_grad)" if off else f"cuts the graph by {what}"
-        cause = f"No gradient comes back to the input: {named(call)} {how}."
-        evidence = ["The logits have no graph that leads to the input."]
-    if call is not None and error is not None:
-        call.look_at_shape()
-    evidence += [_measured(fault) for fault in faults if call is not None and fault.call.name == call.name]
+        evidence = "The logits have no graph that leads to the input."
     return Finding(
         code="cut_gradient",
-        cause=cause,
-        evidence=tuple(evidence),
+        cause=f"No gradient comes back to the input: {named(call)} {how}.",
+        evidence=(evidence, *(_measured(one) for one in faults if call is not None and one.call.name == call.name)),
         layer=None if call is None else call.name,
         remedies=remedies.around(call, [fault.call for fault in faults], near=_near(call)),
     )
 
 
+def _keeps_shape(call: Call) -> bool:
+    try:
+        with torch.no_grad():
+            return [one.shape for one in call.again()] == [one.shape for one in call.points]
+    except Exception:
+        return False
+
+
 def _row_findings(
-    gradient: Tensor, own: Tensor, trace: PassTrace, faults: list[Fault], softmax: Place | None
+    gradient: Tensor, own: Tensor, trace: PassTrace, faults: Sequence[Fault], softmax: Place | None
 ) -> Iterator[Finding]:
     """Rows whose gradient is zero or not finite, with the place where it became so."""
     for zero in (False, True):
-        rows, few = _bad(gradient, zero), _bad(own, zero)
+        rows, few = _bad(gradient, zero), _bad(own, zero).cpu()
         if int(rows.sum()) <= _SHARE * len(rows):
             continue
-        killed = killer(trace, few.cpu(), zero=zero)
-        silent = [fault.call for fault in faults if fault.code == "zero_gradient"]
-        call = killed.place.call if killed is not None else silent[0] if silent else None
+        # Zero: the place nearest to the input, as branches may die harmlessly before. Not finite: the one nearest to
+        # the output, as what follows is not finite because of it.
+        places = [one for one in trace.killed if one.zero == zero and bool((one.rows & few).any())]
+        killed = places[-1 if zero else 0] if places else None
+        silent = next((fault.call for fault in faults if fault.code == "zero_gradient"), None)
+        call = silent if killed is None else killed.place.call
         # A layer that stops a few rows' gradients because it is saturated is reported as such.
         milder = any(fault.call is call and fault.code != "zero_gradient" for fault in faults)
-        if zero and milder and not bool(rows.all()):
+        if zero and ((milder and not bool(rows.all())) or (killed is not None and _excused(softmax, *killed.place))):
             continue
-        if zero and killed is not None and _excused(softmax, killed.place.call, killed.place.operation):
-            continue
-        if zero and call is None:
-            cause = "The gradient at the input is exactly zero, and no module stops it."
-        elif zero:
-            cause = f"The gradient at the input is exactly zero: {named(call)} stops it."
-        else:
+        if not zero:
             cause = f"The gradient at the input is not finite, from {named(call)} on."
+        elif call is None:
+            cause = "The gradient at the input is exactly zero, and no module stops it."
+        else:
+            cause = f"The gradient at the input is exactly zero: {named(call)} stops it."
         count = f"{int(rows.sum())} of {len(rows)} rows have a gradient that is {'zero' if zero else 'not finite'}"
         node = "" if killed is None else f"; it becomes so in {killed.node} ({killed.place.operation or 'its own'})"
         yield Finding(
@@ -213,15 +198,16 @@ def _bad(gradient: Tensor, zero: bool) -> Tensor:
     return (flat == 0).all(1) if zero else ~flat.isfinite().all(1)
 
 
-def _fault_findings(faults: list[Fault]) -> Iterator[Finding]:
+def _fault_findings(faults: Sequence[Fault]) -> Iterator[Finding]:
     """One finding for the faults of a code, at the first of their layers."""
     for code in dict.fromkeys(fault.code for fault in faults):
         first, *others = [fault for fault in faults if fault.code == code]
-        more = f"; likewise {_listed(others)}" if others else ""
+        more = f" and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""
+        likewise = f"; likewise {', '.join(map(_place, others[:_SHOWN]))}{more}" if others else ""
         identity = remedies.around(first.call, [fault.call for fault in faults])
         yield Finding(
             code=code,
-            cause=f"{_place(first)} {_WORDS[code]}{more}.",
+            cause=f"{_place(first)} {_WORDS[code]}{likewise}.",
             evidence=(_measured(first),),
             layer=first.call.name,
             remedies=(*identity, remedies.SMOOTHED) if _near(first.call) else (*remedies.ACROSS_JUMPS, *identity),
@@ -237,11 +223,6 @@ def _near(call: Call | None) -> bool:
     except Exception:
         # Foreign code that runs in one way need not run in another.
         return True
-
-
-def _listed(faults: list[Fault]) -> str:
-    shown = ", ".join(_place(fault) for fault in faults[:_SHOWN])
-    return f"{shown} and {len(faults) - _SHOWN} more" if len(faults) > _SHOWN else shown
 
 
 def _place(fault: Fault) -> str:

@@ -17,9 +17,10 @@ from robust_ext.attacks.base import Attack
 from robust_ext.core.random import stream
 from robust_ext.core.threat import ThreatModel
 from robust_ext.engine.verify import BROKEN, LOST
-from robust_ext.evaluations.causes import ball, candidates, gradients, path, updates
-from robust_ext.evaluations.causes.evidence import Case, Entry, Probed
+from robust_ext.evaluations.causes import gradients, path, points
+from robust_ext.evaluations.causes.evidence import Case, Entry
 from robust_ext.evaluations.causes.finding import Finding, ranked, shown_by_most
+from robust_ext.evaluations.causes.probes import ModelProbe
 
 Trace = dict[str, Any]
 # What the running minimum of the loss, scaled to [0, 1], may still fall in the last ten queries.
@@ -54,20 +55,40 @@ def ioaf(
         >>> ioaf([{"outcome": "not_adversarial", "trace": trace}])["unavailable_gradients"]
         1.0
     """
-    begun = [entry for entry in entries if entry["outcome"] not in LOST and entry.get("correct") is not False]
-    transfer = None
-    if surrogate is not None:
-        pairs = zip(entries, surrogate, strict=True)
-        transfer = _mean([fooled and entry["outcome"] not in BROKEN for entry, fooled in pairs])
-    free = [entry for entry in unbounded or () if entry["outcome"] not in LOST and entry.get("correct") is not False]
+    begun, free = _begun(entries), _begun(unbounded or ())
+    traces = [entry["trace"] for entry in begun if entry.get("trace")]
+    pairs = () if surrogate is None else zip(entries, surrogate, strict=True)
     return {
-        "unavailable_gradients": _share(begun, _unavailable),
+        "unavailable_gradients": _mean([_unavailable(one) for one in traces]),
         "unstable_predictions": unstable,
         "silent_success": _mean([_silent(entry) for entry in begun]),
-        "incomplete_optimization": _share(begun, _incomplete),
-        "transfer_failure": transfer,
+        "incomplete_optimization": _mean([_incomplete(one) for one in traces]),
+        "transfer_failure": _mean([fooled and entry["outcome"] not in BROKEN for entry, fooled in pairs]),
         "unconstrained_attack_failure": _mean([one["outcome"] not in BROKEN and not _silent(one) for one in free]),
     }
+
+
+def _begun(entries: Iterable[Entry]) -> list[Entry]:
+    return [one for one in entries if one["outcome"] not in LOST and one.get("correct") is not False]
+
+
+def _unavailable(trace: Trace) -> bool:
+    return bool(trace.get("zero") or (trace.get("graphs") and not trace.get("gradients")))
+
+
+def _silent(entry: Entry) -> bool:
+    return entry["outcome"] not in BROKEN and (entry.get("trace") or {}).get("adversarial_at") is not None
+
+
+def _incomplete(trace: Trace) -> bool:
+    best, lowest, recent = (trace.get(name) for name in ("best", "lowest", "recent"))
+    if best is None or lowest is None or recent is None or best <= lowest:
+        return False
+    return bool(recent / (best - lowest) > _FALLING)
+
+
+def _mean(values: Sequence[bool]) -> float | None:
+    return sum(values) / len(values) if values else None
 
 
 def unstable_predictions(
@@ -98,51 +119,27 @@ def unstable_predictions(
     return total / _DRAWS
 
 
-def _unavailable(trace: Trace) -> bool:
-    return bool(trace.get("zero")) or bool(trace.get("graphs") and not trace.get("gradients"))
-
-
-def _silent(entry: Entry) -> bool:
-    return entry["outcome"] not in BROKEN and (entry.get("trace") or {}).get("adversarial_at") is not None
-
-
-def _incomplete(trace: Trace) -> bool:
-    best, lowest, recent = (trace.get(name) for name in ("best", "lowest", "recent"))
-    if best is None or lowest is None or recent is None or best <= lowest:
-        return False
-    return bool(recent / (best - lowest) > _FALLING)
-
-
-def _share(entries: Sequence[Entry], shows: Callable[[Trace], bool]) -> float | None:
-    """Return the share among samples with recorded queries."""
-    return _mean([shows(entry["trace"]) for entry in entries if entry.get("trace")])
-
-
-def _mean(values: Sequence[bool]) -> float | None:
-    return sum(values) / len(values) if values else None
-
-
 Rule = Callable[[Case], Finding | None]
+_CANDIDATES: tuple[Rule, ...] = (path.predicted_labels, points.wrong_bounds, points.left_ball, points.crashed)
+# The first that applies explains those after it, and gradients that are not what they should be all ways of a path.
 _GRADIENTS: tuple[Rule, ...] = (
+    gradients.model_at_fault,
+    points.other_points,
+    path.toward_label,
     gradients.cut_gradient,
     gradients.zero_gradient,
     gradients.saturated_loss,
     gradients.non_finite_gradient,
+    gradients.off_gradient,
+    gradients.restricted,
+    gradients.vanishing_steps,
 )
-_CANDIDATES: tuple[Rule, ...] = (
-    candidates.predicted_labels,
-    ball.wrong_bounds,
-    ball.left_ball,
-    candidates.crashed,
-)
-_UPDATES: tuple[Rule, ...] = (updates.off_gradient, updates.restricted, updates.vanishing_steps)
-# The first that applies explains those after it, and gradients that are not what they should be all of these.
 _WAYS: tuple[Rule, ...] = (
-    ball.epsilon_scale,
+    points.epsilon_scale,
     path.step_too_large,
-    candidates.best_not_returned,
-    candidates.stopped_early,
-    candidates.unmoved,
+    points.best_not_returned,
+    points.stopped_early,
+    points.unmoved,
     path.short_path,
     path.still_improving,
     path.flat_loss,
@@ -150,12 +147,7 @@ _WAYS: tuple[Rule, ...] = (
 
 
 def find_attack_faults(
-    name: str,
-    attack: Attack,
-    entries: Sequence[Entry],
-    *,
-    threat_model: ThreatModel,
-    probe: Probed | None = None,
+    name: str, attack: Attack, entries: Sequence[Entry], *, threat_model: ThreatModel, probe: ModelProbe | None = None
 ) -> list[Finding]:
     """Find an attack's faults, by its results on its samples; ranked.
 
@@ -169,7 +161,7 @@ def find_attack_faults(
     """
     case = Case(name=name, attack=attack, entries=entries, threat_model=threat_model, probe=probe)
     found = [finding for rule in _CANDIDATES if (finding := rule(case)) is not None]
-    first = _first((gradients.model_at_fault, ball.other_points, path.toward_label, *_GRADIENTS, *_UPDATES), case)
+    first = _first(_GRADIENTS, case)
     if first is not None:
         if first.code in ("toward_label", "predicted_labels", "off_gradient"):
             # Then misclassified samples end in their label's class too.

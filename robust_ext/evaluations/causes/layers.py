@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from robust_ext.core.random import seeded_globals, stream
-from robust_ext.evaluations.causes.calls import Call, Place, copied
-from robust_ext.evaluations.causes.cut_operations import Killed, PassTrace
+from robust_ext.evaluations.causes.calls import Call, copied
 from robust_ext.evaluations.causes.secants import Function, Secants, secants
+from robust_ext.evaluations.causes.tracing import PassTrace
 
 # A saturated layer counts where the error of the whole network's gradient is above this, over that many directions.
 _SUFFERS, _DIRECTIONS = 0.05, 6
@@ -24,17 +25,16 @@ _AGAIN, _ALONE = 1e-6, 1e-4
 
 @dataclass(frozen=True, kw_only=True)
 class LayerReport:
-    """Measurements of a module, in its first call.
+    """Measurements of a module, in its first call; None where something was not measured.
 
     Attributes:
         name: As in ``named_modules()``; empty for the model itself.
         kind: Name of its class.
         leaf: Whether it called no other module.
-        gradient_norm: Mean over rows of the gradient's norm at its output, of the logit difference; None without one.
+        gradient_norm: Mean over rows of the norm of the logit difference's gradient at its output.
         passed_norm: Likewise at its input: what it passes on.
-        small: Error of its gradient for small steps, see
-            :class:`robust_ext.evaluations.causes.secants.Secants`; None where it was not measured.
-        large: Likewise for larger steps.
+        small: See :class:`robust_ext.evaluations.causes.secants.Secants`, as for ``large`` and ``steepness``.
+        large: See there.
         steepness: See there.
         fault: A code of :data:`robust_ext.evaluations.causes.finding.CODES`, or None.
     """
@@ -56,14 +56,7 @@ class LayerReport:
 
 @dataclass(frozen=True)
 class Fault:
-    """A module whose gradient is no use.
-
-    Attributes:
-        code: Of :data:`robust_ext.evaluations.causes.finding.CODES`.
-        call: Of the module.
-        found: The measurements.
-        operation: Which of its operations it is; empty where it is the whole.
-    """
+    """A module whose gradient is no use, or one of its operations, by what was measured."""
 
     code: str
     call: Call
@@ -73,7 +66,7 @@ class Fault:
 
 def measure_gradients(
     module: nn.Module, inputs: Tensor, trace: PassTrace, *, random: bool, seed: int
-) -> tuple[list[tuple[Call, Secants]], list[Fault]]:
+) -> tuple[dict[Call, Secants], list[Fault]]:
     """Compare gradients and differences of a network and of its layers.
 
     Args:
@@ -87,115 +80,36 @@ def measure_gradients(
         What was measured of calls of leaves; and the faults, where no leaf is at fault that of the innermost module
         which is by operations of its own.
     """
-    measure = partial(_measure, draws=random, seed=seed)
-    found = []
-    for call in first_calls(trace):
-        if call.leaf and call.points and (one := measure(call.again, call.points)) is not None:
-            found.append((call, one))
-    faults = [Fault(one.fault, call, one) for call, one in found if one.fault]
-    if faults and any(fault.code != "saturated_layer" for fault in faults):
+    measure, found = partial(_measure, draws=random, seed=seed), dict[Call, Secants]()
+    for call in trace.first_calls:
+        if call.leaf and (one := measure(call.again, call.points)) is not None:
+            found[call] = one
+    faults = [Fault(one.fault, call, one) for call, one in found.items() if one.fault]
+    if any(fault.code != "saturated_layer" for fault in faults):
         return found, faults
-    inline = any(call.operations for call in trace.calls if not call.leaf)
     whole = None
-    if faults or inline:
+    if faults or any(call.operations for call in trace.calls if not call.leaf):
         whole = measure(lambda points: [module(points[0])], [inputs], directions=_DIRECTIONS)
     if whole is None or (not whole.silent and max(whole.small, whole.large) < _SUFFERS):
         # Softmax attention that decides, for one, is no fault where the network as a whole does not suffer.
         return found, []
-    return found, faults or _inline(trace, measure, whole)
+    return found, faults or list(islice(_inline(trace, measure, whole), 1))
 
 
-def _inline(trace: PassTrace, measure: Callable[..., Secants | None], whole: Secants) -> list[Fault]:
-    """The innermost module at fault by what it computes besides calling others."""
-    for call in first_calls(trace):
+def _inline(trace: PassTrace, measure: Callable[..., Secants | None], whole: Secants) -> Iterator[Fault]:
+    """Modules at fault by what they compute besides calling others, the innermost first."""
+    for call in trace.first_calls:
         if call.leaf or not call.operations:
             continue
         one = measure(call.again, call.points) if whole.fault else None
         # Far from a point a healthy network of some depth is another function: only a single operation saturates.
         if one is not None and one.fault not in (None, "saturated_layer"):
-            return [Fault(one.fault, call, one)]
+            yield Fault(one.fault, call, one)
         for operation in call.inline:
             one = measure(operation.again, operation.points)
             # A detach may be harmless next to what is not detached; whether it is shows in the module as a whole.
             if one is not None and one.fault and not one.silent:
-                return [Fault(one.fault, call, one, operation.name)]
-    return []
-
-
-def layer_reports(
-    trace: PassTrace, found: Sequence[tuple[Call, Secants]], faults: Sequence[Fault]
-) -> list[LayerReport]:
-    """All modules that were called, in the order in which they returned."""
-    measured, codes = {id(call): one for call, one in found}, {id(fault.call): fault.code for fault in faults}
-    reports = []
-    for call in first_calls(trace):
-        one = measured.get(id(call))
-        reports.append(
-            LayerReport(
-                name=call.name,
-                kind=type(call.module).__name__,
-                leaf=call.leaf,
-                gradient_norm=None if call.gradient is None else float(call.gradient.mean()),
-                passed_norm=None if call.passed is None else float(call.passed.mean()),
-                small=None if one is None else one.small,
-                large=None if one is None else one.large,
-                steepness=None if one is None else one.steepness,
-                fault=codes.get(id(call)),
-            )
-        )
-    return reports
-
-
-def first_calls(trace: PassTrace) -> Iterator[Call]:
-    """The first call of each module, those inside a module before its own."""
-    seen = set()
-    for call in trace.calls:
-        if id(call.module) not in seen:
-            seen.add(id(call.module))
-            yield call
-
-
-def killer(trace: PassTrace, rows: Tensor, *, zero: bool) -> Killed | None:
-    """Return the place where gradients of rows (bool ``(N,)``) became zero, or not finite.
-
-    Zero: the place nearest to the input, as branches may die harmlessly before. Not finite: the one nearest to the
-    output, as what follows is not finite because of it.
-    """
-    found = [one for one in trace.killed if one.zero == zero and bool((one.rows & rows).any())]
-    return found[-1 if zero else 0] if found else None
-
-
-def random_calls(trace: PassTrace) -> list[Call]:
-    """Leaves that return something else for the same arguments; else the innermost module that does."""
-    return _differing(trace, _repeats_differ)
-
-
-def batch_calls(trace: PassTrace, rows: int) -> list[Call]:
-    """Leaves that return something else for a row alone than among others; else the innermost module that does."""
-    return _differing(trace, partial(_row_alone_differs, rows=rows))
-
-
-def mode_calls(trace: PassTrace, seed: int) -> list[Call]:
-    """Modules in train mode that return something else in eval mode, for the same draws."""
-    found = []
-    for call in first_calls(trace):
-        if call.module.training and _runs(partial(_mode_matters, call, seed)):
-            found.append(call)
-    return found
-
-
-def first_not_finite(trace: PassTrace) -> Call | None:
-    """The first module that returned values that are not finite for finite arguments."""
-    return next((call for call in trace.calls if call.finite == (True, False)), None)
-
-
-def last_softmax(trace: PassTrace) -> Place | None:
-    """Return the place of the last softmax or log-softmax."""
-    for call in reversed(trace.calls):
-        for operation in reversed(call.operations):
-            if "softmax" in operation:
-                return Place(call, operation)
-    return None
+                yield Fault(one.fault, call, one, operation.name)
 
 
 def _measure(
@@ -204,8 +118,7 @@ def _measure(
     """Secants of a function that draws the same at each call; None where it cannot be called in this way."""
 
     def repeated(given: Sequence[Tensor]) -> Sequence[Tensor]:
-        fixed: AbstractContextManager[None] = seeded_globals(seed) if draws else nullcontext()
-        with fixed:
+        with seeded_globals(seed) if draws else nullcontext():
             return function(given)
 
     try:
@@ -219,44 +132,77 @@ def _measure(
         return None
 
 
+def layer_reports(trace: PassTrace, found: dict[Call, Secants], faults: Sequence[Fault]) -> tuple[LayerReport, ...]:
+    """Return all modules that were called, in the order in which they returned."""
+    codes = {fault.call: fault.code for fault in faults}
+
+    def report(call: Call) -> LayerReport:
+        one = found.get(call)
+        return LayerReport(
+            name=call.name,
+            kind=type(call.module).__name__,
+            leaf=call.leaf,
+            gradient_norm=None if call.gradient is None else float(call.gradient.mean()),
+            passed_norm=None if call.passed is None else float(call.passed.mean()),
+            **({} if one is None else {"small": one.small, "large": one.large, "steepness": one.steepness}),
+            fault=codes.get(call),
+        )
+
+    return tuple(map(report, trace.first_calls))
+
+
+def random_calls(trace: PassTrace) -> list[Call]:
+    """Return leaves that return something else for the same arguments; else the innermost module that does."""
+
+    def differs(call: Call) -> bool:
+        first = call.again()
+        return any(_apart(first, call.again()) > _AGAIN for _ in range(_REPEATS))
+
+    return _differing(trace, differs)
+
+
+def batch_calls(trace: PassTrace, rows: int) -> list[Call]:
+    """Return leaves that return something else for a row alone; else the innermost module that does."""
+
+    def differs(call: Call) -> bool:
+        whole = call.again()
+        if any(len(one) != rows for one in (*call.points, *whole) if one.dim()):
+            return False
+        return _apart([one[:1] for one in whole], call.again([one[:1] for one in call.points])) > _ALONE
+
+    return _differing(trace, differs)
+
+
+def mode_calls(trace: PassTrace, seed: int) -> list[Call]:
+    """Return modules in train mode that return something else in eval mode, for the same draws."""
+
+    def differs(call: Call) -> bool:
+        try:
+            with seeded_globals(seed):
+                training = call.again()
+            call.module.training = False
+            with seeded_globals(seed):
+                return _apart(training, call.again()) > _AGAIN
+        finally:
+            call.module.training = True
+
+    return [call for call in trace.first_calls if call.module.training and _holds(differs, call)]
+
+
 def _differing(trace: PassTrace, differs: Callable[[Call], bool]) -> list[Call]:
-    calls = list(first_calls(trace))
-    leaves = [call for call in calls if call.leaf and _runs(partial(differs, call))]
-    inner = (call for call in calls if not call.leaf and call.operations and _runs(partial(differs, call)))
-    return leaves or [call for call in [next(inner, None)] if call is not None]
+    calls = trace.first_calls
+    leaves = [call for call in calls if call.leaf and _holds(differs, call)]
+    inner = (call for call in calls if not call.leaf and call.operations and _holds(differs, call))
+    return leaves or list(islice(inner, 1))
 
 
-def _runs(check: Callable[[], bool]) -> bool:
-    """The result of a check, False where foreign code raises in it."""
+def _holds(check: Callable[[Call], bool], call: Call) -> bool:
+    """Return the result of a check, False where foreign code raises in it."""
     try:
         with torch.no_grad():
-            return check()
+            return check(call)
     except Exception:
         return False
-
-
-def _repeats_differ(call: Call) -> bool:
-    first = call.again()
-    return any(_apart(first, call.again()) > _AGAIN for _ in range(_REPEATS))
-
-
-def _row_alone_differs(call: Call, *, rows: int) -> bool:
-    whole = call.again()
-    if any(len(one) != rows for one in (*call.points, *whole) if one.dim()):
-        return False
-    alone = call.again([one[:1] for one in call.points])
-    return _apart([one[:1] for one in whole], alone) > _ALONE
-
-
-def _mode_matters(call: Call, seed: int) -> bool:
-    try:
-        with seeded_globals(seed):
-            training = call.again()
-        call.module.training = False
-        with seeded_globals(seed):
-            return _apart(training, call.again()) > _AGAIN
-    finally:
-        call.module.training = True
 
 
 def _apart(one: Sequence[Tensor], other: Sequence[Tensor]) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,30 +13,19 @@ from robust_ext.core.classifier import SINGLE, check_consistency
 from robust_ext.core.errors import InconsistentModelError
 from robust_ext.core.foreign import text_of
 from robust_ext.evaluations.causes import model_remedies as remedies
-from robust_ext.evaluations.causes.calls import Call, Place
-from robust_ext.evaluations.causes.cut_operations import PassTrace, traced
+from robust_ext.evaluations.causes.calls import Call, Place, named
 from robust_ext.evaluations.causes.finding import Finding, Remedy
-from robust_ext.evaluations.causes.layers import (
-    batch_calls,
-    first_not_finite,
-    last_softmax,
-    mode_calls,
-    random_calls,
-)
+from robust_ext.evaluations.causes.layers import batch_calls, mode_calls, random_calls
+from robust_ext.evaluations.causes.tracing import PassTrace, traced
 from robust_ext.models.adaptive import AdaptiveDefense
+from robust_ext.models.black_box import BlackBox
 from robust_ext.models.outputs import TwoClass
 
 # Seconds that a pass of a few rows may take for more rows to be looked at.
 _SLOW = 1.0
 # As AutoAttack tests it.
 _PROBABILITY = 1e-5
-_CHANNELS_FIRST = Remedy(
-    words="Give inputs.permute(0, 3, 1, 2).",
-    paste="import torch\ninputs = torch.as_tensor(inputs).permute(0, 3, 1, 2)",
-)
 _ANY_SIZE = Remedy(words="Let the model take batches of any size.")
-_ANY_INPUTS = Remedy(words="Let the model take any inputs in the bounds.")
-_FIX = Remedy(words="Call the model on such a batch in your own process, and fix what is raised there.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,14 +47,6 @@ class Outputs:
     only_minus_infinite: bool = False
 
 
-def named(call: Call | None) -> str:
-    """A module as text: its name and class."""
-    if call is None:
-        return "the model"
-    kind = type(call.module).__name__
-    return f"{call.name} ({kind})" if call.name else f"the model itself ({kind}.forward)"
-
-
 def probe_outputs(module: nn.Module, inputs: Tensor, *, bounds: tuple[float, float], rows: int, seed: int) -> Outputs:
     """Look at mode and outputs of a module, which is in eval mode afterwards where its mode is at fault.
 
@@ -76,9 +57,7 @@ def probe_outputs(module: nn.Module, inputs: Tensor, *, bounds: tuple[float, flo
         rows: How many rows are looked at layer by layer.
         seed: Of draws.
     """
-    few = inputs[:rows]
-    findings: list[Finding] = []
-    random = False
+    few, findings, random = inputs[:rows], list[Finding](), False
     with torch.no_grad():
         begun = time.monotonic()
         trace = _watched(module, inputs, rows)
@@ -86,25 +65,27 @@ def probe_outputs(module: nn.Module, inputs: Tensor, *, bounds: tuple[float, flo
             return Outputs(findings=(trace,))
         if time.monotonic() - begun > _SLOW:
             inputs = few
-        findings += _mode_findings(module, few, trace, seed)
-        if findings:
-            random = _is_random(_inconsistency(_Copying(module), inputs, bounds))
+        if calls := mode_calls(trace, seed):
+            findings.append(_mode_finding(calls))
+            random = _is_random(_inconsistency(module, inputs, bounds))
             trace = _watched(module.eval(), inputs, rows)
             if isinstance(trace, Finding):
                 return Outputs(findings=(*findings, trace))
         if trace.changed is not None:
             findings.append(_changed_finding(trace.changed))
-        inconsistent = _inconsistency(_Copying(module), inputs, bounds)
+        inconsistent = _inconsistency(module, inputs, bounds)
         if inconsistent is not None:
             findings.append(_inconsistent_finding(inconsistent, trace, len(few)))
             if inconsistent.kind in ("raises", "shape"):
                 return Outputs(findings=tuple(findings))
         logits = module(inputs.clone())
-    # Two classes made of one probability are its logarithms by design.
-    made = any(isinstance(part, TwoClass) for part in module.modules())
-    probabilities = None if made else _probabilities(logits)
-    softmax = last_softmax(trace) if probabilities else None
-    findings += [*_infinite_findings(logits, trace), *_probability_findings(probabilities, softmax)]
+    findings += _infinite_findings(logits, trace)
+    # Two classes made of one probability, and scores of a black box, are logarithms by design.
+    made, softmax = any(isinstance(part, (TwoClass, BlackBox)) for part in module.modules()), None
+    if (code := None if made else _probabilities(logits)) is not None:
+        places = [Place(call, one) for call in trace.calls for one in call.operations if "softmax" in one]
+        softmax = places[-1] if places else None
+        findings.append(_probability_finding(code, softmax))
     return Outputs(
         findings=tuple(findings),
         logits=logits,
@@ -112,6 +93,78 @@ def probe_outputs(module: nn.Module, inputs: Tensor, *, bounds: tuple[float, flo
         softmax=softmax,
         only_minus_infinite=not bool((logits.isnan() | logits.isposinf()).any()),
     )
+
+
+def _mode_finding(calls: Sequence[Call]) -> Finding:
+    more = f" and {len(calls) - 5} more" if len(calls) > 5 else ""
+    shown = f"{', '.join(named(call) for call in calls[:5])}{more}"
+    return Finding(
+        code="train_mode",
+        cause="The model is in train mode, in which it computes something else than in eval mode.",
+        evidence=(f"In train mode and with other outputs there: {shown}.",),
+        layer=calls[0].name,
+        remedies=(remedies.EVAL,),
+    )
+
+
+def _changed_finding(call: Call) -> Finding:
+    return Finding(
+        code="changes_input",
+        cause=f"{named(call)} changes the model's input in place, so the points of attacks change beneath them.",
+        evidence=("The tensor that was given is another one after the forward pass.",),
+        layer=call.name,
+        remedies=(remedies.CLONE,),
+    )
+
+
+def _watched(module: nn.Module, inputs: Tensor, rows: int) -> PassTrace | Finding:
+    """A trace of a forward pass of the first rows; what is wrong where it raises."""
+    given = inputs[:rows].clone()
+    with traced(module, len(given), watched=given) as trace:
+        try:
+            module(given)
+        except Exception as error:
+            failed = error
+        else:
+            return trace
+    # It may raise under a trace only, as code that inspects its caller does.
+    return trace if _runs(module, inputs[:rows]) else _crashed_finding(module, inputs, len(given), trace, failed)
+
+
+def _crashed_finding(module: nn.Module, inputs: Tensor, rows: int, trace: PassTrace, error: Exception) -> Finding:
+    call, code, cause = trace.running, "crashed", f"The model raises on {rows} inputs."
+    evidence = [f"{type(error).__name__} in {named(call)}: {text_of(error)}"]
+    with torch.enable_grad():
+        with_gradients = _runs(module, inputs[:rows])
+    images = inputs.dim() == 4 and inputs.shape[3] in (1, 3, 4)
+    found: tuple[Remedy, ...]
+    if with_gradients:
+        cause = "The model raises where gradients are switched off, as they are for predictions."
+        found = (remedies.GRADIENTS_ON,)
+        evidence.append("It runs where they are switched on.")
+        if trace.taking is not None:
+            cause = f"{named(trace.taking)} takes gradients of its own while it runs, and raises where they are off."
+            found = (remedies.TEST_TIME, *found)
+    elif sizes := [size for size in dict.fromkeys((1, len(inputs))) if size != rows and _runs(module, inputs[:size])]:
+        evidence.append(f"It runs on a batch of {' and of '.join(map(str, sizes))}.")
+        found = (_ANY_SIZE,)
+    elif images and _runs(module, turned := inputs[:rows].permute(0, 3, 1, 2)):
+        code, cause = "input_layout", "The inputs have their channels last, and the model takes them first."
+        call, evidence = None, [f"It runs on inputs of shape {tuple(turned.shape)}.", *evidence]
+        line = "import torch\ninputs = torch.as_tensor(inputs).permute(0, 3, 1, 2)"
+        found = (Remedy(words="Give inputs.permute(0, 3, 1, 2).", paste=line),)
+    else:
+        found = (Remedy(words="Call the model on such a batch in your own process, and fix what is raised there."),)
+    layer = None if call is None else call.name
+    return Finding(code=code, cause=cause, evidence=tuple(evidence), layer=layer, remedies=found)
+
+
+def _runs(module: nn.Module, inputs: Tensor) -> bool:
+    try:
+        module(inputs.clone())
+    except Exception:
+        return False
+    return True
 
 
 class _Copying(nn.Module):
@@ -127,82 +180,12 @@ class _Copying(nn.Module):
         return out
 
 
-def _watched(module: nn.Module, inputs: Tensor, rows: int) -> PassTrace | Finding:
-    """A trace of a forward pass of the first rows; what is wrong where it raises."""
-    given = inputs[:rows].clone()
-    with traced(module, len(given), watched=given) as trace:
-        try:
-            module(given)
-        except Exception as error:
-            failed = error
-        else:
-            return trace
-    return _crashed_finding(module, inputs, len(given), trace, failed) or trace
-
-
-def _crashed_finding(
-    module: nn.Module, inputs: Tensor, rows: int, trace: PassTrace, error: Exception
-) -> Finding | None:
-    """Find a model that raises; None where it raises under a trace only, as code that inspects its caller may."""
-    if _runs(module, inputs[:rows]):
-        return None
-    call, evidence = trace.running, [f"{type(error).__name__} in {named(trace.running)}: {text_of(error)}"]
-    with torch.enable_grad():
-        with_gradients = _runs(module, inputs[:rows])
-    if with_gradients:
-        cause = "The model raises where gradients are switched off, as they are for predictions."
-        found: tuple[Remedy, ...] = (remedies.GRADIENTS_ON,)
-        evidence.append("It runs where they are switched on.")
-        if trace.taking is not None:
-            cause = f"{named(trace.taking)} takes gradients of its own while it runs, and raises where they are off."
-            found = (remedies.TEST_TIME, *found)
-    elif sizes := [size for size in dict.fromkeys((1, len(inputs))) if size != rows and _runs(module, inputs[:size])]:
-        cause = f"The model raises on {rows} inputs."
-        evidence.append(f"It runs on a batch of {' and of '.join(map(str, sizes))}.")
-        found = (_ANY_SIZE,)
-    elif inputs.dim() == 4 and inputs.shape[3] in (1, 3, 4) and _runs(module, inputs[:rows].permute(0, 3, 1, 2)):
-        evidence.append(f"It runs on inputs of shape {tuple(inputs[:rows].permute(0, 3, 1, 2).shape)}.")
-        return Finding(
-            code="input_layout",
-            cause="The inputs have their channels last, and the model takes them first.",
-            evidence=tuple(reversed(evidence)),
-            remedies=(_CHANNELS_FIRST,),
-        )
-    else:
-        cause, found = f"The model raises on {rows} inputs.", (_FIX,)
-    layer = None if call is None else call.name
-    return Finding(code="crashed", cause=cause, evidence=tuple(evidence), layer=layer, remedies=found)
-
-
-def _runs(module: nn.Module, inputs: Tensor) -> bool:
-    try:
-        module(inputs.clone())
-    except Exception:
-        return False
-    return True
-
-
-def _mode_findings(module: nn.Module, few: Tensor, trace: PassTrace, seed: int) -> Iterator[Finding]:
-    calls = mode_calls(trace, seed)
-    if not calls:
-        return
-    shown = ", ".join(named(call) for call in calls[:5]) + (f" and {len(calls) - 5} more" if len(calls) > 5 else "")
-    yield Finding(
-        code="train_mode",
-        cause="The model is in train mode, in which it computes something else than in eval mode.",
-        evidence=(f"In train mode and with other outputs there: {shown}.",),
-        layer=calls[0].name,
-        remedies=(remedies.EVAL,),
-    )
-
-
 def _inconsistency(module: nn.Module, inputs: Tensor, bounds: tuple[float, float]) -> InconsistentModelError | None:
     inside = [part for part in module.modules() if isinstance(part, AdaptiveDefense)]
-    grouped = any(part.batch_level for part in inside)
+    # Rows of a random defense draw numbers of their own, by their place in the batch.
+    row_wise = not any(part.batch_level or part.random for part in inside)
     try:
-        # Rows of a random defense draw numbers of their own, by their place in the batch.
-        row_wise = not grouped and not any(part.random for part in inside)
-        check_consistency(module, inputs, bounds=bounds, row_wise=row_wise, optimised=bool(inside))
+        check_consistency(_Copying(module), inputs, bounds=bounds, row_wise=row_wise, optimised=bool(inside))
     except InconsistentModelError as error:
         return error
     return None
@@ -212,25 +195,12 @@ def _is_random(found: InconsistentModelError | None) -> bool:
     return found is not None and found.kind == "random"
 
 
-def _changed_finding(call: Call) -> Finding:
-    return Finding(
-        code="changes_input",
-        cause=f"{named(call)} changes the model's input in place, so the points of attacks change beneath them.",
-        evidence=("The tensor that was given is another one after the forward pass.",),
-        layer=call.name,
-        remedies=(remedies.CLONE,),
-    )
-
-
 def _inconsistent_finding(found: InconsistentModelError, trace: PassTrace, rows: int) -> Finding:
     if found.kind in ("raises", "shape"):
         what = "raises" if found.kind == "raises" else "returns no row of logits for each input"
-        return Finding(
-            code="crashed",
-            cause=f"The model {what} {found.tried}.",
-            evidence=(str(found),),
-            remedies=(_ANY_SIZE if found.tried == SINGLE else _ANY_INPUTS,),
-        )
+        remedy = _ANY_SIZE if found.tried == SINGLE else Remedy(words="Let the model take any inputs in the bounds.")
+        cause = f"The model {what} {found.tried}."
+        return Finding(code="crashed", cause=cause, evidence=(str(found),), remedies=(remedy,))
     random = _is_random(found)
     calls = random_calls(trace) if random else batch_calls(trace, rows)
     where = ", ".join(named(call) for call in calls[:5]) or "the model"
@@ -248,7 +218,7 @@ def _infinite_findings(logits: Tensor, trace: PassTrace) -> Iterator[Finding]:
     rows = ~logits.isfinite().all(1)
     if not bool(rows.any()):
         return
-    call = first_not_finite(trace)
+    call = next((call for call in trace.calls if call.finite == (True, False)), None)
     yield Finding(
         code="non_finite_logits",
         cause=f"Logits are infinite or no numbers, from {named(call)} on.",
@@ -270,16 +240,14 @@ def _probabilities(logits: Tensor) -> str | None:
     return "log_probabilities" if bool((rows.logsumexp(1).abs() < _PROBABILITY).all()) else None
 
 
-def _probability_findings(code: str | None, softmax: Place | None) -> Iterator[Finding]:
-    if code is None:
-        return
+def _probability_finding(code: str, softmax: Place | None) -> Finding:
     call, logarithms = None if softmax is None else softmax.call, code == "log_probabilities"
     cause = (
         "The model returns logarithms of probabilities, not logits; losses of attacks are the same for them."
         if logarithms
         else "The model returns probabilities, not logits: losses of attacks take a softmax of their own, and are flat."
     )
-    yield Finding(
+    return Finding(
         code=code,
         cause=cause,
         evidence=("In each row, values or their exponentials lie between 0 and 1 and sum to 1.",),

@@ -21,7 +21,7 @@ from robust_ext.core.threat import ThreatModel
 from robust_ext.engine.context import current_context
 from robust_ext.evaluations.causes.finding import Finding, Remedy
 from robust_ext.evaluations.causes.remedies import BLACK_BOX
-from robust_ext.evaluations.causes.rewriting import AttackCall, call_of
+from robust_ext.evaluations.causes.rewriting import call_of, call_of_text
 from robust_ext.models.adaptive import AdaptiveDefense
 from robust_ext.models.eot import EoT
 
@@ -230,20 +230,6 @@ def _averages(attack: Attack, module: nn.Module, *, noise: bool) -> bool:
     return any(isinstance(value, int) and value > 1 for value in drawn) or (
         not noise and any(isinstance(part, EoT) for part in module.modules())
     )
-
-
-def call_of_text(text: str) -> AttackCall | None:
-    """The call in the text of an attack, with its view where the text adapts it."""
-    try:
-        spec = parse_call(text)
-    except InvalidArgumentError:
-        return None
-    inside = spec.arguments.get("attack")
-    if (spec.scope, spec.name) != ("robust_ext", "AdaptedAttack") or not isinstance(inside, str):
-        return AttackCall(scope=spec.scope, name=spec.name, settings=spec.arguments)
-    call = call_of_text(inside)
-    view = {key: value for key, value in spec.arguments.items() if key != "attack"}
-    return None if call is None else replace(call, view={**call.view, **view})
 
 
 def _own(attack: Attack) -> bool:

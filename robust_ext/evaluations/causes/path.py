@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from robust_ext.core.statistics import lower_bound
 from robust_ext.engine.verify import BROKEN
-from robust_ext.evaluations.causes import remedies, step_remedies
-from robust_ext.evaluations.causes.evidence import FEWEST, OF_ALL, Case, Sample, number, typical
-from robust_ext.evaluations.causes.finding import Finding
-from robust_ext.evaluations.causes.gradients import MOSTLY
+from robust_ext.evaluations.causes import remedies
+from robust_ext.evaluations.causes.evidence import FEWEST, MOSTLY, OF_ALL, Case, Sample, number, typical
+from robust_ext.evaluations.causes.finding import Finding, Remedy
+from robust_ext.evaluations.causes.rewriting import call_of
 
 # In epsilons. Adversarial points lie at the edge of the ball more often than not: a path that ends before is too short.
 NEAR_EDGE = 0.9
@@ -25,12 +25,14 @@ LEAP = 0.5
 TURNS = 0.3
 # Shares of a path: a best point before the first means that what follows led nowhere.
 EARLY = 0.5
+# As a verdict counts them: two canaries that are moved into the class of their label are no chance.
+REPAIRED = 2
+# Share of gradients for another label: an attack that aims has more, and others have none.
+OTHER_LABEL = 0.1
 
 
 def toward_label(case: Case) -> Finding | None:
     """The margin falls along the path: the loss has the wrong sign, or the label is what is aimed at."""
-    if case.minimum_norm or case.black_box:
-        return None
 
     def shows(one: Sample) -> bool:
         first, best, last = one.known("first"), one.known("best"), one.known("last")
@@ -38,10 +40,9 @@ def toward_label(case: Case) -> Finding | None:
             return False
         return first - last > LOSS * one.scale and best - first < GAIN * one.scale
 
-    rows = case.showing(shows)
-    if not case.enough(rows) or len(rows) < MOSTLY * len(case.unsolved):
+    if not (rows := case.stepping(shows)):
         return None
-    fall = typical(rows, lambda one: one.count("first") - one.count("last")) or 0.0
+    fall = number(typical(rows, lambda one: one.count("first") - one.count("last")))
     elsewhere = [one for one in rows if one.count("other_label") > MOSTLY * one.count("gradients")]
     if case.enough(elsewhere):
         return case.finding(
@@ -49,32 +50,38 @@ def toward_label(case: Case) -> Finding | None:
             "It attacks other labels than those it is given: the loss on its way is that of other classes.",
             elsewhere,
             f"In {case.part(elsewhere)} most gradients are those of cross-entropy for another label, and the margin "
-            f"(highest other logit less the label's) fell by {number(fall)}.",
+            f"(highest other logit less the label's) fell by {fall}.",
             remedies=remedies.for_labels(case.attack),
         )
-    targeted = remedies.flag_of(case.attack, "targeted")
+    targeted, call = remedies.flag_of(case.attack, "targeted"), call_of(case.attack)
     aims = " Its setting targeted is on: the label that it is given is then the class it aims at." if targeted else ""
+    untargeted = [] if call is None else [Remedy(words="Attack untargeted.", attack=call.changed(targeted=False))]
     return case.finding(
         "toward_label",
         f"It goes the wrong way: the label's logit gains on the others along the path.{aims}",
         rows,
-        f"In {case.part(rows)} the margin (highest other logit less the label's) fell "
-        f"by {number(fall)} from the first to the last query, and was never above the first.",
-        remedies=remedies.for_direction(case.attack),
+        f"In {case.part(rows)} the margin (highest other logit less the label's) fell by {fall} from the first to the "
+        "last query, and was never above the first.",
+        remedies=(
+            *(untargeted if targeted else ()),
+            Remedy(
+                words="Go up the loss of the label that is given, not down.",
+                code="x = x + step_size * gradient.sign()  # up the loss of the true label; a targeted attack goes "
+                "down",
+            ),
+            remedies.viewed(
+                "Give it the class that comes second, where aiming is what it does.", case.attack, aimed=True
+            ),
+        ),
     )
 
 
 def short_path(case: Case) -> Finding | None:
     """Steps times step size end inside the ball."""
-    if case.minimum_norm or case.black_box:
+    if not (rows := case.stepping(_falls_short)):
         return None
-    rows = case.showing(_falls_short)
-    if not case.enough(rows) or len(rows) < MOSTLY * len(case.unsolved):
-        return None
-    gradients = typical(rows, lambda one: one.known("gradients")) or 1.0
-    far = typical(rows, lambda one: one.far) or 0.0
-    step = typical(rows, lambda one: one.known("step")) or far / gradients
-    steps = round(gradients)
+    gradients, far = typical(rows, "gradients") or 1.0, typical(rows, lambda one: one.far)
+    step, steps = typical(rows, "step") or far / gradients, round(gradients)
     takes = f"{steps} step{'s' if steps > 1 else ''} x {number(step)} epsilon"
     ends = f"end at {number(far)} epsilon" if far < NEAR_EDGE else f"go {number(step * steps)} epsilon in all"
     return case.finding(
@@ -82,41 +89,35 @@ def short_path(case: Case) -> Finding | None:
         f"The path is too short to reach where adversarial examples are: {takes} {ends}.",
         rows,
         f"{case.part(rows)} were moved by {takes}; they {ends}. To cross the ball and come back takes 2.5 epsilon.",
-        remedies=step_remedies.for_length(
-            case.attack, steps=steps, step=step, threat_model=case.threat_model, most=_most_steps(case)
+        remedies=remedies.for_length(
+            case.attack, steps=steps, step=step, threat_model=case.threat_model, most=case.most_steps
         ),
     )
 
 
 def step_too_large(case: Case) -> Finding | None:
     """Steps leap over the ball, back and forth, and the best point came early."""
-    if case.minimum_norm or case.black_box:
-        return None
 
     def shows(one: Sample) -> bool:
         best, last = one.known("best"), one.known("last")
         if one.count("gradients") < 3 or one.count("step") < LEAP or best is None or last is None:
             return False
-        turned = one.count("turns") > TURNS
         # Some attacks end by a query of the input itself.
         worse = one.count("end") > 0 and best - last > LOSS * one.scale
-        return turned or (worse and one.count("best_at") < EARLY * one.count("queries"))
+        return one.count("turns") > TURNS or (worse and one.count("best_at") < EARLY * one.count("queries"))
 
-    rows = case.showing(shows)
-    if not case.enough(rows) or len(rows) < MOSTLY * len(case.unsolved):
+    if not (rows := case.stepping(shows)):
         return None
-    step = typical(rows, lambda one: one.known("step")) or 0.0
-    steps = round(typical(rows, lambda one: one.known("gradients")) or 1.0)
-    turns = typical(rows, lambda one: one.known("turns")) or 0.0
-    drop = typical(rows, lambda one: one.count("best") - one.count("last")) or 0.0
+    steps = round(typical(rows, "gradients") or 1.0)
+    drop = typical(rows, lambda one: one.count("best") - one.count("last"))
     return case.finding(
         "step_too_large",
-        f"The step is too large: each moves {number(step)} epsilon, across the ball and back, so that nothing inside "
-        "it is looked at.",
+        f"The step is too large: each moves {number(typical(rows, 'step'))} epsilon, across the ball and back, so that "
+        "nothing inside it is looked at.",
         rows,
-        f"In {case.part(rows)} gradients turned against the one before {turns:.0%} of "
-        f"the time, and the last margin lay {number(drop)} below the best.",
-        remedies=step_remedies.for_step(case.attack, steps=steps, threat_model=case.threat_model),
+        f"In {case.part(rows)} gradients turned against the one before {typical(rows, 'turns'):.0%} of the time, and "
+        f"the last margin lay {number(drop)} below the best.",
+        remedies=remedies.for_step(case.attack, steps=steps, threat_model=case.threat_model),
     )
 
 
@@ -124,80 +125,62 @@ def still_improving(case: Case) -> Finding | None:
     """The best margin still rose in the last tenth of the queries, or the last of few steps solved many samples."""
     if case.black_box or case.minimum_norm:
         return None
-    if _most_steps(case) > 1 and all(one.count("batch_queries") < SHORT for one in case.samples):
-        return _solves_at_last(case)
-    rows = case.showing(lambda one: one.known("late") is not None and one.count("gradients") > 1 and _rises(one))
-    if not case.enough(rows) or len(rows) < MOSTLY * len(case.unsolved):
+    most, cause = case.most_steps, "It was stopped while it was still improving."
+    if most > 1 and all(one.count("batch_queries") < SHORT for one in case.samples):
+        # Of few steps, whether the last one alone solved a large part of what was open.
+        rows = [one for one in case.unsolved if one.trace and not one.count("outside")]
+        late = [one for one in case.samples if _solved_at(one, most)]
+        if (
+            len(rows) < FEWEST
+            or len(late) < OF_ALL * len(case.samples)
+            or lower_bound(len(late), len(late) + len(rows)) <= AT_LAST
+        ):
+            return None
+        seen = f"The last of {most} steps alone solved {len(late)} of the {len(late) + len(rows)} samples that were "
+        found = remedies.for_more_steps(case.attack, steps=most, most=most)
+        return case.finding("still_improving", cause, rows, f"{seen}open before it.", remedies=found)
+    rows = case.stepping(lambda one: one.known("late") is not None and one.count("gradients") > 1 and _rises(one))
+    if not rows:
         return None
-    late = typical(rows, lambda one: one.known("late")) or 0.0
-    steps = round(typical(rows, lambda one: one.known("gradients")) or 1.0)
     return case.finding(
         "still_improving",
-        "It was stopped while it was still improving.",
+        cause,
         rows,
-        f"In {case.part(rows)} the best margin gained {number(late)} in the last tenth "
-        f"of the queries, where the largest logit is {number(typical(rows, lambda one: one.scale) or 0)}.",
-        remedies=step_remedies.for_more_steps(case.attack, steps=steps, most=_most_steps(case)),
+        f"In {case.part(rows)} the best margin gained {number(typical(rows, 'late'))} in the last tenth of the "
+        f"queries, where the largest logit is {number(typical(rows, lambda one: one.scale))}.",
+        remedies=remedies.for_more_steps(case.attack, steps=round(typical(rows, "gradients") or 1.0), most=most),
     )
 
 
-def _solves_at_last(case: Case) -> Finding | None:
-    """The finding about an attack of few steps, of which the last solved a large part of what was open."""
-    steps, unsolved = _most_steps(case), case.showing(lambda one: not one.count("outside"))
-
-    def shows(one: Sample) -> bool:
-        found = one.known("adversarial_at")
-        right = one.outcome in BROKEN and one.entry.get("correct") is not False
-        late = found >= steps if found is not None else one.count("gradients") == steps
-        return right and one.traced and late and not one.count("outside")
-
-    late = [one for one in case.samples if shows(one)]
-    considered = len(late) + len(unsolved)
-    if len(unsolved) < FEWEST or len(late) < OF_ALL * len(case.samples) or not considered:
-        return None
-    if lower_bound(len(late), considered) <= AT_LAST:
-        return None
-    return case.finding(
-        "still_improving",
-        "It was stopped while it was still improving.",
-        unsolved,
-        f"The last of {steps} steps alone solved {len(late)} of the {considered} samples that were open before it.",
-        remedies=step_remedies.for_more_steps(case.attack, steps=steps, most=steps),
-    )
+def _solved_at(one: Sample, steps: int) -> bool:
+    """Return whether the last of that many steps solved it."""
+    found = one.known("adversarial_at")
+    late = found >= steps if found is not None else one.count("gradients") == steps
+    return one.outcome in BROKEN and one.right and bool(one.trace) and late and not one.count("outside")
 
 
 def flat_loss(case: Case) -> Finding | None:
     """Gradients came, the samples moved, and the margin stayed where it was."""
-    if case.black_box or case.minimum_norm:
-        return None
 
     def shows(one: Sample) -> bool:
         first, best = one.known("first"), one.known("best")
         if first is None or best is None or one.count("gradients") < 3 or one.count("reach") < LEAP:
             # A point that it returns without a query says nothing of the margin there.
             return False
-        if one.count("outside") >= MOSTLY * one.count("queries"):
-            # Of points out of the ball, the best margin counts none.
-            return False
-        return best - first < FLAT * one.scale
+        # Of points out of the ball, the best margin counts none.
+        return one.count("outside") < MOSTLY * one.count("queries") and best - first < FLAT * one.scale
 
-    rows = case.showing(shows)
-    if not case.enough(rows) or len(rows) < MOSTLY * len(case.unsolved):
+    if not (rows := case.stepping(shows)):
         return None
     return case.finding(
         "flat_loss",
         "Its steps change nothing: the margin is no higher than where it began, though the samples moved.",
         rows,
         f"In {case.part(rows)} the best margin is that of the first query, after "
-        f"{number(typical(rows, lambda one: one.known('gradients')) or 0)} gradients and a way of "
-        f"{number(typical(rows, lambda one: one.far) or 0)} epsilon.",
+        f"{number(typical(rows, 'gradients'))} gradients and a way of {number(typical(rows, lambda one: one.far))} "
+        "epsilon.",
         remedies=remedies.for_flat(case.attack),
     )
-
-
-def _most_steps(case: Case) -> int:
-    """The most steps of any sample: where others took fewer, it ends by itself."""
-    return round(max((one.count("gradients") for one in case.samples), default=0.0))
 
 
 def _rises(one: Sample) -> bool:
@@ -227,3 +210,58 @@ def _falls_short(one: Sample) -> bool:
     longest = one.known("longest")
     tiny = longest is not None and longest * gradients < NEAR_EDGE
     return travel < NEAR_EDGE and (one.far < NEAR_EDGE or tiny or _rises(one))
+
+
+def predicted_labels(case: Case) -> Finding | None:
+    """Misclassified inputs were moved into their label's class, or given back: it attacks what the model predicts."""
+    repaired = sum(entry.get("canary") == "repaired" for entry in case.entries)
+    posed = sum(entry.get("canary") is not None for entry in case.entries)
+    wrong = [one for one in case.samples if not one.right]
+    fixed = [one for one in wrong if one.outcome == "not_adversarial"]
+    turned = _turned_back(case)
+    if repaired < REPAIRED and (len(fixed) < REPAIRED or len(fixed) < MOSTLY * len(wrong)) and not turned:
+        return None
+    # How many show each, of how many, and as a sentence.
+    seen = [
+        (repaired, posed, f"It moved {repaired} of {posed} misclassified canaries into the class of their label."),
+        (
+            len(fixed),
+            len(wrong),
+            f"{len(fixed)} of {len(wrong)} samples that the model gets wrong as they are came back classified "
+            "correctly, though the input itself would have done.",
+        ),
+        (
+            len(turned),
+            len(case.unsolved),
+            f"{case.part(turned)} came to an adversarial point, from where the loss of another label than theirs took "
+            "them back.",
+        ),
+    ]
+    samples, of, _ = max(seen, key=lambda one: one[:2])
+    return Finding(
+        code="predicted_labels",
+        cause="It attacks the labels that the model predicts instead of those it is given, which repairs "
+        "misclassified inputs and overstates robust accuracy.",
+        evidence=tuple(words for count, _, words in seen if count),
+        attack=case.name,
+        samples=samples,
+        of=of,
+        remedies=remedies.for_labels(case.attack),
+    )
+
+
+def _turned_back(case: Case) -> list[Sample]:
+    """Samples whose gradients turned to and fro once they were adversarial, where that is for another label's loss.
+
+    Of two classes it cannot be seen whose loss it is: then other samples have to show it.
+    """
+
+    def for_another_label(one: Sample) -> bool:
+        other = one.count("other_label") / max(one.count("gradients"), 1)
+        return one.known("adversarial_at") is not None and OTHER_LABEL < other < 1 - OTHER_LABEL
+
+    lost = case.showing(lambda one: one.known("adversarial_at") is not None)
+    turned = [one for one in lost if one.count("turns") > TURNS]
+    if not case.enough(turned) or len(turned) < MOSTLY * len(lost):
+        return []
+    return turned if sum(map(for_another_label, case.samples)) >= REPAIRED else []

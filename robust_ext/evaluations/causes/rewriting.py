@@ -15,20 +15,6 @@ from robust_ext.core.settings import declared, default_of
 from robust_ext.core.specification import parse_call
 from robust_ext.registry.base import adapters
 
-# What the libraries call the same setting: Foolbox, ART, torchattacks, adv-lib, this project, and common names.
-STEPS = ("steps", "max_iter", "n_iter", "num_steps", "nb_iter", "iterations", "max_iterations")
-RELATIVE = ("rel_stepsize", "relative_step_size", "rel_step_size")
-ABSOLUTE = ("abs_stepsize", "eps_step", "alpha", "absolute_step_size", "step_size", "step", "stepsize")
-EPSILONS = ("eps", "epsilon", "ε")
-# Inputs, and thus steps, of these libraries lie in [0, 1], regardless of the bounds.
-UNIT_SPACE = ("torchattacks",)
-# Losses that stay of use where cross-entropy is 0: setting and value, by library.
-MARGIN_LOSSES: Mapping[str, tuple[tuple[str, str], ...]] = {
-    "art": (("loss_type", "difference_logits_ratio"),),
-    "torchattacks": (("loss", "dlr"), ("loss", "margin")),
-    "adv_lib": (("loss_function", "dlr"),),
-    "robust_ext": (("loss", "margin"),),
-}
 _TITLES = {"ART": "art", "torchattacks": "torchattacks", "adv-lib": "adv_lib"}
 
 
@@ -47,48 +33,46 @@ class AttackCall:
     view: Mapping[str, Any] = field(default_factory=dict)
 
     def first(self, names: Sequence[str]) -> str | None:
-        """The first of these settings that was given, or else that it takes."""
+        """Return the first of these settings that was given, or else that it takes."""
         given = [name for name in names if self.settings.get(name) is not None]
-        taken = [name for name in names if self.defaults is not None and name in self.defaults]
-        return next(iter((*given, *taken)), None)
+        return next(iter([*given, *(name for name in names if name in (self.defaults or {}))]), None)
 
     def value(self, name: str) -> Any:
         """Return the value of a setting."""
         return self.settings.get(name, (self.defaults or {}).get(name))
 
     def changed(self, **changes: Any) -> str:
-        """The text with other settings; those changed to None are left out."""
+        """Return the text with other settings; those changed to None are left out."""
         settings = {key: value for key, value in {**self.settings, **changes}.items() if value is not None}
         text = _call(f"{self.scope}:{self.name}", settings)
         return _call("robust_ext:AdaptedAttack", {"attack": text, **self.view}) if self.view else text
 
     def viewed(self, view: Mapping[str, Any]) -> str:
-        """The text of the attack with further settings of ``view``."""
+        """Return the text of the attack with further settings of ``view``."""
         return replace(self, view={**self.view, **view}).changed()
 
 
+def _call(name: str, settings: Mapping[str, Any]) -> str:
+    shown = ", ".join(f"{key}={value!r}" for key, value in settings.items())
+    return f"{name}({shown})" if shown else name
+
+
 def call_of(attack: Attack) -> AttackCall | None:
-    """An attack as a text, where it was made from one or can be."""
+    """Return an attack as a text, where it was made from one or can be."""
     if isinstance(attack, AdaptedAttack):
         inside = call_of(attack.attack)
-        plain = {name: default_of(AdaptedAttack, name) for name in attack.adaptation}
-        view = {name: value for name, value in attack.adaptation.items() if value != plain[name]}
+        view = {name: one for name, one in attack.adaptation.items() if one != default_of(AdaptedAttack, name)}
         return None if inside is None else replace(inside, view={**inside.view, **view})
+    defaults = _defaults(attack)
     for text in (attack.code_text, attack.name):
         try:
             spec = None if text is None else parse_call(text)
         except InvalidArgumentError:
             continue
         if spec is not None and (text == attack.code_text or spec.scope in adapters()):
-            return AttackCall(scope=spec.scope, name=spec.name, settings=spec.arguments, defaults=_defaults(attack))
-    return _described(attack)
-
-
-def _described(attack: Attack) -> AttackCall | None:
-    defaults = _defaults(attack)
+            return AttackCall(scope=spec.scope, name=spec.name, settings=spec.arguments, defaults=defaults)
     if defaults is None:
         return None
-    made_of = _made_of(attack)
     if isinstance(attack, NativeAttack):
         scope, values = "robust_ext", attack.to_dict()
     elif hasattr(attack, "settings"):
@@ -97,9 +81,23 @@ def _described(attack: Attack) -> AttackCall | None:
         host = getattr(attack, "attack", None)
         scope, values = "foolbox", {key: getattr(host, key, value) for key, value in defaults.items()}
     settings = {key: value for key, value in values.items() if value is not defaults[key] and value != defaults[key]}
-    if not scope or not all(_literal(value) for value in settings.values()):
+    if not scope or not all(map(_literal, settings.values())):
         return None
-    return AttackCall(scope=scope, name=made_of.__name__, settings=settings, defaults=defaults)
+    return AttackCall(scope=scope, name=_made_of(attack).__name__, settings=settings, defaults=defaults)
+
+
+def call_of_text(text: str) -> AttackCall | None:
+    """Return the call in the text of an attack, with its view where the text adapts it."""
+    try:
+        spec = parse_call(text)
+    except InvalidArgumentError:
+        return None
+    inside = spec.arguments.get("attack")
+    if (spec.scope, spec.name) != ("robust_ext", "AdaptedAttack") or not isinstance(inside, str):
+        return AttackCall(scope=spec.scope, name=spec.name, settings=spec.arguments)
+    call = call_of_text(inside)
+    view = {key: value for key, value in spec.arguments.items() if key != "attack"}
+    return None if call is None else replace(call, view={**call.view, **view})
 
 
 def _made_of(attack: Attack) -> Any:
@@ -119,13 +117,8 @@ def _defaults(attack: Attack) -> Mapping[str, Any] | None:
     if made_of is None:
         return None
     if isinstance(attack, NativeAttack):
-        return {name: default_of(type(attack), name) for name in declared(type(attack))}
+        return {name: default_of(made_of, name) for name in declared(made_of)}
     return {name: parameter.default for name, parameter in inspect.signature(made_of).parameters.items()}
-
-
-def _call(name: str, settings: Mapping[str, Any]) -> str:
-    shown = ", ".join(f"{key}={value!r}" for key, value in settings.items())
-    return f"{name}({shown})" if shown else name
 
 
 def _literal(value: object) -> bool:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 Function = Callable[[Sequence[Tensor]], Sequence[Tensor]]
-_Tensors = list[Tensor]
+Tensors = list[Tensor]
 
 # Steps in units of the root mean square of an input: nearly a tangent; what an attack makes; across a coarse step.
 _SMALL, _LARGE, _WIDE = 1e-3, 0.1, 1.0
@@ -84,12 +85,8 @@ def secants(
         generator: On the CPU, for directions.
         directions: How many.
     """
-    leaves = [_jittered(point, generator).requires_grad_() for point in points]
-    with torch.enable_grad():
-        outputs = list(function([leaf.clone() for leaf in leaves]))
-    drawn = [[_direction(point, generator) for point in leaves] for _ in range(directions)]
-    probe = _Probe(function, leaves, outputs, drawn, generator)
-    half = any(one.dtype in (torch.float16, torch.bfloat16) for one in (*leaves, *outputs))
+    probe = _Probe(function, points, generator, directions)
+    half = any(one.dtype in (torch.float16, torch.bfloat16) for one in (*probe.leaves, *probe.outputs))
     small = probe.measure(_SMALL_HALF if half else _SMALL)
     large = probe.measure(_LARGE_HALF if half else _LARGE)
     wide = probe.measure(_WIDE) if large.error > _WRONG else None
@@ -111,18 +108,15 @@ def near_identity(function: Function, points: Sequence[Tensor], *, generator: to
     """
     leaves = [_jittered(point, generator) for point in points]
     shared = moved = way = 0.0
-    with torch.no_grad():
-        for _ in range(_TRIES):
-            steps = [_direction(point, generator) for point in leaves]
-            ahead, behind = (function([a + sign * b for a, b in zip(leaves, steps, strict=True)]) for sign in (1, -1))
-            change = [(b.double() - a.double()).nan_to_num(0, 0, 0) for a, b in zip(behind, ahead, strict=True)]
-            shared, moved = shared + _inner(change, steps), moved + _inner(change, change)
-            way += _inner(steps, steps)
+    for _ in range(_TRIES):
+        steps = [_direction(point, generator) for point in leaves]
+        change = _change(function, leaves, steps, 1)
+        shared, moved = shared + _inner(change, steps), moved + _inner(change, change)
+        way += _inner(steps, steps)
     return bool(shared > _NEAR * (moved * way) ** 0.5)
 
 
-@dataclass(frozen=True)
-class _Measured:
+class _Measured(NamedTuple):
     error: float
     slope: float
     alike: float = 0.0
@@ -132,12 +126,16 @@ class _Probe:
     """A function with the graph of its value at one point, and directions from there."""
 
     def __init__(
-        self, function: Function, leaves: _Tensors, outputs: _Tensors, drawn: list[_Tensors], generator: torch.Generator
+        self, function: Function, points: Sequence[Tensor], generator: torch.Generator, directions: int
     ) -> None:
-        self._function, self._leaves, self._outputs, self._drawn = function, leaves, outputs, drawn
-        squares = [float(torch.finfo(one.dtype).eps * one.detach().double().norm()) ** 2 for one in outputs]
+        self._function = function
+        self.leaves = [_jittered(point, generator).requires_grad_() for point in points]
+        with torch.enable_grad():
+            self.outputs = list(function([leaf.clone() for leaf in self.leaves]))
+        self._drawn = [[_direction(point, generator) for point in self.leaves] for _ in range(directions)]
+        squares = [float(torch.finfo(one.dtype).eps * one.detach().double().norm()) ** 2 for one in self.outputs]
         self._rounding = _ROUNDINGS * sum(squares) ** 0.5
-        weights = [_signs(output, generator) for output in outputs]
+        weights = [_signs(output, generator) for output in self.outputs]
         gradients = self._pull(weights)
         self.silent = not any(bool(one.any()) for one in gradients)
         self._tangents = self._pushed(weights, gradients)
@@ -146,14 +144,14 @@ class _Probe:
         """Error, slope and cosine, over directions, for a step."""
         shared = predicted = found = 0.0
         for number, directions in enumerate(self._drawn):
-            change = self._change(directions, step)
+            change = _change(self._function, self.leaves, directions, step)
             length = _inner(change, change)
             if length**0.5 <= self._rounding:
                 continue
             found += length
             if self._tangents is None:
                 # The gradient in the direction of the change: what it has across it is not seen.
-                pulled = self._pull([one.to(output) for one, output in zip(change, self._outputs, strict=True)])
+                pulled = self._pull([one.to(output) for one, output in zip(change, self.outputs, strict=True)])
                 product = 2 * step * _inner(pulled, directions)
                 shared, predicted = shared + product, predicted + product**2 / length
             else:
@@ -165,64 +163,53 @@ class _Probe:
         error = apart / (predicted**0.5 + found**0.5)
         return _Measured(error, found**0.5 / step, shared / together if together else 0.0)
 
-    def _pushed(self, weights: _Tensors, gradients: _Tensors) -> list[_Tensors] | None:
+    def _pushed(self, weights: Tensors, gradients: Tensors) -> list[Tensors] | None:
         """Derivatives along the directions, by differentiating the backward pass, which is linear in what it gets.
 
         None where it cannot be differentiated, as where it leaves the graph itself.
         """
-        cotangents = [torch.zeros_like(output, requires_grad=True) for output in self._outputs]
+        cotangents, pushed = [torch.zeros_like(output, requires_grad=True) for output in self.outputs], []
         try:
             pulled = self._pull(cotangents, create_graph=True)
             if not any(one.requires_grad for one in pulled):
                 return None
-            pushed = [self._differentiated(pulled, cotangents, directions) for directions in self._drawn]
+            for directions in self._drawn:
+                tangents = [one.double() for one in _grad(pulled, directions, cotangents)]
+                one, other = _inner(tangents, weights), _inner(gradients, directions)
+                if abs(one - other) > _TRANSPOSED * (_inner(tangents, tangents) * _inner(weights, weights)) ** 0.5:
+                    return None
+                pushed.append(tangents)
         except RuntimeError:
             return None
-        for directions, tangents in zip(self._drawn, pushed, strict=True):
-            one, other = _inner(tangents, weights), _inner(gradients, directions)
-            if abs(one - other) > _TRANSPOSED * (_inner(tangents, tangents) * _inner(weights, weights)) ** 0.5:
-                return None
         return pushed
 
-    def _differentiated(self, pulled: _Tensors, cotangents: _Tensors, directions: _Tensors) -> _Tensors:
-        pairs = [(one, way) for one, way in zip(pulled, directions, strict=True) if one.requires_grad]
-        values, ways = zip(*pairs, strict=True)
-        found = torch.autograd.grad(_weighted(values, ways), cotangents, allow_unused=True, retain_graph=True)
-        return [
-            torch.zeros_like(like, dtype=torch.float64) if one is None else one.double().nan_to_num(0, 0, 0)
-            for one, like in zip(found, cotangents, strict=True)
-        ]
-
-    def _pull(self, weights: _Tensors, *, create_graph: bool = False) -> _Tensors:
+    def _pull(self, weights: Tensors, *, create_graph: bool = False) -> Tensors:
         """The gradient at the point; zero where none comes back, or where it is not finite."""
-        pairs = [(one, weight) for one, weight in zip(self._outputs, weights, strict=True) if one.requires_grad]
-        if not pairs:
-            return [torch.zeros_like(leaf) for leaf in self._leaves]
-        outputs, cotangents = zip(*pairs, strict=True)
-        value = _weighted(outputs, cotangents)
-        found = torch.autograd.grad(
-            value, self._leaves, allow_unused=True, retain_graph=True, create_graph=create_graph
+        return _grad(self.outputs, weights, self.leaves, create_graph=create_graph)
+
+
+def _change(function: Function, points: Tensors, directions: Tensors, step: float) -> Tensors:
+    """Return the change of the value from a step back to a step ahead, in float64."""
+    with torch.no_grad():
+        behind, ahead = (
+            function([point + size * one for point, one in zip(points, directions, strict=True)])
+            for size in (-step, step)
         )
-        return [
-            torch.zeros_like(leaf) if one is None else one.nan_to_num(0, 0, 0)
-            for one, leaf in zip(found, self._leaves, strict=True)
-        ]
-
-    def _change(self, directions: _Tensors, step: float) -> _Tensors:
-        """Return the change of the value from a step back to a step ahead, in float64."""
-        with torch.no_grad():
-            behind, ahead = (
-                self._function([leaf + size * one for leaf, one in zip(self._leaves, directions, strict=True)])
-                for size in (-step, step)
-            )
-            return [(b.double() - a.double()).nan_to_num(0, 0, 0) for a, b in zip(behind, ahead, strict=True)]
+        return [(b.double() - a.double()).nan_to_num(0, 0, 0) for a, b in zip(behind, ahead, strict=True)]
 
 
-def _weighted(values: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
-    """A number with these weights as its gradient; for ``grad_outputs`` torch imports a second's worth of sympy."""
-    return torch.stack(
-        [(value * weight.conj()).real.sum() for value, weight in zip(values, weights, strict=True)]
-    ).sum()
+def _grad(outputs: Tensors, weights: Tensors, inputs: Tensors, *, create_graph: bool = False) -> Tensors:
+    """The gradient of weighted outputs; zero where none comes back, or where it is not finite.
+
+    It is that of a sum, as for ``grad_outputs`` torch imports a second's worth of sympy.
+    """
+    pairs = [(one, weight) for one, weight in zip(outputs, weights, strict=True) if one.requires_grad]
+    if not pairs:
+        return [torch.zeros_like(one) for one in inputs]
+    value = torch.stack([(one * weight.conj()).real.sum() for one, weight in pairs]).sum()
+    found = torch.autograd.grad(value, inputs, allow_unused=True, retain_graph=True, create_graph=create_graph)
+    pulled = zip(found, inputs, strict=True)
+    return [torch.zeros_like(like) if one is None else one.nan_to_num(0, 0, 0) for one, like in pulled]
 
 
 def _inner(some: Sequence[Tensor], others: Sequence[Tensor]) -> float:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from itertools import chain
 
 import torch
 from torch import Tensor, nn
 
+from robust_ext.core.finding_texts import SETUP
 from robust_ext.core.guard import guarded
 from robust_ext.core.random import seeded_globals
 from robust_ext.core.statistics import paired_difference, upper_bound
@@ -20,9 +20,8 @@ from robust_ext.core.threat import ThreatModel
 from robust_ext.engine.inputs import EvaluationInputs
 from robust_ext.evaluations.causes.corrections import Judged, input_corrections, label_corrections
 from robust_ext.evaluations.causes.finding import Finding, Remedy
-from robust_ext.evaluations.causes.probes import find_scale
+from robust_ext.evaluations.causes.scale import find_scale
 from robust_ext.models.adaptive import AdaptiveDefense
-from robust_ext.reports.findings import SETUP
 
 ACCURACY = tuple(code for code in SETUP if code != "threat_scale")
 """Findings of a setup in which no attack says anything."""
@@ -120,7 +119,7 @@ def _accuracy_finding(
     few = inputs[:_ROWS].clone(), labels[:_ROWS].clone()
     with guarded(module), seeded_globals(seed), torch.inference_mode(False), torch.no_grad():
         tried = [] if inside else list(input_corrections(module, *few, right[:_ROWS], bounds))
-    alike = _believed(right, chain(label_corrections(logits, labels), tried))
+    alike = _believed(right, (*label_corrections(logits, labels), *tried))
     if constant is not None and alike and alike[0][0].enlarges and _confidence(logits) > _SURE:
         # Near the inputs' zero a model would not be sure: one class is added to, and larger inputs outdo that.
         return constant
@@ -146,40 +145,44 @@ def _believed(right: Tensor, judged: Iterable[Judged]) -> list[Judged]:
     return sorted(alike, key=lambda one: one[0].code != "batch_statistics")
 
 
+# Cause and remedy of each correction.
+_CORRECTED = {
+    "label_offset": ("The labels are counted from another number than the model's classes.", "Give {}."),
+    "label_order": (
+        "The labels are in another order than the model's classes or samples.",
+        "Number labels as the model does, and keep them in the order of the samples.",
+    ),
+    "reversed_logits": (
+        "The model's outputs are smallest for the right class: distances, energies or losses.",
+        "Return what is largest for the predicted class, as the negative of these outputs.",
+    ),
+    "input_scale": ("The inputs are of another scale than the model was trained on.", "Give the model {}."),
+    "input_layout": ("The inputs' values are in other places than the model expects.", "Give {}."),
+    "batch_statistics": (
+        "The running statistics of BatchNorm are not those of the data.",
+        "Load weights with their buffers, or set running_mean and running_var on training data.",
+    ),
+}
+
+
 def _corrected(alike: Sequence[Judged], right: Tensor, inputs: Tensor, constant: Finding | None) -> Finding:
     """The finding of corrections that were tried and are alike, of which the first is suggested."""
-    correction, now = alike[0]
-    before = right[: len(now)]
-    cause = {
-        "label_offset": "The labels are counted from another number than the model's classes.",
-        "label_order": "The labels are in another order than the model's classes or samples.",
-        "reversed_logits": "The model's outputs are smallest for the right class: distances, energies or losses.",
-        "input_scale": "The inputs are of another scale than the model was trained on.",
-        "input_layout": "The inputs' values are in other places than the model expects.",
-        "batch_statistics": "The running statistics of BatchNorm are not those of the data.",
-    }[correction.code]
-    verb = "With" if correction.code.startswith(("label", "input")) else "By"
-    evidence = [f"{verb} {correction.words}, {_share(now)} are classified right instead of {_share(before)}."]
-    if correction.code.startswith("input"):
-        others = [
-            f"{one.words} gives {100 * _accuracy(rows):.1f}%" for one, rows in alike[1:] if one.code == correction.code
-        ]
-        if others:
-            evidence.append(f"About as good: {'; '.join(others[:_OTHERS])}.")
+    (correction, now), code = alike[0], alike[0][0].code
+    cause, words = _CORRECTED[code]
+    verb = "With" if code.startswith(("label", "input")) else "By"
+    instead = f"{_share(now)} are classified right instead of {_share(right[: len(now)])}"
+    evidence = [f"{verb} {correction.words}, {instead}."]
+    if code.startswith("input"):
+        same = [(one.words, 100 * _accuracy(rows)) for one, rows in alike[1:] if one.code == code][:_OTHERS]
+        if same:
+            evidence.append(f"About as good: {'; '.join(f'{one} gives {gained:.1f}%' for one, gained in same)}.")
         evidence.append(described(inputs))
     if constant is not None:
         evidence.append(constant.cause)
-    words = {
-        "label_offset": f"Give {correction.words}.",
-        "label_order": "Number labels as the model does, and keep them in the order of the samples.",
-        "reversed_logits": "Return what is largest for the predicted class, as the negative of these outputs.",
-        "input_scale": f"Give the model {correction.words}"
-        + ("." if correction.within else ": inside the model, so that bounds and epsilon stay in the units of inputs."),
-        "input_layout": f"Give {correction.words}.",
-        "batch_statistics": "Load weights with their buffers, or set running_mean and running_var on training data.",
-    }[correction.code]
-    remedy = Remedy(words=words, paste=correction.paste)
-    return Finding(code=correction.code, cause=cause, evidence=tuple(evidence), remedies=(remedy,))
+    inside = ": inside the model, so that bounds and epsilon stay in the units of inputs"
+    inside = "" if correction.within or code != "input_scale" else inside
+    remedy = Remedy(words=words.format(f"{correction.words}{inside}"), paste=correction.paste)
+    return Finding(code=code, cause=cause, evidence=tuple(evidence), remedies=(remedy,))
 
 
 def _constant(logits: Tensor, labels: Tensor | None) -> Finding | None:
@@ -199,13 +202,7 @@ def _constant(logits: Tensor, labels: Tensor | None) -> Finding | None:
     evidence = [f"The prediction is class {int(found[0])} for all {len(found)} samples; logits vary by {spread:.3g}."]
     if labels is not None:
         evidence.append(f"Their labels are of {len({*labels.tolist()})} classes, {missed} of them another one.")
-    words = "Check that trained weights were loaded and that inputs reach the model in the scale it was trained on."
-    return Finding(
-        code="constant_output",
-        cause=f"The model predicts class {int(found[0])} whatever it is given.",
-        evidence=tuple(evidence),
-        remedies=(Remedy(words=words),),
-    )
+    return _broken("constant_output", f"The model predicts class {int(found[0])} whatever it is given.", evidence)
 
 
 def _chance(right: Tensor, labels: Tensor, logits: Tensor, inputs: Tensor, *, tried: bool) -> Finding | None:
@@ -240,15 +237,17 @@ def _chance(right: Tensor, labels: Tensor, logits: Tensor, inputs: Tensor, *, tr
     )
     if tried:
         evidence.append("No offset or order of labels, scale or layout of inputs that was tried does better.")
-    words = (
-        "Check that labels and samples are in the same order, and that trained weights for these classes were loaded."
-    )
-    return Finding(
-        code="chance_accuracy",
-        cause="The model's predictions have nothing to do with the labels.",
-        evidence=tuple(evidence),
-        remedies=(Remedy(words=words),),
-    )
+    return _broken("chance_accuracy", "The model's predictions have nothing to do with the labels.", evidence)
+
+
+def _broken(code: str, cause: str, evidence: Sequence[str]) -> Finding:
+    words = {
+        "constant_output": "Check that trained weights were loaded and that inputs reach the model in the scale it was "
+        "trained on.",
+        "chance_accuracy": "Check that labels and samples are in the same order, and that trained weights for these "
+        "classes were loaded.",
+    }[code]
+    return Finding(code=code, cause=cause, evidence=tuple(evidence), remedies=(Remedy(words=words),))
 
 
 def _above_chance(scores: Tensor, labels: Tensor) -> tuple[float, float] | None:

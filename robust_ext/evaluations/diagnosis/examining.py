@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +34,14 @@ from robust_ext.engine.run import Outcome
 from robust_ext.engine.running import run_all
 from robust_ext.engine.store import Record
 from robust_ext.engine.task import Worker, drive
-from robust_ext.engine.verify import BROKEN, LOST
-from robust_ext.evaluations.arm_runs import ArmRun, plan_clean, plan_runs
-from robust_ext.evaluations.arms import Arm
+from robust_ext.engine.verify import BROKEN
+from robust_ext.evaluations.arms import Arm, ArmRun, plan_runs
 from robust_ext.evaluations.binarization import BinarizationResult, binarization_test
 from robust_ext.evaluations.causes.attaching import as_entry
 from robust_ext.evaluations.causes.evidence import Entry
 from robust_ext.evaluations.caveats import Part, parts_of
 from robust_ext.evaluations.diagnosis.settings import DiagnosisSettings
+from robust_ext.evaluations.scored_runs import plan_clean
 
 ONE_STEP, ASCENT, SQUARE, RANDOM = "one gradient step", "APGD on the margin", "Square", "random points"
 SMOOTHED = "APGD on the smoothed model"
@@ -72,7 +72,15 @@ class Ran:
         distance = record["distance"]
         return record["outcome"] in BROKEN and distance is not None and distance <= self.epsilon + self.slack
 
-    def entries(self, correct: Sequence[bool], random: Ran | None) -> list[Entry]:
+    def robust(self, correct: Sequence[bool]) -> list[int]:
+        """Return the samples that are robust as far as the attack shows."""
+        return [index for index in range(len(self.records)) if correct[index] and not self.solved(index)]
+
+    def accuracy(self, correct: Sequence[bool]) -> float | None:
+        """Return the robust accuracy; None where it raised."""
+        return len(self.robust(correct)) / len(self.records) if self.records else None
+
+    def entries(self, correct: Sequence[bool], random: Ran | None = None) -> list[Entry]:
         """Its records as indicators take them; ``random`` is what random points came to on the same samples."""
         found = []
         for index, record in enumerate(self.records):
@@ -90,45 +98,28 @@ class Examined:
 
     ran: Ran
     planted: Mapping[str, Any] | None = None  # Numbers of the binarization test
-    planted_records: Sequence[Record] = ()  # One a problem: what the attack did, and how far random search came
-    threshold: float = 0.0
+    planted_entries: Sequence[Entry] = ()  # One a problem, as indicators take them
     error: str | None = None  # What it raised on planted problems, or why there are none
     raised: bool = False  # Whether it raised on planted problems, and not on the samples
     padded: Mapping[str, Any] | None = None  # Numbers of the same test with as many classes as the model has
     cut: bool = False  # Whether the time was over before planted problems were done
 
-    @property
-    def planted_entries(self) -> list[Entry]:
-        """The records of planted problems as indicators take them."""
-        name = self.ran.attack.name
-        posed = [(record["attacks"].get(name), record["random_reach"]) for record in self.planted_records]
-        return [
-            {
-                **as_entry(entry, correct=True, random_found=None if reach is None else reach > self.threshold),
-                "planted": True,
-            }
-            for entry, reach in posed
-            if entry is not None and entry["outcome"] != "not_planted"
-        ]
-
-
-@dataclass
-class Work:
-    """All runs of a diagnosis, with their costs."""
-
-    outcomes: list[Outcome[ArmRun]] = field(default_factory=list)
-    planted: list[Part] = field(default_factory=list)  # Of its binarization tests
-
 
 @dataclass(frozen=True, kw_only=True)
 class Examiner:
-    """Runs attacks on the samples of a diagnosis."""
+    """Runs attacks on the samples of a diagnosis; ``outcomes`` and ``planted`` are what it ran, with their costs."""
 
     given: EvaluationInputs
     settings: DiagnosisSettings
     out: Path | None
     worker: Worker
-    work: Work = field(default_factory=Work)
+    outcomes: list[Outcome[ArmRun]] = field(default_factory=list)
+    planted: list[Part] = field(default_factory=list)  # Of its binarization tests
+
+    @cached_property
+    def correct(self) -> list[bool]:
+        """Whether each sample is classified right."""
+        return [bool(one) for one in self.given.correct]
 
     def examine(self, attack: Attack) -> Examined:
         """Run an attack on the samples, and on problems planted in the first of them."""
@@ -146,17 +137,17 @@ class Examiner:
         except (InvalidArgumentError, ModelError) as error:
             # The attack accepts the model: what it refuses is the planted problem, as surrogates of more classes do.
             return Examined(ran=ran, error=str(error))
-        self.work.planted += parts_of(result.content)
+        self.planted.extend(parts_of(result.content))
         cut = is_over() and len(result.records) < min(self.settings.planted, len(self.given.ids))
         if cut and not result.records:
             return Examined(ran=ran, error=_OVER, cut=True)
-        return Examined(
-            ran=ran,
-            cut=cut,
-            planted=result.attacks[attack.name],
-            planted_records=result.records,
-            threshold=result.content["settings"]["kappa"],
-        )
+        problems, kappa = list[Entry](), result.content["settings"]["kappa"]
+        for record in result.records:
+            left, reach = record["attacks"].get(attack.name), record["random_reach"]
+            if left is not None and left["outcome"] != "not_planted":
+                entry = as_entry(left, correct=True, random_found=None if reach is None else reach > kappa)
+                problems.append({**entry, "planted": True})
+        return Examined(ran=ran, cut=cut, planted=result.attacks[attack.name], planted_entries=problems)
 
     def run(self, name: str, attack: Attack, *, epsilon: float | None = None) -> Ran:
         """Run an attack on the samples; the threat model's epsilon where none is given.
@@ -179,7 +170,7 @@ class Examiner:
         except (AttackError, ModelError) as error:
             return replace(found, error=str(error))
         left = outcomes[run.key]
-        self.work.outcomes.append(left)
+        self.outcomes.append(left)
         return replace(
             found,
             records=left.records,
@@ -188,59 +179,48 @@ class Examiner:
             passes=left.spent("attack").passes,
         )
 
-    def strongest(self, attack: Attack, known: Mapping[str, Ran]) -> Iterator[Ran]:
-        """The strongest to compare with, through the view of an attack; those known are not run again."""
-        base = self._base()
-        attacks = _adapted(attack, base) or {ASCENT: base[ASCENT]}
-        attacks |= {SQUARE: base[SQUARE]} if SQUARE in base else {}
-        for name, reference in attacks.items():
-            yield known[name] if name in known else self.reference(name, reference)
+    def larger(self, ran: Ran) -> Iterator[tuple[str, Ran]]:
+        """The same attack with twice the budget and without any, where it follows the budget and is fast enough."""
+        model, values = self.given.threat_model, self.given.inputs[0].numel()
+        cost = (ran.passes.get("forward", 0) + 2 * ran.passes.get("backward", 0)) / max(len(ran.records), 1)
+        if ran.attack.traits.minimum_norm or cost > self.settings.affordable:
+            return
+        whole = model.width * {"linf": 1.0, "l2": math.sqrt(values), "l1": float(values)}[model.norm]
+        for role, epsilon in zip(ROLES, (min(2 * model.epsilon, whole), whole), strict=True):
+            yield role, self.run(ran.name, ran.attack, epsilon=epsilon)
 
     def reference(self, name: str, attack: Attack) -> Ran:
         """An attack to compare with; what it would tell its user is left out."""
         with collecting():
             return self.run(name, attack)
 
-    def estimates(self, attack: Attack) -> list[Estimate]:
-        """Estimate the cost of an attack on the samples and on planted problems."""
-        planted = [estimate(partial(self._plant, attack))] if self.settings.planted else []
-        return [estimate(partial(self.run, attack.name, attack)), *planted]
-
-    def estimated_references(self, attacks: Iterable[Attack]) -> list[Estimate]:
-        """Estimate the cost of the references."""
-        return [estimate(partial(self.run, name, attack)) for name, attack in self.references(attacks).items()]
-
     def references(self, attacks: Iterable[Attack]) -> dict[str, Attack]:
         """Other attacks to compare with; the strongest through the views of these attacks as well."""
-        base = self._base()
-        adapted = [_adapted(attack, base) for attack in attacks]
-        return {**base, **{name: one for each in adapted for name, one in each.items()}}
-
-    def _base(self) -> dict[str, Attack]:
-        settings = self.settings
-        attacks: dict[str, Attack] = {
-            RANDOM: RandomSearch(points=settings.random_points),
+        if not self.settings.references:
+            return {}
+        found: dict[str, Attack] = {
+            RANDOM: RandomSearch(points=self.settings.random_points),
             ONE_STEP: APGD(steps=1, start="input"),
             ASCENT: APGD(steps=25, loss="margin"),
             SMOOTHED: AdaptedAttack(attack=APGD(steps=10, loss="margin"), noise=0.5, eot=4),
         }
         if self.given.inputs.dim() == 4:
-            attacks[SQUARE] = Square(queries=settings.queries)
-        return attacks
+            found[SQUARE] = Square(queries=self.settings.queries)
+        for attack in attacks:
+            found |= _through(attack, found[ASCENT])
+        return found
 
-    def larger(self, ran: Ran) -> Iterator[tuple[str, Ran]]:
-        """The same attack with twice the budget and without any, where it follows the budget and is fast enough."""
-        model = self.given.threat_model
-        if ran.attack.traits.minimum_norm or self.cost(ran) > self.settings.affordable:
-            return
-        values = self.given.inputs[0].numel()
-        whole = model.width * {"linf": 1.0, "l2": math.sqrt(values), "l1": float(values)}[model.norm]
-        for role, epsilon in zip(ROLES, (min(2 * model.epsilon, whole), whole), strict=True):
-            yield role, self.run(ran.name, ran.attack, epsilon=epsilon)
+    def strongest(self, attack: Attack, known: Mapping[str, Ran]) -> list[Ran]:
+        """Run the strongest to compare with, through the view of an attack; those known are not run again."""
+        found = self.references([attack])
+        names = [*(_through(attack, found[ASCENT]) or [ASCENT]), *([SQUARE] if SQUARE in found else [])]
+        return [known[name] if name in known else self.reference(name, found[name]) for name in names]
 
-    def cost(self, ran: Ran) -> float:
-        """Passes for each sample, backward ones counted twice."""
-        return (ran.passes.get("forward", 0) + 2 * ran.passes.get("backward", 0)) / max(len(ran.records), 1)
+    def estimates(self, attacks: Sequence[Attack]) -> list[Estimate]:
+        """Estimate the cost of attacks on the samples and on planted problems, and that of the references."""
+        runs = [*((attack.name, attack) for attack in attacks), *self.references(attacks).items()]
+        planted = [estimate(partial(self._plant, attack)) for attack in attacks if self.settings.planted]
+        return [*planted, *(estimate(partial(self.run, name, attack)) for name, attack in runs)]
 
     def _padded(self, attack: Attack) -> Mapping[str, Any] | None:
         """The numbers on planted problems with further classes that nothing is in; None where it raises there too."""
@@ -274,7 +254,7 @@ class Examiner:
         )
 
 
-def _adapted(attack: Attack, references: Mapping[str, Attack]) -> dict[str, Attack]:
+def _through(attack: Attack, ascent: Attack) -> dict[str, Attack]:
     """The strongest reference through the view of an attack; none where it sees the model as it is.
 
     Other gradients change nothing for references that take none, and draws alone nothing of models that are not random,
@@ -283,13 +263,6 @@ def _adapted(attack: Attack, references: Mapping[str, Attack]) -> dict[str, Atta
     if not isinstance(attack, AdaptedAttack):
         return {}
     view = {name: attack.adaptation[name] for name in _VIEW}
-    changed = {name for name, value in view.items() if value != default_of(AdaptedAttack, name)}
-    if changed <= {"eot"}:
+    if {name for name, value in view.items() if value != default_of(AdaptedAttack, name)} <= {"eot"}:
         return {}
-    return {f"{ASCENT} through {adaptation_words(**view)}": AdaptedAttack(attack=references[ASCENT], **view)}
-
-
-def robust_share(ran: Ran, correct: Sequence[bool]) -> tuple[int, int]:
-    """Count the samples that are robust as far as the attack shows, and those that it did not run on."""
-    robust = [index for index in range(len(ran.records)) if correct[index] and not ran.solved(index)]
-    return len(robust), sum(ran.records[index]["outcome"] in LOST for index in robust)
+    return {f"{ASCENT} through {adaptation_words(**view)}": AdaptedAttack(attack=ascent, **view)}

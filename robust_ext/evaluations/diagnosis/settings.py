@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from robust_ext.core.settings import setting, settings_class
+from robust_ext.core.tabular import Columns, Row
 from robust_ext.engine.evaluation_file import JudgedSettings
 from robust_ext.evaluations.binarization.readout_settings import check_readout
 from robust_ext.evaluations.causes.finding import Finding
 from robust_ext.evaluations.result import EvaluationResult, bounds_of
 from robust_ext.models.readouts import Readout
-from robust_ext.reports.tabular import Columns, Row
 
 
 class DiagnosisResult(EvaluationResult):
@@ -91,7 +91,7 @@ class DiagnosisSettings(JudgedSettings):
     )
     layer: str | None = setting(
         default=None,
-        help="Name of the layer whose input are the features, see docs/models.md; found when left out.",
+        help="Name of the layer whose input are the features, see docs/features.md; found when left out.",
         panel="model",
     )
     readout: str | Readout = setting(
@@ -121,8 +121,8 @@ class DiagnosisSettings(JudgedSettings):
     )
     minutes: float | None = setting(
         default=None,
-        help="Begin nothing further after so long, and end what runs at its next forward pass; what was not run is "
-        "stated. Probes of the model get a third at most.",
+        help="Begin nothing further after so long, and end what runs at its next forward pass; the result lists "
+        "the rest. Probes of the model get a third at most.",
         above=0,
         panel="run",
     )

@@ -7,10 +7,9 @@ solved either before or after it.
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from robust_ext.attacks.adapted import AdaptedAttack
@@ -20,7 +19,8 @@ from robust_ext.core.statistics import more_often
 from robust_ext.engine.identity import describe
 from robust_ext.evaluations.causes.finding import Finding, Remedy
 from robust_ext.evaluations.causes.rewriting import call_of
-from robust_ext.evaluations.diagnosis.examining import Examined, Examiner, Ran, robust_share
+from robust_ext.evaluations.diagnosis.examination import Examination
+from robust_ext.evaluations.diagnosis.examining import Examined, Examiner
 from robust_ext.registry.attack import as_attack
 
 OUTCOMES = ("confirmed", "finds more", "within noise", "changes nothing", "worse", "raised")
@@ -34,13 +34,11 @@ _ENOUGH, _MOST = 0.95, 4
 
 @dataclass(frozen=True, kw_only=True)
 class Trials:
-    """The setting in which remedies are tried."""
+    """The setting in which remedies are tried; ``in_eval_mode`` runs attacks on the model in eval mode, if it can."""
 
     attacks: Mapping[str, Attack]
-    before: Mapping[str, Examined]  # By attack; none where the model could not be evaluated
-    references: Mapping[str, Ran] = field(default_factory=dict)  # What was run next to them
-    examiner: Examiner | None  # None likewise
-    in_eval_mode: Callable[[], Examiner | None]  # One of the model in eval mode, where that can be evaluated
+    examination: Examination
+    in_eval_mode: Callable[[], Examiner | None]
 
     def run(self, findings: Sequence[Finding]) -> Iterator[dict[str, Any]]:
         """Try the remedies that can be run, in order, until one makes an attack find the planted points; plain values.
@@ -50,9 +48,10 @@ class Trials:
         """
         seen, solved, counts = set[tuple[str, str]](), set[str](), Counter[str]()
         for finding in findings:
-            names = list(self.attacks) if finding.attack is None else [finding.attack]
             for remedy in finding.remedies if finding.weight != "low" else ():
-                for name in names if self._runs(remedy) else ():
+                # The model may have to be put into eval mode first.
+                runs = remedy.evaluate or (remedy.runnable and self.examination.examiner is not None)
+                for name in _about(finding, self.attacks) if runs else ():
                     key = name, made_of(self.attacks[name], remedy)
                     if key in seen or name in solved or counts[name] >= _MOST:
                         continue
@@ -63,22 +62,26 @@ class Trials:
                         solved.add(name)
                     yield entry
 
-    def _runs(self, remedy: Remedy) -> bool:
-        """Return whether a remedy can be run on the model, which may have to be put into eval mode first."""
-        return remedy.evaluate or (remedy.runnable and self.examiner is not None)
-
     def _try(self, finding: Finding, remedy: Remedy, name: str) -> dict[str, Any]:
-        entry: dict[str, Any] = {"code": finding.code, "attack": name, "remedy": remedy.to_dict(), "text": None}
-        before = self.before.get(name)
-        entry |= {"before": None if before is None else numbers(before, self.examiner), "after": None}
-        entry |= {"outcome": "raised", "confirmed": False, "beside": [], "error": None}
-        examiner = self.in_eval_mode() if remedy.evaluate else self.examiner
+        before, mine = self.examination.attacks.get(name), self.examination.examiner
+        entry: dict[str, Any] = {
+            "code": finding.code,
+            "attack": name,
+            "remedy": remedy.to_dict(),
+            "text": None,
+            "before": None if before is None else _numbers(before, mine),
+            "after": None,
+            "outcome": "raised",
+            "confirmed": False,
+            "beside": [],
+            "error": None,
+        }
+        examiner = self.in_eval_mode() if remedy.evaluate else mine
         if examiner is None:
             return {**entry, "error": "the model cannot be evaluated in eval mode either"}
         try:
-            attack = remedied(self.attacks[name], remedy)
-            call = call_of(attack)
-            entry["text"] = None if call is None else call.changed()
+            attack = _remedied(self.attacks[name], remedy)
+            entry["text"] = _text(attack)
             after = examiner.examine(attack.named(name))
         except (IsolationError, OutOfTimeError):
             raise
@@ -91,41 +94,37 @@ class Trials:
         outcome = outcome_of(before, after)
         if outcome == "confirmed" and not _same(self.attacks[name], attack):
             outcome = "finds more"
-        entry |= {"after": numbers(after, examiner), "outcome": outcome, "confirmed": outcome == "confirmed"}
-        return {**entry, "beside": self._beside(attack, examiner) if outcome == "confirmed" else []}
-
-    def _beside(self, attack: Attack, examiner: Examiner) -> list[dict[str, Any]]:
-        """Run the reference attacks on the same samples, through the same view of the model."""
-        if not examiner.settings.references:
-            return []
-        base = self.references if examiner is self.examiner else {}
-        correct = examiner.given.correct.tolist()
-        return [
-            {
-                "name": ran.name,
-                "text": None if (call := call_of(ran.attack)) is None else call.changed(),
-                "robust_accuracy": robust_share(ran, correct)[0] / len(ran.records),
-            }
-            for ran in examiner.strongest(attack, base)
-            if ran.error is None
-        ]
+        entry |= {"after": _numbers(after, examiner), "outcome": outcome, "confirmed": outcome == "confirmed"}
+        if outcome == "confirmed" and examiner.settings.references:
+            # The reference attacks on the same samples, through the same view of the model.
+            known = self.examination.references if examiner is mine else {}
+            entry["beside"] = [
+                {"name": ran.name, "text": _text(ran.attack), "robust_accuracy": ran.accuracy(examiner.correct)}
+                for ran in examiner.strongest(attack, known)
+                if ran.error is None
+            ]
+        return entry
 
 
-def remedied(attack: Attack, remedy: Remedy) -> Attack:
+def _about(finding: Finding, attacks: Mapping[str, Attack]) -> list[str]:
+    return list(attacks) if finding.attack is None else [finding.attack]
+
+
+def _text(attack: Attack) -> str | None:
+    call = call_of(attack)
+    return None if call is None else call.changed()
+
+
+def _remedied(attack: Attack, remedy: Remedy) -> Attack:
     """The attack as the remedy has it."""
     base = attack if remedy.attack is None else as_attack(remedy.attack)
     return AdaptedAttack(attack=base, **remedy.view) if remedy.view else base
 
 
-def evaluated(module: Any) -> Any:
-    """A copy of a module in eval mode."""
-    return copy.deepcopy(module).eval()
-
-
 def made_of(attack: Attack, remedy: Remedy) -> str:
     """Return the attack of a remedy: of two remedies with the same attack, one is tried."""
     try:
-        made = describe(remedied(attack, remedy))
+        made = describe(_remedied(attack, remedy))
     except RobustExtError:
         made = str(remedy.attack)
     return f"{made} in eval mode" if remedy.evaluate else made
@@ -144,8 +143,8 @@ def reordered(
     }
 
     def marked(finding: Finding, remedy: Remedy) -> Remedy:
-        names = list(attacks) if finding.attack is None else [finding.attack]
-        found = [known.get((name, made_of(attacks[name], remedy)), "") for name in names if remedy.runnable]
+        names = _about(finding, attacks) if remedy.runnable else ()
+        found = [known.get((name, made_of(attacks[name], remedy)), "") for name in names]
         return replace(remedy, tried=min(found, key=rank, default=""))
 
     return [
@@ -173,14 +172,11 @@ def _same(attack: Attack, other: Attack) -> bool:
     return (calls[0].scope, calls[0].name) == (calls[1].scope, calls[1].name)
 
 
-def numbers(examined: Examined, examiner: Examiner | None) -> dict[str, Any]:
+def _numbers(examined: Examined, examiner: Examiner | None) -> dict[str, Any]:
     """Robust accuracy and test score of an attack, None without one, and what they are shares of."""
     planted, ran = examined.planted, examined.ran
-    robust = None
-    if examiner is not None and ran.error is None:
-        robust = robust_share(ran, examiner.given.correct.tolist())[0] / len(ran.records)
     return {
-        "robust_accuracy": robust,
+        "robust_accuracy": None if examiner is None else ran.accuracy(examiner.correct),
         "samples": len(ran.records),
         "score": None if planted is None else planted["score"],
         "planted": 0 if planted is None else planted["samples"],
@@ -189,8 +185,11 @@ def numbers(examined: Examined, examiner: Examiner | None) -> dict[str, Any]:
 
 
 def outcome_of(before: Examined | None, after: Examined) -> str:
-    """One of :data:`OUTCOMES`, by what is solved of samples, of planted problems, and of both together."""
-    pairs = [_changed(_samples(before), _samples(after)), _changed(_planted(before), _planted(after))]
+    """Return one of :data:`OUTCOMES`, by what is solved of samples, of planted problems, and of both together."""
+    pairs = []
+    for one, other in zip(_solved(before), _solved(after), strict=True):
+        gained = sum(solved and not one.get(row, False) for row, solved in other.items())
+        pairs.append((gained, sum(one.get(row, False) and not solved for row, solved in other.items())))
     gained, lost = (sum(counts) for counts in zip(*pairs, strict=True))
     pairs.append((gained, lost))
     worse = any(more_often(down, up) for up, down in pairs if down)
@@ -201,21 +200,9 @@ def outcome_of(before: Examined | None, after: Examined) -> str:
     return "within noise" if gained > lost else "changes nothing"
 
 
-def _changed(before: Mapping[Any, bool], after: Mapping[Any, bool]) -> tuple[int, int]:
-    """Count the samples solved only after, and only before."""
-    gained = sum(solved and not before.get(key, False) for key, solved in after.items())
-    return gained, sum(before.get(key, False) and not solved for key, solved in after.items())
-
-
-def _samples(examined: Examined | None) -> dict[int, bool]:
-    """Return the samples that an attack solved; empty where it raised or did not run."""
+def _solved(examined: Examined | None) -> tuple[dict[int, bool], dict[int, bool]]:
+    """Return which samples and which planted problems an attack solved; empty where it raised or did not run."""
     if examined is None or examined.ran.error is not None:
-        return {}
-    return {index: examined.ran.solved(index) for index in range(len(examined.ran.records))}
-
-
-def _planted(examined: Examined | None) -> dict[int, bool]:
-    """The same of planted problems."""
-    if examined is None or examined.ran.error is not None:
-        return {}
-    return {index: entry["outcome"] == "found" for index, entry in enumerate(examined.planted_entries)}
+        return {}, {}
+    planted = {row: entry["outcome"] == "found" for row, entry in enumerate(examined.planted_entries)}
+    return {row: examined.ran.solved(row) for row in range(len(examined.ran.records))}, planted

@@ -13,10 +13,13 @@ learning_rate=0.001`` and ``epochs=100`` (MNIST) or ``350`` (CIFAR-10).
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -26,22 +29,27 @@ from robust_ext.attacks.base import draw_seed
 from robust_ext.attacks.objective_pgd import ObjectivePGD
 from robust_ext.attacks.running import run_attack
 from robust_ext.core.classifier import check_classifier
-from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.errors import DataError, InvalidArgumentError
+from robust_ext.core.files import make_folder, replace_file
 from robust_ext.core.random import stream
+from robust_ext.core.specification import did_you_mean
 from robust_ext.core.target import Target, module_device
 from robust_ext.core.threat import ThreatModel
-from robust_ext.core.validation import (
-    check_bounds,
-    check_choice,
-    check_inputs,
-    check_integer,
-    check_labels,
-    check_number,
-)
+from robust_ext.core.validation import check_bounds, check_choice, check_inputs, check_integer, check_labels
 from robust_ext.detectors.base import Detector
 from robust_ext.detectors.catalogue import DETECTORS
 from robust_ext.detectors.observation import observe
 from robust_ext.detectors.training import TrainingSet
+from robust_ext.engine.code_digest import code_digest, module_code
+from robust_ext.engine.identity import inputs_digest, model_digest
+from robust_ext.engine.pool import FunctionCall, call_all
+
+NAMED = tuple(DETECTORS)
+SUPERVISED = tuple(name for name, kind in DETECTORS.items() if kind.supervised)
+# Parameters that are no settings: fit_detector has its own for them.
+_GIVEN = ("self", "classifier", "clean", "adversarial", "inputs", "labels", "references", "bounds", "seed", "channels")
+# Adversarial examples that a worker makes at once.
+_BATCH = 250
 
 
 def training_adversarials(
@@ -59,38 +67,25 @@ def training_adversarials(
 
     Where PGD on the cross-entropy in an linf ball ends: 100 steps of .01 from a random start, see
     :class:`~robust_ext.attacks.objective_pgd.ObjectivePGD`; epsilon and steps are shares of the width of the bounds.
-    All are returned, float32 ``(N, ...)`` on the device of ``clean``, whether or not the classifier errs on them;
-    cutting into batches makes no difference to the draws. The inputs may be those from row ``start`` on of more, which
-    have the same draws there. The classifier is left as it was.
+    All are returned, float32 ``(N, ...)`` on the device of ``clean``, whether or not the classifier errs on them. Draws
+    do not depend on batches, and are those of rows from ``start`` on. The classifier is left as it was.
     """
-    check_integer("batch_size", batch_size, minimum=1)
-    check_integer("start", start, minimum=0)
-    low, high = check_bounds(bounds)
-    share = check_number("epsilon", epsilon, minimum=0, open_minimum=True)
-    threat_model = ThreatModel(norm="linf", epsilon=share * (high - low), bounds=(low, high))
-    clean = check_inputs("clean", clean, bounds=(low, high))
+    low, high = bounds
+    threat_model = ThreatModel(norm="linf", epsilon=epsilon * (high - low), bounds=(low, high))
     generator = stream(seed, "training adversarials")
     for _ in range(start):
         draw_seed(generator)
     if not len(clean):
-        check_labels("labels", labels, samples=0)
         return clean.clone()
-    device = module_device(classifier)
+    device, shape = module_device(classifier), tuple(clean.shape[1:])
+    attack = ObjectivePGD(objective="ace", algorithm="pgd")
     classes = check_classifier(classifier, clean[:2].to(device)).shape[1]
-    labels = check_labels("labels", labels, samples=len(clean), classes=classes)
-    shape, attack = tuple(clean.shape[1:]), ObjectivePGD(objective="ace", algorithm="pgd")
     target = Target(module=classifier, bounds=(low, high), classes=classes, input_shape=shape, device=device)
     found = []
     for inputs, truth in zip(torch.split(clean, batch_size), torch.split(labels, batch_size), strict=True):
         x, y = inputs.to(device), truth.to(device)
         found.append(run_attack(attack, target, x, y, threat_model=threat_model, generator=generator).to(clean.device))
     return torch.cat(found)
-
-
-NAMED = tuple(DETECTORS)
-SUPERVISED = tuple(name for name, kind in DETECTORS.items() if kind.supervised)
-# Parameters that are no settings: fit_detector has its own for them.
-_GIVEN = ("self", "classifier", "clean", "adversarial", "inputs", "labels", "references", "bounds", "seed")
 
 
 def fit_detector(
@@ -183,15 +178,24 @@ def _made(
     settings: dict[str, Any],
     bounds: tuple[float, float],
 ) -> tuple[Detector, dict[str, Any]]:
-    """The detector, not fitted yet, and the settings of its fit."""
-    kind = DETECTORS[name]
-    constants = _constants(name, preset, clean, settings)
-    made, fitted = _parameters(kind), _parameters(getattr(kind, "fit", lambda: None))
-    known = [key for key in {**made, **fitted} if key not in _GIVEN and key != "channels"]
+    """The detector with the paper's constants for such inputs, not fitted yet, and the settings of its fit."""
+    kind, constants = DETECTORS[name], DETECTORS[name].presets
+    check_choice("preset", preset, ("auto", *constants))
+    if preset == "auto" and clean.dim() == 4:
+        preset = {1: "mnist", 3: "cifar10"}.get(clean.shape[1], preset)
+    if preset == "auto" and not constants["mnist"].keys() <= settings.keys():
+        raise InvalidArgumentError(
+            "preset",
+            f"'auto' with clean inputs of shape {tuple(clean.shape)}",
+            "'mnist' or 'cifar10', as 'auto' is for images of one and three channels only; or settings of "
+            f"{name} in their place: {', '.join(constants['mnist'])}",
+        )
+    made, fitted = (inspect.signature(one).parameters for one in (kind, getattr(kind, "fit", lambda: None)))
+    known = [key for key in {**made, **fitted} if key not in _GIVEN]
     unknown = sorted(settings.keys() - set(known))
     if unknown:
         raise InvalidArgumentError("settings", ", ".join(unknown), f"settings of {name}: {', '.join(known)}")
-    chosen = {**kind.training_settings(classifier, clean, constants, settings), "bounds": bounds}
+    chosen = {**kind.training_settings(classifier, clean, constants.get(preset, {}), settings), "bounds": bounds}
     detector = kind(classifier, **{key: value for key, value in chosen.items() if key in made})
     if detector.layers:
         # A wrong name is refused before the attack.
@@ -199,24 +203,95 @@ def _made(
     return detector, {key: value for key, value in chosen.items() if key in fitted and key not in made}
 
 
-def _constants(name: str, preset: str, clean: Tensor, settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The paper's constants for such inputs."""
-    choices = DETECTORS[name].presets
-    check_choice("preset", preset, ("auto", *choices))
-    channels = clean.shape[1] if clean.dim() == 4 else 0
-    if preset == "auto" and channels in (1, 3):
-        preset = "mnist" if channels == 1 else "cifar10"
-    if preset != "auto":
-        return choices[preset]
-    if choices["mnist"].keys() <= settings.keys():
-        return {}
-    raise InvalidArgumentError(
-        "preset",
-        f"'auto' with clean inputs of shape {tuple(clean.shape)}",
-        f"'mnist' or 'cifar10', as 'auto' is for images of one and three channels only; or settings of {name} in their "
-        f"place: {', '.join(choices['mnist'])}",
-    )
+def find_detectors(
+    names: Sequence[str],
+    module: nn.Module,
+    clean: Tensor,
+    labels: Tensor,
+    *,
+    attacked: int,
+    preset: str,
+    bounds: tuple[float, float],
+    seed: int,
+    folder: Path | None,
+    repair: bool = False,
+    fit: bool = True,
+    report: Callable[[str], None],
+) -> dict[str, object]:
+    """Detectors by name: those of :data:`NAMED` fitted on clean inputs ``(N, ...)``, others as they were named.
+
+    Supervised ones learn from the first ``attacked`` inputs. Fitted ones are kept in the folder and read from it;
+    ``repair`` fits damaged ones again. ``report`` is called with a line before each step that takes time. Without
+    ``fit`` nothing is fitted or written, and a score that means nothing stands for what is not there yet.
+    """
+    identity = ""
+    if folder is not None:
+        # A few letters that differ for other data, settings or networks.
+        network = f"{model_digest(module)} {code_digest(module_code(module))}"
+        words = f"{network} {inputs_digest(clean, labels.tolist())} {attacked} {preset} {seed}"
+        identity = hashlib.blake2b(words.encode(), digest_size=5).hexdigest()
+    # Each in its place, also before it is fitted.
+    found: dict[str, object] = {name: _spread if name in NAMED else name for name in names}
+    with TemporaryDirectory() as spare:
+        place = Path(spare) if folder is None else folder
+        files = {name: place / f"{name}-{identity}.safetensors" for name in names if name in NAMED}
+        for name in names:
+            if name not in NAMED and ":" not in name:
+                expected = f"one of {', '.join(NAMED)}, package.module:object or file.py:object"
+                raise InvalidArgumentError("detector", name, expected + did_you_mean(name, NAMED))
+            if name in NAMED and files[name].exists():
+                try:
+                    found[name] = load_detector(name, files[name], module)
+                except DataError as error:
+                    if not repair:
+                        raise DataError(f"{error}, or run the same command with --repair") from error
+        missing = [name for name in files if found[name] is _spread and fit]
+        options = {"module": module, "preset": preset, "rows": attacked, "bounds": bounds, "seed": seed}
+        for name, content in _fitted(missing, clean, labels, options, report):
+            make_folder(place)
+            replace_file(files[name], content)
+            found[name] = load_detector(name, files[name], module).to(module_device(module))
+    return found
 
 
-def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    return inspect.signature(function).parameters
+def _fitted(
+    names: Sequence[str], clean: Tensor, labels: Tensor, options: dict[str, Any], report: Callable[[str], None]
+) -> Iterator[tuple[str, bytes]]:
+    """Fitted detectors as the content of files. Workers make adversarial examples and fit what takes none meanwhile."""
+    data: dict[str, Any] = {"clean": clean, "labels": labels, **options}
+    made: dict[int, Tensor] = {}
+    for supervised in (False, True):
+        calls: dict[str | int, FunctionCall] = {}
+        for name in names:
+            if (name in SUPERVISED) is supervised:
+                report(f"fitting {name}")
+                calls[name] = _fit, {"name": name, **data}
+        if not supervised and not set(names).isdisjoint(SUPERVISED):
+            report(f"making {options['rows']} adversarial examples to train detectors on")
+            for begin in range(0, options["rows"], _BATCH):
+                part = slice(begin, min(begin + _BATCH, options["rows"]))
+                calls[begin] = _attacked, {"clean": clean[part], "labels": labels[part], "start": begin, **options}
+        keys = list(calls)
+        for number, value in call_all(list(calls.values()), place=module_device(options["module"])):
+            key = keys[number]
+            if isinstance(key, str):
+                yield key, value
+            else:
+                made[key] = torch.from_numpy(value)
+        if made:
+            data["adversarial"] = torch.cat([made[key] for key in sorted(made)]).to(clean.device)
+
+
+def _fit(name: str, module: nn.Module, clean: Tensor, labels: Tensor, **given: Any) -> bytes:
+    with torch.random.fork_rng(devices=[]), TemporaryDirectory() as folder:
+        file = Path(folder) / name
+        fit_detector(name, module, clean, labels, **given).save(file)
+        return file.read_bytes()
+
+
+def _attacked(module: nn.Module, clean: Tensor, labels: Tensor, *, rows: int, preset: str, **given: Any) -> Any:
+    return training_adversarials(module, clean, labels, **given).cpu().numpy()
+
+
+def _spread(inputs: Tensor) -> Tensor:
+    return inputs.flatten(1).std(1)

@@ -3,135 +3,62 @@
 Source: Granese et al., "MEAD: A Multi-Armed Approach for Evaluation of Adversarial Examples Detectors" (2022), section
 4. Equation 7 there asks that all attacks succeed; here, as in the paper's text, figure 2 and remark, attacks that fail
 are left out. At every threshold that is the curve of each sample's lowest score over the attacks that succeed on it.
+Curves are exact with ties, and have bootstrap intervals.
+
+Scores are float64, and higher ones mean more adversarial: of the samples as they are ``(N,)``, and of the results of
+every arm ``(L, N)``, whose success is bool ``(L, N)``. Infinite scores are in order; NaN are left out, and counted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
-from robust_ext.core.errors import InvalidArgumentError
-from robust_ext.core.validation import check_choice, check_integer
-from robust_ext.evaluations.mead.roc import Detection, Floats, detect
+from robust_ext.core.random import derive_seed
+from robust_ext.core.statistics import proportion_interval
 
-NATURALS = ("kept", "filtered")
-
-Numbers = Tensor | NDArray[np.floating]
-Flags = Tensor | NDArray[np.bool_]
+Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
+Counts = NDArray[np.int32]
+
+_CONFIDENCE = 0.95
+# Counts of samples in resamples that are looked at together: what a processor keeps close.
+_AT_ONCE = 2**17
 
 
-@dataclass(frozen=True, kw_only=True)
-class ArmLabel:
-    """The label of an arm."""
+class Detection(NamedTuple):
+    """Numbers of one curve; those without both positives and natural samples are None."""
 
-    name: str  # Unlike those of the other arms
-    # What its attack maximises, such as "kl"; None where it has no choice of objectives. Such arms take part in the
-    # result of every objective, as in the paper
-    objective: str | None = None
-    algorithm: str | None = None  # How, such as "pgd"; None: it takes part in no algorithm's result
-
-
-@dataclass(frozen=True, kw_only=True)
-class MultiArmed:
-    """One row of the paper's tables: all arms against one detector."""
-
-    all_arms: Detection  # Every arm together
-    # By objective: the arms of this objective together with those that have none. The paper calls it single-armed. It
-    # can lie below that of all arms, as it has fewer positives (remark in section 5.2.1)
-    objectives: dict[str, Detection]
-    algorithms: dict[str, Detection]  # By algorithm
-    arms: dict[str, Detection]  # Each arm by itself
-    # By arm, the share of positives in which it scored lowest, shared where several did; adds up to 1. None without
-    # positives
-    attribution: dict[str, float] | None
-    # How many arms succeed on a sample, on average (tables 4 and 10); None without samples
-    successes_per_sample: float | None
-    samples: int  # How many samples were left
-
-    def to_dict(self) -> dict[str, object]:
-        """All numbers, for JSON; those of all arms at the top."""
-        parts = {"objectives": self.objectives, "algorithms": self.algorithms, "arms": self.arms}
-        return {
-            **self.all_arms.to_dict(),
-            **{part: {name: one.to_dict() for name, one in found.items()} for part, found in parts.items()},
-            "attribution": self.attribution,
-            "successes_per_sample": self.successes_per_sample,
-            "samples": self.samples,
-        }
+    auroc: float | None  # Probability that a positive scores higher than a natural sample, a tie counting half
+    auroc_interval: list[float] | None
+    fpr_at_95_tpr: float | None  # Share of natural samples flagged where at least 95% of the positives are
+    fpr_at_95_tpr_interval: list[float] | None
+    tpr_at_5_fpr: float | None  # Share of positives flagged where at most 5% of the natural samples are
+    tpr_at_5_fpr_interval: list[float] | None
+    positives: int  # Samples that have a positive
+    naturals: int  # Samples that have a natural score
+    coverage: float | None  # positives over samples; None without samples
+    unscored: int  # Scores that are no numbers: of natural samples, and of successful arms. They are left out
 
 
-def multi_armed(
-    natural: Numbers,
-    scores: Numbers,
-    success: Flags,
-    *,
-    arms: Sequence[ArmLabel],
-    correct: Flags | None = None,
-    naturals: str = "kept",
-    resamples: int = 1000,
-    seed: int = 0,
-) -> MultiArmed:
-    """Measure a detector by its scores of natural samples and of every arm's results; higher means more adversarial.
-
-    Everything is decided in float64. Infinite scores are in order; those that are no numbers are left out, and counted.
-    InvalidArgumentError where shapes do not fit, flags are not bool, two arms have one name, or ``correct`` is missing.
-
-    Args:
-        natural: Scores of the samples as they are, ``(N,)``.
-        scores: Of each arm's results, ``(L, N)``; what arms that failed scored does not matter.
-        success: Where an arm's result is misclassified and allowed, bool ``(L, N)``.
-        arms: The L arms.
-        correct: Which samples are classified correctly as they are, bool ``(N,)``; needed to filter them.
-        naturals: ``"kept"``: all samples count, and an arm succeeds on one that is misclassified already if it leaves
-            it so, as in the paper. ``"filtered"``: samples that are misclassified already are left out altogether.
-        resamples: For the intervals; 0 leaves them out.
-        seed: Of the resamples.
+def multi_armed(natural: Floats, scores: Floats, success: Bools, *, resamples: int = 0, seed: int = 0) -> Detection:
+    """Numbers of a detector against all of these arms together, with intervals by so many resamples.
 
     Example:
-        >>> arms = [ArmLabel(name="a"), ArmLabel(name="b")]
         >>> scores, success = np.array([[0.9, 0.8], [0.2, 0.1]]), np.array([[True, True], [True, False]])
-        >>> result = multi_armed(np.array([0.3, 0.1]), scores, success, arms=arms, resamples=0)
-        >>> result.all_arms.auroc, result.arms["a"].auroc, result.attribution
-        (0.75, 1.0, {'a': 0.5, 'b': 0.5})
+        >>> multi_armed(np.array([0.3, 0.1]), scores, success).auroc
+        0.75
     """
-    natural, scores, success = _checked(natural, scores, success, arms)
-    check_choice("naturals", naturals, NATURALS)
-    check_integer("resamples", resamples, minimum=0)
-    if naturals == "filtered":
-        if correct is None:
-            raise InvalidArgumentError("correct", None, "bools (N,) to filter by; or choose naturals='kept'")
-        kept = _flags("correct", correct, natural.shape)
-        natural, scores, success = natural[kept], scores[:, kept], success[:, kept]
-
-    def detection(rows: list[int]) -> Detection:
-        unscored = int(np.isnan(natural).sum() + (np.isnan(scores[rows]) & success[rows]).sum())
-        worst = worst_scores(scores[rows], success[rows])
-        return detect(natural, worst, resamples=resamples, seed=seed, unscored=unscored)
-
-    numbered = list(enumerate(arms))
-    objectives, algorithms = _distinct(arm.objective for arm in arms), _distinct(arm.algorithm for arm in arms)
-    shares = attribution(scores, success)
-    return MultiArmed(
-        all_arms=detection(list(range(len(arms)))),
-        objectives={one: detection([i for i, arm in numbered if arm.objective in (one, None)]) for one in objectives},
-        algorithms={one: detection([i for i, arm in numbered if arm.algorithm == one]) for one in algorithms},
-        arms={arm.name: detection([i]) for i, arm in numbered},
-        attribution=None if shares is None else {arm.name: float(shares[i]) for i, arm in numbered},
-        successes_per_sample=float(success.sum() / len(natural)) if len(natural) else None,
-        samples=len(natural),
-    )
+    unscored = int(np.isnan(natural).sum() + (np.isnan(scores) & success).sum())
+    return detect(natural, worst_scores(scores, success), resamples=resamples, seed=seed, unscored=unscored)
 
 
 def worst_scores(scores: Floats, success: Bools) -> Floats:
-    """Each sample's lowest score over the arms that succeed, ``(N,)``; NaN where none does, or none has a score.
-
-    Scores are float64 ``(L, N)``, success bool ``(L, N)``.
-    """
+    """Each sample's lowest score over the arms that succeed, ``(N,)``; NaN where none does, or none has a score."""
     valid = success & ~np.isnan(scores)
     lowest: Floats = np.where(valid, scores, np.inf).min(0, initial=np.inf)
     return np.where(valid.any(0), lowest, np.nan)
@@ -148,67 +75,60 @@ def attribution(scores: Floats, success: Bools) -> Floats | None:
     return shares
 
 
-def _distinct(names: Iterable[str | None]) -> list[str]:
-    return list(dict.fromkeys(name for name in names if name is not None))
+def detect(natural: Floats, positives: Floats, *, resamples: int, seed: int, unscored: int = 0) -> Detection:
+    """Numbers of the curve of scores ``(N,)``, NaN without one.
+
+    A threshold g flags scores of at least g. FPR at 95% TPR takes the highest g that flags ``ceil(.95 M)`` of the M
+    positives; TPR at 5% FPR the lowest g that flags at most ``floor(.05 N)`` of the N natural samples.
+
+    Intervals (none with 0 resamples) are quantiles over resamples of whole samples, each with both of its scores, the
+    same ones for the same seed and N; resamples in which one class is missing are left out. Where all resamples agree
+    on 0 or on 1, as with a perfect detector, the interval is the exact one for the size of the smaller class.
+    """
+    samples, curve = len(natural), _Curve(natural, positives)
+    everything = curve.numbers(np.ones((samples, 1), dtype=np.int32))
+    auroc, fpr, tpr = everything[0].tolist() if len(everything) else [None] * 3
+    intervals: list[list[float] | None] = [None] * 3
+    if len(everything) and resamples:
+        counts, step = _resampled(samples, resamples, seed), max(1, _AT_ONCE // max(samples, 1))
+        drawn = [curve.numbers(counts[:, place : place + step]) for place in range(0, resamples, step)]
+        trials = min(curve.naturals, curve.positives)
+        intervals = [_interval(column, trials=trials) for column in np.concatenate(drawn).T]
+    return Detection(
+        *(auroc, intervals[0], fpr, intervals[1], tpr, intervals[2]),
+        positives=curve.positives,
+        naturals=curve.naturals,
+        coverage=curve.positives / samples if samples else None,
+        unscored=unscored,
+    )
 
 
-def _checked(
-    natural: Numbers, scores: Numbers, success: Flags, arms: Sequence[ArmLabel]
-) -> tuple[Floats, Floats, Bools]:
-    names = [arm.name for arm in arms]
-    if len(set(names)) < len(names):
-        raise InvalidArgumentError("arms", ", ".join(names), "a name of its own for each arm")
-    found = _array(natural).astype(np.float64)
-    if found.ndim != 1:
-        raise InvalidArgumentError("natural", f"shape {found.shape}", "one score for each sample, (N,)")
-    of_arms, shape = _array(scores).astype(np.float64), (len(arms), len(found))
-    if of_arms.shape != shape:
-        raise InvalidArgumentError("scores", f"shape {of_arms.shape}", f"shape {shape}, one row for each arm")
-    return found, of_arms, _flags("success", success, shape)
+def average(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Average rows, or averages of groups, each with the same weight; ``skipped`` are those without positives.
+
+    Source: Granese et al., "MEAD" (2022), tables 1 to 3: the rows of a norm are averaged, and in table 3 the averages
+    of the four groups (l1, l2, linf, no norm).
+    """
+    keys = ("auroc", "fpr_at_95_tpr", "tpr_at_5_fpr")
+    numbers = [[row[key] for key in keys] for row in rows if row["auroc"] is not None]
+    means = np.mean(numbers, axis=0).tolist() if numbers else [None] * len(keys)
+    return {**dict(zip(keys, means, strict=True)), "rows": len(numbers), "skipped": len(rows) - len(numbers)}
 
 
-def _flags(argument: str, flags: Flags, shape: tuple[int, ...]) -> Bools:
-    array = _array(flags)
-    if array.shape != shape or array.dtype != np.bool_:
-        raise InvalidArgumentError(argument, f"{array.dtype} of shape {array.shape}", f"bool of shape {shape}")
-    return array.astype(np.bool_, copy=False)
-
-
-def _array(values: Tensor | NDArray[np.generic]) -> NDArray[np.generic]:
-    if isinstance(values, Tensor):
-        tensor = values.detach().cpu()
-        # bfloat16 has no numpy form.
-        return np.asarray((tensor.double() if tensor.is_floating_point() else tensor).numpy())
-    return np.asarray(values)
-
-
-@dataclass(frozen=True, kw_only=True)
-class PublishedCurve:
-    """The curve, from the lowest thresholds to the highest."""
+class PublishedCurve(NamedTuple):
+    """The curve that the paper's public code computes, from the lowest thresholds to the highest."""
 
     fpr: Floats  # Share of natural samples flagged, (thresholds,)
     tpr: Floats  # Share of positives flagged, (thresholds,)
-    auroc: float  # Area under it
-    fpr_at_95_tpr: float  # FPR at 95% TPR
-
-    def to_dict(self) -> dict[str, object]:
-        """The two numbers, for JSON."""
-        return {"auroc": self.auroc, "fpr_at_95_tpr": self.fpr_at_95_tpr}
+    auroc: float
+    fpr_at_95_tpr: float
 
 
 def published_curve(natural: Floats, scores: Floats, success: Bools, *, thresholds: int = 200) -> PublishedCurve | None:
-    """Compute the curve and its numbers as the public code does; higher scores mean more adversarial.
+    """Compute the curve and its numbers as the public code does; None without positives, and with infinite scores.
 
-    Natural scores are float64 ``(N,)``, or ``(L, N)`` where they were taken again for each arm; scores (of successful
-    and failed results) and success are ``(L, N)``; each arm has as many thresholds, at least 2. None without
-    positives, and where a score is not finite. InvalidArgumentError where shapes do not fit.
+    Natural scores may be ``(L, N)``, where they were taken again for each arm; each arm has thresholds of its own.
     """
-    check_integer("thresholds", thresholds, minimum=2)
-    if scores.ndim != 2 or success.shape != scores.shape:
-        raise InvalidArgumentError("success", f"shape {success.shape}", f"the shape of the scores, {scores.shape}")
-    if natural.shape not in (scores.shape, scores.shape[1:]):
-        expected = f"shape {scores.shape[1:]} or {scores.shape}"
-        raise InvalidArgumentError("natural", f"shape {natural.shape}", expected)
     natural = np.broadcast_to(natural, scores.shape)
     possible = success.any(0)
     if not possible.any() or not (np.isfinite(natural).all() and np.isfinite(scores).all()):
@@ -222,4 +142,83 @@ def published_curve(natural: Floats, scores: Floats, success: Bools, *, threshol
         tpr[number] = (possible & ~missed).sum() / possible.sum()
     x, y = np.sort(fpr), np.sort(tpr)
     area = float(((x[1:] - x[:-1]) * (y[1:] + y[:-1]) / 2).sum())
-    return PublishedCurve(fpr=fpr, tpr=tpr, auroc=area, fpr_at_95_tpr=float(np.interp(0.95, y, x)))
+    return PublishedCurve(fpr, tpr, area, float(np.interp(0.95, y, x)))
+
+
+def curve_at(natural: Floats, positives: Floats, rates: Floats) -> Floats:
+    """The largest shares of positives that are flagged where at most these rates of natural samples are, ``(R,)``.
+
+    Scores are float64 ``(N,)`` and ``(M,)``; those that are NaN are left out. NaN without positives or natural samples.
+    """
+    natural, positives = natural[~np.isnan(natural)], positives[~np.isnan(positives)]
+    if not (len(natural) and len(positives)):
+        return np.full(len(rates), np.nan)
+    highest_first = np.sort(natural)[::-1]
+    flagged = (rates * len(natural) + 1e-9).astype(np.int64)
+    # A threshold just above the first natural score that must not be flagged.
+    limits = np.append(highest_first, -np.inf)[np.minimum(flagged, len(natural))]
+    ordered = np.sort(positives)
+    shares: Floats = 1 - np.searchsorted(ordered, limits, side="right") / len(ordered)
+    return np.where(flagged >= len(natural), 1.0, shares)
+
+
+@lru_cache(maxsize=1)
+def _resampled(samples: int, resamples: int, seed: int) -> Counts:
+    """Count each sample in each resample, ``(samples, resamples)``; the curves of a result share it."""
+    draw = np.random.default_rng(derive_seed(seed, "mead", "resamples"))
+    counts = np.empty((samples, resamples), dtype=np.int32)
+    for column in counts.T:
+        column[:] = np.bincount(draw.integers(samples, size=samples), minlength=samples)
+    return counts
+
+
+class _Curve:
+    """Scores in order, so that resamples need no sorting."""
+
+    def __init__(self, natural: Floats, positives: Floats) -> None:
+        # Sorting puts NaN last.
+        self._natural, self._positive = np.argsort(natural), np.argsort(positives)
+        self.naturals, self.positives = (int((~np.isnan(scores)).sum()) for scores in (natural, positives))
+        self._natural, self._positive = self._natural[: self.naturals], self._positive[: self.positives]
+        clean, attacked = natural[self._natural], positives[self._positive]
+        # For each positive, how many natural scores lie below it, and how many not above it.
+        self._below, self._not_above = (np.searchsorted(clean, attacked, side=side) for side in ("left", "right"))
+        # For each natural score, how many positives do not lie above it.
+        self._missed = np.searchsorted(attacked, clean, side="right")
+
+    def numbers(self, counts: Counts) -> Floats:
+        """AUROC, FPR at 95% TPR and TPR at 5% FPR of resamples, ``(R, 3)``, without those in which a class is missing.
+
+        Counts are int32 ``(N, R)``: how often each resample holds each sample.
+        """
+        natural, positive = (
+            np.concatenate([np.zeros((1, counts.shape[1]), dtype=np.int32), counts[order].cumsum(0, dtype=np.int32)])
+            for order in (self._natural, self._positive)
+        )
+        complete = (natural[-1] > 0) & (positive[-1] > 0)
+        if not complete.all():
+            natural, positive, counts = natural[:, complete], positive[:, complete], counts[:, complete]
+        every, total, resamples = natural[-1], positive[-1], np.arange(natural.shape[1])
+        if not len(resamples):
+            return np.empty((0, 3))
+        # Whole numbers, and so exact: twice the pairs in the right order, ties counting once.
+        pairs = natural[self._below] + natural[self._not_above]
+        ordered = np.einsum("mr,mr->r", counts[self._positive], pairs, dtype=np.int64, casting="safe")
+        # The highest positive from which on there are 95% of them.
+        lowest = (positive <= total - -(-95 * total // 100)).sum(0) - 1
+        flagged = every - natural[self._below[lowest], resamples]
+        # The highest natural score from which on there are more than 5% of them: thresholds lie above it.
+        highest = (natural < every - 5 * every // 100).sum(0) - 1
+        caught = total - positive[self._missed[highest], resamples]
+        return np.stack([ordered / (2 * every.astype(np.int64) * total), flagged / every, caught / total], axis=1)
+
+
+def _interval(values: Floats, *, trials: int) -> list[float] | None:
+    if len(values) == 0:
+        return None
+    tail = (1 - _CONFIDENCE) / 2
+    low, high = (float(value) for value in np.quantile(values, [tail, 1 - tail]))
+    if low == high and low in (0.0, 1.0):
+        exact = proportion_interval(round(low) * trials, trials, confidence=_CONFIDENCE)
+        return None if exact is None else list(exact)
+    return [low, high]

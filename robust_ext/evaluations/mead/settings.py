@@ -6,16 +6,11 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from robust_ext.core.settings import setting, settings_class
+from robust_ext.core.tabular import Columns, Row
+from robust_ext.core.wording import percent
 from robust_ext.detectors.combining import METHODS
 from robust_ext.engine.evaluation_file import JudgedSettings
-from robust_ext.evaluations.mead.metric import NATURALS
 from robust_ext.evaluations.result import EvaluationResult, bounds_of
-from robust_ext.reports import mead_views
-from robust_ext.reports.tabular import Columns, Row
-from robust_ext.reports.wording import percent
-
-_NUMBERS = ("auroc", "fpr_at_95_tpr", "tpr_at_5_fpr")
-_COUNTS = ("positives", "coverage", "non_finite", "not_attacked")
 
 
 class MeadResult(EvaluationResult):
@@ -26,18 +21,11 @@ class MeadResult(EvaluationResult):
 
     kind = "mead"
     columns: ClassVar[Columns] = {
-        "detector": str,
-        "group": str,
-        "scenario": str,
-        "auroc": float,
-        "auroc_low": float,
-        "auroc_high": float,
-        "fpr_at_95_tpr": float,
-        "tpr_at_5_fpr": float,
+        **dict.fromkeys(("detector", "group", "scenario"), str),
+        **dict.fromkeys(("auroc", "auroc_low", "auroc_high", "fpr_at_95_tpr", "tpr_at_5_fpr"), float),
         "positives": int,
         "coverage": float,
-        "non_finite": int,
-        "not_attacked": int,
+        **dict.fromkeys(("non_finite", "not_attacked"), int),
     }
     keys = ("detector", "group", "scenario")
     value = "auroc"
@@ -56,9 +44,11 @@ class MeadResult(EvaluationResult):
     @property
     def headline(self) -> str:
         """The mean AUROC of each detector, and its lowest of all groups of arms, those that are adaptive to it too."""
+        from robust_ext.reports.mead_rows import worst_row
+
         found = []
         for name, entry in self.detectors.items():
-            lowest = mead_views.lowest_row(row for group in mead_views.groups_of(entry) for _, row in group.scenarios)
+            lowest = worst_row(entry)
             worst = "" if lowest is None else f" (lowest {percent(lowest['auroc'])})"
             found.append(f"{name} {percent(self.auroc(name))}{worst}")
         return f"MEAD, mean AUROC in per cent: {', '.join(found)}"
@@ -71,36 +61,20 @@ class MeadResult(EvaluationResult):
             norm: Of the groups that are averaged; None for those without a norm, ``"all"`` for the mean of the norms.
             objective: Of the arms; None for all of them together.
         """
-        for row in self.content["averages"]:
-            if (row["detector"], row["norm"], row["objective"]) == (detector, norm, objective):
-                value: float | None = row["auroc"]
-                return value
-        return None
+        wanted = {"detector": detector, "norm": norm, "objective": objective}
+        return next((row["auroc"] for row in self.content["averages"] if wanted.items() <= row.items()), None)
 
     def rows(self) -> list[Row]:
         """One a detector, group of arms and scenario, and one a detector for the mean of the norms."""
+        mean = {"group": "mean of norms", "scenario": "blind", "algorithm": None}
         found: list[Row] = []
         for detector in self.content["detectors"]:
-            means = [
-                {**row, "group": "mean of norms", "scenario": "blind"}
-                for row in self.content["averages"]
-                if (row["detector"], row["norm"], row["objective"]) == (detector["name"], "all", None)
-            ]
-            whole = [
-                row
-                for row in (*detector["results"], *detector["white_box"])
-                if row["objective"] is None and row["algorithm"] is None
-            ]
+            own = {"norm": "all", "detector": detector["name"]}
+            means = [{**row, **mean} for row in self.content["averages"] if own.items() <= row.items()]
             found += [
-                {
-                    "detector": detector["name"],
-                    "group": row["group"],
-                    "scenario": row["scenario"],
-                    **{name: row[name] for name in _NUMBERS},
-                    **bounds_of("auroc", row.get("auroc_interval")),
-                    **{name: row.get(name) for name in _COUNTS},
-                }
-                for row in (*means, *whole)
+                self.row(**{**row, **bounds_of("auroc", row.get("auroc_interval")), "detector": detector["name"]})
+                for row in (*means, *detector["results"], *detector["white_box"])
+                if row["objective"] is row["algorithm"] is None
             ]
         return found
 
@@ -115,7 +89,7 @@ class MeadSettings(JudgedSettings):
         default="kept",
         help='``"kept"``: samples that are misclassified as they are count like the others, as in the paper. '
         '``"filtered"``: they are left out.',
-        choices=NATURALS,
+        choices=("kept", "filtered"),
     )
     resamples: int = setting(
         default=500, help="Of the bootstrap intervals; 0 leaves the intervals out.", minimum=0, maximum=1_000_000

@@ -14,7 +14,7 @@ A file holds a ``description`` and tables ``[[arms]]``. Each has
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from importlib import resources
 from itertools import product
@@ -30,7 +30,8 @@ from robust_ext.core.validation import check_bounds
 from robust_ext.evaluations.arms import Arm, check_arms
 from robust_ext.registry.base import adapters
 
-_KEYS = ("attack", "norm", "epsilons", "label", "objective", "algorithm", "objectives", "algorithms")
+_TEXTS = ("attack", "norm", "label", "objective", "algorithm")
+_LISTS = ("epsilons", "objectives", "algorithms")
 # Arms of a file; each of the paper's has 134.
 _MOST_ARMS = 2_000
 
@@ -76,34 +77,70 @@ def load_suite(name: str, *, bounds: tuple[float, float] = (0.0, 1.0), allow_cod
         >>> [arm.name for arm in load_suite("white-box")][0]
         'OrthogonalPGD linf 0.03125'
     """
-    low, high = check_bounds(bounds)
-    content = _read(name)
-    unknown = sorted(set(content) - {"description", "arms"})
-    tables = content.get("arms")
+    (low, high), known = check_bounds(bounds), suite_names()
+    if not isinstance(name, str) or (not name.endswith(".toml") and name not in known):
+        near = did_you_mean(name, known) if isinstance(name, str) else ""
+        raise InvalidArgumentError("suite", name, f"one of {', '.join(known)}, or a file NAME.toml{near}")
+    file = Path(name) if name.endswith(".toml") else _folder().joinpath(f"{name}.toml")
+    content = read_toml(file, name=name, kind="suite", see="see robust_ext.evaluations.mead.suites")
+    unknown, tables = sorted(set(content) - {"description", "arms"}), content.get("arms")
     if unknown or not isinstance(tables, list):
         raise InvalidArgumentError("suite", f"{name} with {', '.join(unknown) or 'no arms'}", "tables [[arms]]")
-    described = [(table, *_lists(table, name)) for table in tables]
-    count = sum(math.prod(map(len, lists)) for _, *lists in described)
+    lists = [_check_table(table, name) for table in tables]
+    count = sum(math.prod(map(len, one)) for one in lists)
     if count > _MOST_ARMS:
         raise InvalidArgumentError("suite", f"{name} with {count} arms", f"at most {_MOST_ARMS}")
-    if not allow_code:
-        for table, *_ in described:
-            _check_library(table["attack"], name)
-    made = check_arms(arm for table, *lists in described for arm in _arms_of(table, lists, name, high - low))
+    for table in () if allow_code else tables:
+        _check_library(table["attack"], name)
+    made = check_arms(
+        _arm(table, name, high - low, *chosen)
+        for table, values in zip(tables, lists, strict=True)
+        for chosen in product(*values)
+    )
     if (low, high) == (0.0, 1.0):
         return made
     # Attacks on a detector have settings relative to epsilon alone: what a detector is given is in its own bounds.
     return [arm if arm.resolved.traits.detector else replace(arm, attack=UnitSpaceAttack(arm.resolved)) for arm in made]
 
 
-def _read(name: str) -> dict[str, Any]:
-    """The content of a suite's file."""
-    known = suite_names()
-    if not isinstance(name, str) or (not name.endswith(".toml") and name not in known):
-        near = did_you_mean(name, known) if isinstance(name, str) else ""
-        raise InvalidArgumentError("suite", name, f"one of {', '.join(known)}, or a file NAME.toml{near}")
-    file = Path(name) if name.endswith(".toml") else _folder().joinpath(f"{name}.toml")
-    return read_toml(file, name=name, kind="suite", see="see robust_ext.evaluations.mead.suites")
+def _check_table(table: Any, name: str) -> list[list[Any]]:
+    """Return epsilons, objectives and algorithms of a table of a suite's file, ``[None]`` where it has none."""
+    if not isinstance(table, Mapping) or not isinstance(table.get("attack"), str):
+        raise InvalidArgumentError("suite", f"{name}: an arm without the text 'attack'", 'attack = "library:Name()"')
+    keys = (*_TEXTS, *_LISTS)
+    if unknown := sorted(set(table) - set(keys)):
+        expected = f"one of {', '.join(keys)}{did_you_mean(unknown[0], keys)}"
+        raise InvalidArgumentError("suite", f"{name}: the key {unknown[0]} of an arm", expected)
+    lists = [table.get(key, [None]) for key in _LISTS]
+    for key, values in zip(_LISTS, lists, strict=True):
+        if not isinstance(values, list) or not values:
+            raise InvalidArgumentError("suite", f"{name}: {key} = {values!r}", "a list of at least one value")
+    words = [*(table.get(key) for key in _TEXTS), *lists[1], *lists[2]]
+    if wrong := [word for word in words if word is not None and not isinstance(word, str)]:
+        raise InvalidArgumentError("suite", f"{name}: {wrong[0]!r} of an arm", "text in quotation marks")
+    return lists
+
+
+def _arm(
+    table: Mapping[str, Any], name: str, width: float, epsilon: object, objective: str | None, algorithm: str | None
+) -> Arm:
+    chosen = {"objective": objective, "algorithm": algorithm}
+    attack, settings = table["attack"], ", ".join(f"{key}={value!r}" for key, value in chosen.items() if value)
+    if settings:
+        head, _, rest = attack.partition("(")
+        inside = rest.rpartition(")")[0].strip()
+        attack = f"{head}({inside}{', ' if inside else ''}{settings})"
+    words = [table.get("label") or (algorithm or table.get("algorithm") or "").upper()]
+    if objective is not None:
+        words.append({"fisher-rao": "FR", "gini": "Gini"}.get(objective, objective.upper()))
+    return Arm(
+        attack=attack,
+        norm=table.get("norm"),
+        epsilon=None if epsilon is None else check_epsilon(epsilon, argument=f"{name}: an epsilon") * width,
+        label="-".join(word for word in words if word) or None,
+        objective=objective or table.get("objective"),
+        algorithm=algorithm or table.get("algorithm"),
+    )
 
 
 def _check_library(attack: str, name: str) -> None:
@@ -152,67 +189,3 @@ def _fraction(text: str) -> float:
 
 def _folder() -> Any:
     return resources.files("robust_ext.evaluations.mead").joinpath("suites")
-
-
-def _lists(table: object, name: str) -> list[Sequence[Any]]:
-    """Epsilons, objectives and algorithms of a table, which is checked."""
-    if not isinstance(table, Mapping) or not isinstance(table.get("attack"), str):
-        raise InvalidArgumentError("suite", f"{name}: an arm without the text 'attack'", 'attack = "library:Name()"')
-    unknown = sorted(set(table) - set(_KEYS))
-    if unknown:
-        expected = f"one of {', '.join(_KEYS)}{did_you_mean(unknown[0], _KEYS)}"
-        raise InvalidArgumentError("suite", f"{name}: the key {unknown[0]} of an arm", expected)
-    lists = [_list(table, key, name) for key in ("epsilons", "objectives", "algorithms")]
-    words = [table.get(key) for key in _KEYS if key not in ("epsilons", "objectives", "algorithms")]
-    wrong = [word for word in (*words, *lists[1], *lists[2]) if word is not None and not isinstance(word, str)]
-    if wrong:
-        raise InvalidArgumentError("suite", f"{name}: {wrong[0]!r} of an arm", "text in quotation marks")
-    return lists
-
-
-def _arms_of(table: Mapping[str, Any], lists: Sequence[Sequence[Any]], name: str, width: float) -> list[Arm]:
-    arms = []
-    for epsilon, objective, algorithm in product(*lists):
-        settings = {"objective": objective, "algorithm": algorithm}
-        attack = _with_settings(table["attack"], {key: value for key, value in settings.items() if value is not None})
-        arms.append(
-            Arm(
-                attack=attack,
-                norm=table.get("norm"),
-                epsilon=None if epsilon is None else _number(epsilon, name) * width,
-                label=_label(table, objective, algorithm),
-                objective=objective or table.get("objective"),
-                algorithm=algorithm or table.get("algorithm"),
-            )
-        )
-    return arms
-
-
-def _number(value: object, name: str) -> float:
-    return check_epsilon(value, argument=f"{name}: an epsilon")
-
-
-def _label(table: Mapping[str, Any], objective: str | None, algorithm: str | None) -> str | None:
-    words = [table.get("label") or (algorithm or table.get("algorithm") or "").upper()]
-    if objective is not None:
-        words.append({"fisher-rao": "FR", "gini": "Gini"}.get(objective, objective.upper()))
-    return "-".join(word for word in words if word) or None
-
-
-def _list(table: Mapping[str, Any], key: str, name: str) -> Sequence[Any]:
-    values = table.get(key)
-    if values is None:
-        return [None]
-    if not isinstance(values, list) or not values:
-        raise InvalidArgumentError("suite", f"{name}: {key} = {values!r}", "a list of at least one value")
-    return values
-
-
-def _with_settings(attack: str, settings: Mapping[str, str]) -> str:
-    """The attack's text with further settings."""
-    if not settings:
-        return attack
-    head, _, rest = attack.partition("(")
-    inside = rest.rpartition(")")[0].strip()
-    added = ", ".join(f"{key}={value!r}" for key, value in settings.items())
-    return f"{head}({inside}{', ' if inside else ''}{added})"

@@ -6,7 +6,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,153 +16,70 @@ from typing_extensions import Unpack
 
 from robust_ext.attacks.base import Attack
 from robust_ext.core.cost import Spent
+from robust_ext.core.criteria import Criterion
 from robust_ext.core.settings import make_settings
 from robust_ext.core.statistics import proportion_interval
 from robust_ext.core.threat import ThreatModel
 from robust_ext.core.validation import Array
 from robust_ext.engine.executors import ExecutorLike
 from robust_ext.engine.identity import describe
-from robust_ext.engine.inputs import EvaluationInputs, as_attacks, prepare_inputs
+from robust_ext.engine.inputs import as_attacks
 from robust_ext.engine.run import Outcome
-from robust_ext.engine.running import attack_worker, run_all
 from robust_ext.engine.store import Floats
-from robust_ext.engine.task import Worker, drive
-from robust_ext.engine.verify import BROKEN, LOST
-from robust_ext.evaluations.arm_runs import ArmRun, plan_clean, plan_runs
-from robust_ext.evaluations.arms import Arm, check_arms
-from robust_ext.evaluations.callbacks import Callback, listening
-from robust_ext.evaluations.causes.attaching import find_causes, of_arm, prober
+from robust_ext.engine.task import drive
+from robust_ext.engine.verify import BROKEN, LOST, UNDONE
+from robust_ext.evaluations.arms import Arm, ArmRun, check_arms, plan_runs
+from robust_ext.evaluations.callbacks import Callback
+from robust_ext.evaluations.causes.attaching import find_causes, judged_by_label, of_arm, prober
 from robust_ext.evaluations.causes.pasting import Caller
 from robust_ext.evaluations.causes.setup import find_setup
-from robust_ext.evaluations.caveats import attack_warnings, outside_warnings, time_table
+from robust_ext.evaluations.caveats import attack_warnings, outside_warnings, rounding_warnings, time_table
+from robust_ext.evaluations.options import RobustAccuracyOptions
 from robust_ext.evaluations.result import framed
-from robust_ext.evaluations.robust_accuracy.options import RobustAccuracyOptions
+from robust_ext.evaluations.robust_accuracy.samples import nearest_examples, sample_rows
 from robust_ext.evaluations.robust_accuracy.settings import RobustAccuracyResult, RobustAccuracySettings
+from robust_ext.evaluations.run_keywords import RunKeywords
+from robust_ext.evaluations.scored_runs import plan_clean
+
+Outcomes = Sequence[Outcome[ArmRun]]
 
 
-def make_content(
-    outcomes: Sequence[Outcome[ArmRun]], names: Sequence[str], epsilons: Sequence[float], *, begun: float
-) -> dict[str, Any]:
-    """Everything ``result.json`` holds."""
-    run, given = outcomes[0].run, outcomes[0].run.given
-    values = given.inputs[0].numel()
-    # What a candidate may lie beyond each budget, as its verification allowed.
-    slack = [replace(run.threat_model, epsilon=epsilon).tolerance(values) for epsilon in epsilons]
-    whole = _Known.of(outcomes, given.correct, epsilons)
-    attacks, records = [], []
-    for name in names:
-        mine = [left for left in outcomes if left.run.arms[0].short == name]
-        known = _Known.of(mine, given.correct, epsilons)
-        attacks.append(_attack(name, mine, known.smallest, known.curve(epsilons, slack=slack)))
-        records.append((name, [record for left in mine for record in left.records]))
-    upper = ", and count as not broken, so that robust accuracy is an upper bound"
-    for entry, difference in zip(attacks, differences([one["robust_accuracy"] for one in attacks]), strict=True):
-        entry["difference"] = difference
-    outside = [(one.run.arms[0].short, one.run.attack, one.run.threat_model, one.records) for one in outcomes]
-    return framed(
-        "robust_accuracy",
-        given,
-        outcomes,
-        norm=run.threat_model.norm,
-        findings=_findings(outcomes),
-        attacks=attacks,
-        worst_case=whole.curve(epsilons, slack=slack),
-        warnings=attack_warnings(records, consequence=upper) + outside_warnings(outside),
-        settings={"epsilons": list(epsilons), "batch_size": run.batch_size, "seed": run.seed},
-        seed=run.seed,
-        time=time_table(outcomes, begun=begun),
-    )
+def curve(
+    smallest: Floats,
+    epsilons: Sequence[float],
+    *,
+    slack: Sequence[float],
+    finite: Floats | None = None,
+    lost: NDArray[np.bool_] | None = None,
+    relaxed: Floats | None = None,
+) -> list[dict[str, Any]]:
+    """Robust accuracy at each budget, the share of samples without a known perturbation of at most that size.
 
-
-def _findings(outcomes: Sequence[Outcome[ArmRun]]) -> list[dict[str, Any]]:
-    run = outcomes[0].run
-    given = run.given
-    probe = prober(given.module, given.inputs, given.labels, threat_model=given.threat_model, seed=run.seed)
-    attacked = [of_arm(left, name=left.run.arms[0].short) for left in outcomes]
-    caller = Caller(
-        module=given.module, attacks={one.name: one.attack for one in attacked}, images=given.inputs.dim() == 4
-    )
-    # What a wrong setup does to an attack is no fault of the attack.
-    found = find_setup(given, seed=run.seed) or find_causes(attacked, probe)
-    return [finding.to_dict() for finding in caller.addressed(found)]
-
-
-def _attack(name: str, mine: Sequence[Outcome[ArmRun]], smallest: Floats, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    attack = mine[0].run.attack
-    spent = Spent.total(left.spent("attack") for left in mine)
-    distances = [float(value) if np.isfinite(value) else None for value in smallest]
-    return {
-        "name": name,
-        "description": describe(attack),
-        "kind": attack.traits.kind,
-        "robust_accuracy": rows,
-        "distances": distances if attack.traits.minimum_norm else None,
-        "outcomes": dict(sorted(Counter(record["outcome"] for left in mine for record in left.records).items())),
-        "seconds": spent.seconds,
-        "passes": spent.passes,
-    }
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Known:
-    """The smallest perturbation of each sample that some runs found, ``(N,)``, as :func:`curve` takes it."""
-
-    smallest: Floats
-    finite: Floats  # The same where only points with finite logits count
-    lost: NDArray[np.bool_]  # Which samples were not attacked by one of the runs of each budget, (E, N)
-
-    @classmethod
-    def of(cls, outcomes: Sequence[Outcome[ArmRun]], correct: NDArray[np.bool_], epsilons: Sequence[float]) -> _Known:
-        """Return the smallest perturbations of these runs."""
-        lost = np.zeros((len(epsilons), len(correct)), dtype=np.bool_)
-        for left in outcomes:
-            budgets = [epsilons.index(arm.epsilon) for arm in left.run.arms if arm.epsilon in epsilons]
-            lost[budgets] |= [record["outcome"] in LOST for record in left.records]
-        smallest, finite = (_smallest(outcomes, correct, counted) for counted in (BROKEN, ("found",)))
-        return cls(smallest=smallest, finite=finite, lost=lost)
-
-    def curve(self, epsilons: Sequence[float], *, slack: Sequence[float]) -> list[dict[str, Any]]:
-        """Robust accuracy at each budget, and what it rests on."""
-        rows = curve(self.smallest, epsilons, slack=slack)
-        without = curve(self.finite, epsilons, slack=slack)
-        for row, other, more, lost in zip(rows, without, slack, self.lost, strict=True):
-            robust = self.smallest > row["epsilon"] + more
-            row["non_finite"] = int((~robust & (self.finite > row["epsilon"] + more)).sum())
-            row["without_non_finite"] = other["robust_accuracy"]
-            row["not_attacked"] = int((robust & lost).sum())
-            row["robust"] = "".join("01"[one] for one in robust.astype(int))
-        return rows
-
-
-def _smallest(mine: Sequence[Outcome[ArmRun]], correct: NDArray[np.bool_], counted: Sequence[str]) -> Floats:
-    """The smallest perturbation of each sample that any of the runs found, of candidates with these outcomes."""
-    smallest: Floats = np.where(correct, np.inf, 0.0)
-    for left in mine:
-        found = [record["distance"] if record["outcome"] in counted else np.inf for record in left.records]
-        smallest = np.minimum(smallest, np.array(found, dtype=np.float64))
-    return smallest
-
-
-def curve(smallest: Floats, epsilons: Sequence[float], *, slack: Sequence[float]) -> list[dict[str, Any]]:
-    """Robust accuracy at each budget: the share of samples without a known perturbation of at most that size.
-
-    ``smallest`` ``(N,)`` is 0 for samples that are misclassified as they are, infinity where no perturbation is known;
-    ``slack`` is what each budget may be exceeded by, for rounding.
+    ``smallest`` ``(N,)`` is 0 for samples that are misclassified as they are, infinity where no perturbation is known,
+    and ``finite`` the same where only points with finite logits count. ``slack`` is what each budget may be exceeded
+    by, for rounding; ``lost`` ``(E, N)`` which samples were not attacked by one of the runs of each budget. ``relaxed``
+    is as ``smallest`` where entries may take any value and not those of a grid alone.
 
     Example:
         >>> rows = curve(np.array([0.0, 0.2, np.inf, 0.4]), [0.1, 0.3], slack=[0.0, 0.0])
         >>> [row["robust_accuracy"] for row in rows]
         [0.75, 0.5]
     """
-    rows = []
-    for epsilon, more in zip(epsilons, slack, strict=True):
-        robust = int((smallest > epsilon + more).sum())
-        found = proportion_interval(robust, len(smallest))
+    rows, samples = [], len(smallest)
+    for number, (epsilon, more) in enumerate(zip(epsilons, slack, strict=True)):
+        robust = smallest > epsilon + more
+        unbroken = robust if finite is None else finite > epsilon + more
+        found = proportion_interval(int(robust.sum()), samples)
         rows.append(
             {
                 "epsilon": epsilon,
-                "robust_accuracy": robust / len(smallest) if len(smallest) else None,
+                "robust_accuracy": float(robust.mean()) if samples else None,
                 "interval": None if found is None else list(found),
+                "non_finite": int((~robust & unbroken).sum()),
+                "without_non_finite": float(unbroken.mean()) if samples else None,
+                "not_attacked": 0 if lost is None else int((robust & lost[number]).sum()),
+                "robust": "".join("01"[one] for one in robust.astype(int)),
+                **({} if relaxed is None else {"without_rounding": float((relaxed > epsilon + more).mean())}),
             }
         )
     return rows
@@ -181,13 +98,15 @@ def differences(curves: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, fl
     return [{"mean": float(row.mean()), "maximum": float(row.max())} for row in above]
 
 
-def robust_accuracy(
+def robust_accuracy(  # noqa: D417
     model: object,
     attacks: object,
     inputs: Array,
     labels: Array,
     threat_model: ThreatModel,
     *,
+    criterion: Criterion | None = None,
+    keep_candidates: bool = False,
     device: str | torch.device | None = None,
     sample_ids: Sequence[int] | None = None,
     out: str | os.PathLike[str] | None = None,
@@ -207,21 +126,17 @@ def robust_accuracy(
     as they are count as not robust at any budget.
 
     Args:
-        model: A torch module from inputs in bounds to logits, in eval mode; a Foolbox model; an ART
+        model: A torch module from inputs in bounds to logits, in eval mode; a Foolbox model or ART
             ``PyTorchClassifier``.
         attacks: Anything :func:`robust_ext.as_attack` takes, a list of such, or a dict of them by name.
         inputs: Clean samples, a tensor or numpy array of floats ``(N, ...)`` in bounds.
-        labels: Their classes, integers ``(N,)``, or one-hot ``(N, K)``.
+        labels: Their classes, integers ``(N,)``, or one-hot ``(N, K)``; of several labels zeros and ones ``(N, L)``.
         threat_model: The norm, epsilon and bounds.
-        device: Where to run it, on a copy of a model that lies elsewhere; the model's own device when left out.
-        sample_ids: Ids of the samples, which with the seed decide every draw; ``0 .. N-1`` when left out.
-        out: Run folder, in which the same call resumes a killed run; gets result and report.
-        isolate: Run each attack in a process of its own, which has what an attacker has, see docs/threats.md.
-        attack_timeout: Seconds an attack may then take for a batch; None for any time.
-        executor: What runs the blocks, see docs/clusters.md; this process when left out.
-        devices: The devices that its workers use; the model's own when left out.
-        progress: Show a progress bar on stderr.
-        callbacks: Told of the result, and of records as they come, see :class:`robust_ext.Callback`.
+        criterion: What counts as success of an attack: :class:`robust_ext.TopK`, :class:`robust_ext.Targeted`,
+            :class:`robust_ext.MultiLabel`; misclassification when left out.
+        keep_candidates: Whether the result has the nearest adversarial example of each sample as ``candidates``.
+        device, sample_ids, out, isolate, attack_timeout, executor, devices, progress, callbacks: How it is run, see
+            :class:`robust_ext.evaluations.run_keywords.RunKeywords`.
         settings: All settings at once; the defaults when left out.
         **options: Single settings, see :class:`RobustAccuracySettings`.
 
@@ -229,44 +144,111 @@ def robust_accuracy(
         RobustExtError: An argument, the model, an attack or the run folder is not as described; see its subclasses.
 
     Example:
-        >>> import torch
         >>> network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 3)).eval()
         >>> x, threat_model = torch.rand(8, 1, 4, 4), ThreatModel(norm="linf", epsilon=1e-6)
         >>> y = network(x).argmax(1)
         >>> robust_accuracy(network, "robust_ext:APGD(steps=10)", x, y, threat_model).robust_accuracy(1e-6)
         1.0
     """
-    with listening(callbacks) as tell:
-        checked = make_settings(RobustAccuracySettings, options, base=settings)
-        given = prepare_inputs(
-            model,
-            inputs,
-            labels,
-            threat_model=threat_model,
-            sample_ids=sample_ids,
-            batch_size=checked.batch_size,
-            device=device,
-        )
-        workers = attack_worker(isolate=isolate, attack_timeout=attack_timeout, executor=executor, devices=devices)
-        with workers as worker:
-            return tell(_evaluate(as_attacks(attacks), given, checked, out=out, progress=progress, worker=worker))
+    run = RunKeywords(device, sample_ids, out, isolate, attack_timeout, executor, devices, progress, callbacks)
+    with run.begun() as finish:
+        begun, chosen = time.perf_counter(), make_settings(RobustAccuracySettings, options, base=settings)
+        given = run.prepare(model, inputs, labels, threat_model, batch_size=chosen.batch_size, criterion=criterion)
+        arms = _arms(as_attacks(attacks), threat_model, chosen)
+        runs = plan_runs(arms, plan_clean(given, batch_size=chosen.batch_size, seed=chosen.seed))
+        outcomes = drive(run.tasks(runs, title="robust accuracy"), run.worker)
+        return finish(_result([*outcomes.values()], begun=begun, keep_candidates=keep_candidates))
 
 
-def _evaluate(
-    attacks: Mapping[str, Attack],
-    given: EvaluationInputs,
-    settings: RobustAccuracySettings,
-    *,
-    out: str | os.PathLike[str] | None,
-    progress: bool,
-    worker: Worker,
-) -> RobustAccuracyResult:
-    begun, norm = time.perf_counter(), given.threat_model.norm
-    budgets = sorted({given.threat_model.epsilon, *(settings.epsilons or ())})
-    arms = check_arms(
-        Arm(attack=one, norm=norm, epsilon=epsilon, label=name) for name, one in attacks.items() for epsilon in budgets
+def _arms(attacks: Mapping[str, Attack], model: ThreatModel, settings: RobustAccuracySettings) -> list[Arm]:
+    budgets = sorted({model.epsilon, *(settings.epsilons or ())})
+    named = attacks.items()
+    return check_arms(
+        Arm(attack=one, norm=model.norm, epsilon=epsilon, label=name) for name, one in named for epsilon in budgets
     )
-    runs = plan_runs(arms, plan_clean(given, batch_size=settings.batch_size, seed=settings.seed))
-    outcomes = drive(run_all(runs, out=out, progress=progress, title="robust accuracy"), worker)
-    content = make_content(list(outcomes.values()), list(attacks), budgets, begun=begun)
-    return RobustAccuracyResult(content).saved(out)
+
+
+def _result(outcomes: Outcomes, *, begun: float, keep_candidates: bool) -> RobustAccuracyResult:
+    content, rows = make_content(outcomes, begun=begun), sample_rows(outcomes, _budgets(outcomes))
+    points = nearest_examples(outcomes) if keep_candidates else None
+    return RobustAccuracyResult(content, records=rows, candidates=points)
+
+
+def _budgets(outcomes: Outcomes) -> list[float]:
+    return sorted({arm.epsilon for one in outcomes for arm in one.run.arms if arm.epsilon is not None})
+
+
+def make_content(outcomes: Outcomes, *, begun: float) -> dict[str, Any]:
+    """Everything ``result.json`` holds."""
+    run, given = outcomes[0].run, outcomes[0].run.given
+    epsilons = _budgets(outcomes)
+    by_name: dict[str, list[Outcome[ArmRun]]] = {}
+    for one in outcomes:
+        by_name.setdefault(one.run.arms[0].short, []).append(one)
+    attacks = [_attack(name, mine, epsilons) for name, mine in by_name.items()]
+    for entry, difference in zip(attacks, differences([one["robust_accuracy"] for one in attacks]), strict=True):
+        entry["difference"] = difference
+    records = [(name, [record for one in mine for record in one.records]) for name, mine in by_name.items()]
+    upper = ", and count as not broken, so that robust accuracy is an upper bound"
+    outside = [(one.run.arms[0].short, one.run.attack, one.run.threat_model, one.records) for one in outcomes]
+    worst = _curve_of(outcomes, epsilons)[1]
+    return framed(
+        "robust_accuracy",
+        given,
+        outcomes,
+        clean_accuracy=float(given.correct.mean()),
+        norm=run.threat_model.norm,
+        findings=_findings(outcomes),
+        attacks=attacks,
+        worst_case=worst,
+        warnings=attack_warnings(records, consequence=upper) + outside_warnings(outside) + rounding_warnings(worst),
+        settings={"epsilons": list(epsilons), "batch_size": run.batch_size, "seed": run.seed},
+        seed=run.seed,
+        time=time_table(outcomes, begun=begun),
+    )
+
+
+def _findings(outcomes: Outcomes) -> list[dict[str, Any]]:
+    run = outcomes[0].run
+    given = run.given
+    probe = prober(given.module, given.inputs, given.labels, threat_model=given.threat_model, seed=run.seed)
+    attacked = [of_arm(left, name=left.run.arms[0].short) for left in outcomes]
+    caller = Caller(
+        module=given.module, attacks={one.name: one.attack for one in attacked}, images=given.inputs.dim() == 4
+    )
+    # What a wrong setup does to an attack is no fault of the attack.
+    found = find_setup(given, seed=run.seed) or find_causes(attacked, probe)
+    return [finding.to_dict() for finding in caller.addressed(found) if judged_by_label(given, finding)]
+
+
+def _attack(name: str, mine: Outcomes, epsilons: Sequence[float]) -> dict[str, Any]:
+    attack, spent = mine[0].run.attack, Spent.total(left.spent("attack") for left in mine)
+    smallest, rows = _curve_of(mine, epsilons)
+    distances = [float(value) if np.isfinite(value) else None for value in smallest]
+    return {
+        "name": name,
+        "description": describe(attack),
+        "kind": attack.traits.kind,
+        "robust_accuracy": rows,
+        "distances": distances if attack.traits.minimum_norm else None,
+        "outcomes": dict(sorted(Counter(record["outcome"] for left in mine for record in left.records).items())),
+        "seconds": spent.seconds,
+        "passes": spent.passes,
+    }
+
+
+def _curve_of(outcomes: Outcomes, epsilons: Sequence[float]) -> tuple[Floats, list[dict[str, Any]]]:
+    """The smallest perturbation of each sample that any of the runs found, ``(N,)``, and the curve that follows."""
+    run, given = outcomes[0].run, outcomes[0].run.given
+    # What a candidate may lie beyond each budget, as its verification allowed.
+    slack = [replace(run.threat_model, epsilon=one).tolerance(given.inputs[0].numel()) for one in epsilons]
+    lost = np.zeros((len(epsilons), len(given.ids)), dtype=np.bool_)
+    smallest, finite, relaxed = (np.where(given.correct, np.inf, 0.0) for _ in range(3))
+    for one in outcomes:
+        budgets = [epsilons.index(arm.epsilon) for arm in one.run.arms if arm.epsilon is not None]
+        lost[budgets] |= [record["outcome"] in LOST for record in one.records]
+        for known, counted in ((smallest, BROKEN), (finite, ("found",)), (relaxed, (*BROKEN, UNDONE))):
+            found = [record["distance"] if record["outcome"] in counted else np.inf for record in one.records]
+            np.minimum(known, np.array(found, dtype=np.float64), out=known)
+    more = relaxed if run.threat_model.discrete else None
+    return smallest, curve(smallest, epsilons, slack=slack, finite=finite, lost=lost, relaxed=more)

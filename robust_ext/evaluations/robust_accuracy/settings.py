@@ -2,34 +2,62 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+from numpy.typing import NDArray
+
+from robust_ext.core import tabular
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.settings import LARGEST_SEED, Settings, setting, settings_class
+from robust_ext.core.tabular import Columns, Row
+from robust_ext.core.wording import accuracy, typed
 from robust_ext.evaluations.result import EvaluationResult, bounds_of
-from robust_ext.reports.tabular import Columns, Row
-from robust_ext.reports.wording import accuracy, typed
 
-_WORST = "worst case"
+if TYPE_CHECKING:
+    import pandas
+
+SAMPLE_COLUMNS: Columns = {
+    "attack": str,
+    "epsilon": float,
+    **dict.fromkeys(("index", "sample"), int),
+    "correct": bool,
+    "outcome": str,
+    "predicted": int,
+    **dict.fromkeys(("distance", "broken_at"), float),
+    "queries": int,
+}
+"""Of :attr:`RobustAccuracyResult.records`: name and type of each."""
 
 
+@dataclass(frozen=True, eq=False, repr=False)
 class RobustAccuracyResult(EvaluationResult):
-    """Security curves; see :class:`EvaluationResult`."""
+    """Security curves; see :class:`EvaluationResult`.
+
+    Attributes:
+        records: A row for each run of an attack and sample, of results that were made in this process (a call with the
+            same run folder makes one without running anything again): ``attack``; ``epsilon`` that it was given, None
+            for the smallest perturbation; ``index`` and id (``sample``); ``correct``, whether the clean input is right;
+            verified ``outcome``, ``predicted`` class and ``distance`` of the candidate; ``broken_at``, the first
+            budget at which the sample counts as broken by it; ``queries``, rows sent forward until the first
+            adversarial point in the ball, all of them where there is none or the smallest perturbation is searched for.
+        candidates: With ``keep_candidates``, the nearest verified adversarial example of each sample, float32
+            ``(N, ...)``, the clean input where there is none; else None.
+    """
+
+    candidates: NDArray[np.float32] | None = field(default=None, kw_only=True)
 
     kind = "robust_accuracy"
     columns: ClassVar[Columns] = {
         "attack": str,
-        "epsilon": float,
-        "robust_accuracy": float,
-        "robust_accuracy_low": float,
-        "robust_accuracy_high": float,
-        "samples": int,
-        "non_finite": int,
-        "not_attacked": int,
+        **dict.fromkeys(("epsilon", "robust_accuracy", "robust_accuracy_low", "robust_accuracy_high"), float),
+        "success_rate": float,
+        **dict.fromkeys(("samples", "non_finite", "not_attacked"), int),
         "seconds": float,
-        "forward": int,
-        "backward": int,
+        **dict.fromkeys(("forward", "backward"), int),
         "description": str,
     }
     keys = ("attack", "epsilon")
@@ -60,32 +88,78 @@ class RobustAccuracyResult(EvaluationResult):
         rows = self.content["worst_case"] if attack is None else self.attacks[attack]["robust_accuracy"]
         return {float(row["epsilon"]): float(row["robust_accuracy"]) for row in rows}[epsilon]
 
+    def success_rate(self, epsilon: float, *, attack: str | None = None) -> float | None:
+        """Attack success rate: of the samples that are right to begin with, the share that is broken at a budget.
+
+        Arguments are those of :meth:`robust_accuracy`; None where no sample is right.
+        """
+        return self._success(self.robust_accuracy(epsilon, attack=attack))
+
+    def _success(self, robust: float) -> float | None:
+        clean = self.content["clean_accuracy"]
+        return 1 - robust / clean if clean else None
+
+    def found_by(self, epsilon: float) -> dict[int, list[str]]:
+        """Return the attacks that break each broken sample at a budget, by its place; see :attr:`records`.
+
+        Samples that are wrong to begin with are none of them.
+        """
+        found: dict[int, list[str]] = {}
+        for row in self.records:
+            if row["broken_at"] is not None and row["broken_at"] <= epsilon:
+                names = found.setdefault(row["index"], [])
+                names += [row["attack"]] if row["attack"] not in names else []
+        return dict(sorted(found.items()))
+
+    def over_queries(self, attack: str, epsilon: float) -> list[tuple[int, float]]:
+        """Return robust accuracy over the number of queries of one run: at 0, and wherever a sample breaks.
+
+        Args:
+            attack: One that was given a budget.
+            epsilon: The budget.
+
+        Raises:
+            KeyError: It was not run at this budget, or the result was loaded and holds no :attr:`records`.
+        """
+        rows = [row for row in self.records if row["attack"] == attack and row["epsilon"] == epsilon]
+        if not rows:
+            raise KeyError((attack, epsilon))
+        left, points = sum(row["correct"] for row in rows), list[tuple[int, float]]()
+        broken = Counter(row["queries"] or 0 for row in rows if row["broken_at"] is not None)
+        for queries in sorted({0, *broken}):
+            left -= broken[queries]
+            points.append((queries, left / len(rows)))
+        return points
+
+    def sample_frame(self) -> pandas.DataFrame:
+        """The :attr:`records` as a data frame of pandas, which is an optional package.
+
+        Raises:
+            MissingDependencyError: pandas is not installed.
+        """
+        return tabular.frame(SAMPLE_COLUMNS, self.records)
+
+    @property
+    def _curves(self) -> list[Mapping[str, Any]]:
+        return [*self.content["attacks"], {"name": "worst case", "robust_accuracy": self.content["worst_case"]}]
+
     def rows(self) -> list[Row]:
         """One an attack and budget, whose cost is that of all budgets, and one a budget for the worst case over all."""
-        worst = {"name": _WORST, "robust_accuracy": self.content["worst_case"]}
-        return [
-            {
-                "attack": attack["name"],
-                "epsilon": row["epsilon"],
-                "robust_accuracy": row["robust_accuracy"],
-                **bounds_of("robust_accuracy", row["interval"]),
-                "samples": self.content["samples"],
-                "non_finite": row.get("non_finite"),
-                "not_attacked": row.get("not_attacked"),
-                "seconds": attack.get("seconds"),
-                **attack.get("passes", {"forward": None, "backward": None}),
-                "description": attack.get("description"),
-            }
-            for attack in (*self.content["attacks"], worst)
-            for row in attack["robust_accuracy"]
-        ]
+        found = []
+        for attack in self._curves:
+            own = {**attack, **attack.get("passes", {}), "attack": attack["name"], "samples": self.content["samples"]}
+            for row in attack["robust_accuracy"]:
+                more = {**bounds_of("robust_accuracy", row["interval"]), "success_rate": None}
+                if row["robust_accuracy"] is not None:
+                    more["success_rate"] = self._success(row["robust_accuracy"])
+                found.append(self.row(**{**own, **row, **more}))
+        return found
 
     def solved(self) -> dict[tuple[Any, ...], dict[int, bool]]:
         """Return whether each sample, by its place, is robust; nothing of results of earlier versions."""
-        attacks = [*self.content["attacks"], {"name": _WORST, "robust_accuracy": self.content["worst_case"]}]
         return {
             (attack["name"], row["epsilon"]): {place: one == "1" for place, one in enumerate(row["robust"])}
-            for attack in attacks
+            for attack in self._curves
             for row in attack["robust_accuracy"]
             if "robust" in row
         }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
@@ -42,8 +42,7 @@ class Cut:
     def columns(self, seen: Tensor) -> Tensor:
         """Return the values as rows of numbers, ``(N, F)``; averages have at least single precision."""
         if self.means:
-            seen = seen.float() if seen.dtype in _HALVES else seen
-            seen = seen.mean(self.means)
+            seen = (seen.float() if seen.dtype in _HALVES else seen).mean(self.means)
         return seen.flatten(1) if seen.dim() > 2 else seen
 
     def __str__(self) -> str:
@@ -68,8 +67,8 @@ class Observed(nn.Module):
             cuts = [replace(cut, layer=cut.layer and cut.layer.removeprefix(INSIDE)) for cut in self.cuts]
             out: Tensor = self.model.around(Observed(self.model.through, cuts, logits=self.logits))(x)
             return out
-        layers = [cut.layer for cut in self.cuts if cut.layer is not None]
-        entered: dict[str, list[Tensor]] = {name: [] for name in layers}
+        entered: dict[str, list[Any]] = {cut.layer: [] for cut in self.cuts if cut.layer is not None}
+        operations = _Operations([cut for cut in self.cuts if cut.layer is None])
         with ExitStack() as stack:
             for name, seen in entered.items():
                 # The layer is looked up at each call, so that copies of this module observe their own network.
@@ -77,7 +76,8 @@ class Observed(nn.Module):
                     lambda _, args, named, seen=seen: seen.append(first_argument(args, named)), with_kwargs=True
                 )
                 stack.enter_context(hook)
-            operations = stack.enter_context(_Operations(self.cuts)) if len(layers) < len(self.cuts) else None
+            if operations.calls:
+                stack.enter_context(operations)
             logits: Tensor = self.model(x)
         for name, seen in entered.items():
             if len(seen) != 1 or not isinstance(seen[0], Tensor):
@@ -85,14 +85,9 @@ class Observed(nn.Module):
                 if len(seen) == 1:
                     found = f"is entered by {type(seen[0]).__name__}, expected a tensor"
                 raise SplitError(f"layer {name!r} {found}; give a pair (features, readout) instead")
-        parts = []
-        for number, cut in enumerate(self.cuts):
-            if cut.layer is not None:
-                parts.append(cut.columns(entered[cut.layer][0]))
-            elif operations is not None:
-                parts.append(cut.columns(operations.seen(number)))
-        if self.logits:
-            parts.append(logits)
+        values = [operations.seen(cut) if cut.layer is None else entered[cut.layer][0] for cut in self.cuts]
+        parts = [cut.columns(value) for cut, value in zip(self.cuts, values, strict=True)]
+        parts += [logits] if self.logits else []
         features = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
         # Of inputs of single precision, so that readouts need not be fitted in half of it.
         return features.float() if features.dtype in _HALVES and x.dtype not in _HALVES else features
@@ -123,12 +118,7 @@ class LayerInput(Observed):
 
 
 def layer_names(layer: str) -> list[str]:
-    """Names of layers that are written with commas between them.
-
-    Example:
-        >>> layer_names("conv2, fc")
-        ['conv2', 'fc']
-    """
+    """Names of layers that are written with commas between them."""
     return list(dict.fromkeys(name.strip() for name in layer.split(",")))
 
 
@@ -138,12 +128,7 @@ def first_argument(args: Sequence[Any], named: dict[str, Any]) -> Any:
 
 
 def operation_name(func: Callable[..., Any]) -> str:
-    """One name for the function, the method, the operator, what works in place, and torch.export's.
-
-    Example:
-        >>> [operation_name(one) for one in (torch.matmul, Tensor.__matmul__, torch.ops.aten.matmul.default)]
-        ['matmul', 'matmul', 'matmul']
-    """
+    """One name for the function, the method, the operator, what works in place, and torch.export's."""
     name = str(getattr(func, "__name__", func))
     if name == "__get__":
         return str(getattr(getattr(func, "__self__", None), "__name__", name))
@@ -151,27 +136,24 @@ def operation_name(func: Callable[..., Any]) -> str:
 
 
 class _Operations(TorchFunctionMode):
-    """Arguments of the last calls of some operations."""
+    """Arguments of the last calls of the operations of some cuts."""
 
-    def __init__(self, cuts: Iterable[Cut]) -> None:
+    def __init__(self, cuts: Sequence[Cut]) -> None:
         super().__init__()
-        self._cuts = tuple(cuts)
-        outside = [cut for cut in self._cuts if cut.layer is None]
-        self._calls: dict[str, deque[tuple[Any, dict[str, Any]]]] = {
-            name: deque(maxlen=max(cut.last for cut in outside if cut.operation == name))
-            for name in {cut.operation for cut in outside}
+        self.calls: dict[str, deque[tuple[Any, dict[str, Any]]]] = {
+            name: deque(maxlen=max(cut.last for cut in cuts if cut.operation == name))
+            for name in {cut.operation for cut in cuts}
         }
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        calls = self._calls.get(operation_name(func))
+        calls = self.calls.get(operation_name(func))
         if calls is not None:
             calls.append((args, kwargs or {}))
         return func(*args, **(kwargs or {}))
 
-    def seen(self, number: int) -> Tensor:
+    def seen(self, cut: Cut) -> Tensor:
         """Return the value at a cut."""
-        cut = self._cuts[number]
-        calls = self._calls[cut.operation]
+        calls = self.calls[cut.operation]
         if len(calls) < cut.last:
             raise SplitError(f"{cut}: called {len(calls)} times; give a pair (features, readout) instead")
         args, kwargs = calls[-cut.last]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,38 +18,25 @@ from robust_ext.core.guard import frozen
 from robust_ext.core.random import seeded_globals
 from robust_ext.models.features.observed import Cut, first_argument, operation_name
 
-# They return nothing, and change their first argument.
-_ASSIGNING = ("setitem",)
 
-
-@dataclass(frozen=True)
 class Call:
-    """One operation that returned tensors, or changed one."""
+    """One operation that returned tensors, or changed one.
 
-    func: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    out: Any
+    Attributes:
+        name: One name for the function, the method and the operator.
+        taken: Tensors among its arguments.
+        made: Tensors that it returned, or the one that it changed.
+    """
 
-    @property
-    def name(self) -> str:
-        """One name for the function, the method and the operator."""
-        return operation_name(self.func)
-
-    @property
-    def taken(self) -> list[Tensor]:
-        """Tensors among its arguments."""
-        return list(tensors_in((self.args, self.kwargs)))
-
-    @property
-    def made(self) -> list[Tensor]:
-        """Tensors that it returned, or the one that it changed."""
-        found = list(tensors_in(self.out))
-        return found if found or self.name not in _ASSIGNING else list(tensors_in(self.args[:1]))
+    def __init__(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        self.func, self.args, self.kwargs = func, args, kwargs
+        self.name = operation_name(func)
+        self.taken = list(tensors_in((args, kwargs)))
+        # An assignment returns nothing, and changes its first argument.
+        self.made = list(tensors_in(out)) or (list(tensors_in(args[:1])) if self.name == "setitem" else [])
 
 
-@dataclass(frozen=True)
-class Entered:
+class Entered(NamedTuple):
     """A call of a module: its name, what it was called with first, and how many operations came before."""
 
     layer: str
@@ -70,12 +57,17 @@ class Recording(TorchFunctionMode):
         self.autocast: torch.dtype | None = None  # Of operations outside of layers.
         with ExitStack() as stack:
             for name, part in model.named_modules():
-                if isinstance(part, torch.jit.ScriptModule):
-                    continue  # Takes no hooks.
-                stack.enter_context(part.register_forward_pre_hook(self._entering(name), with_kwargs=True))
-            stack.enter_context(frozen(model))
-            stack.enter_context(seeded_globals(0))
-            stack.enter_context(torch.enable_grad())
+                if not isinstance(part, torch.jit.ScriptModule):  # These take no hooks.
+                    stack.enter_context(
+                        part.register_forward_pre_hook(
+                            lambda _module, args, named, name=name: self.entered.append(
+                                Entered(name, first_argument(args, named), len(self.calls))
+                            ),
+                            with_kwargs=True,
+                        )
+                    )
+            for block in (frozen(model), seeded_globals(0), torch.enable_grad()):
+                stack.enter_context(block)
             # No leaf, which could not be changed in place.
             self.x = row.detach().clone().requires_grad_().clone()
             self._dependent = {id(self.x)}
@@ -85,14 +77,12 @@ class Recording(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         call = Call(func, args, kwargs or {}, out)
-        made = call.made
-        if made:
+        if call.made:
             self.calls.append(call)
             # While weights require none, what has a gradient depends on the input, whatever made it.
-            taken = call.taken
-            self._dependent.update(id(one) for one in taken if one.requires_grad)
-            if any(map(self.depends, taken)):
-                self._dependent.update(map(id, made))
+            self._dependent.update(id(one) for one in call.taken if one.requires_grad)
+            if any(map(self.depends, call.taken)):
+                self._dependent.update(map(id, call.made))
             kind = self.x.device.type
             if torch.is_autocast_enabled(kind):
                 self.autocast = torch.get_autocast_dtype(kind)
@@ -115,31 +105,23 @@ class Recording(TorchFunctionMode):
         """Count the operations before a tensor got the value with which one of them uses it."""
         return max((maker + 1 for maker in self.makers.get(id(tensor), []) if maker < number), default=0)
 
-    def _entering(self, name: str) -> Callable[[nn.Module, Any, Any], None]:
-        def hook(_module: nn.Module, args: Any, named: Any) -> None:
-            self.entered.append(Entered(name, first_argument(args, named), len(self.calls)))
-
-        return hook
-
 
 def tensors_in(value: object) -> Iterator[Tensor]:
     """All tensors in nested lists, tuples and dicts."""
     if isinstance(value, Tensor):
         yield value
-    elif isinstance(value, (tuple, list)):
-        for part in value:
+    elif isinstance(value, (tuple, list, dict)):
+        for part in value.values() if isinstance(value, dict) else value:
             yield from tensors_in(part)
-    elif isinstance(value, dict):
-        yield from tensors_in(list(value.values()))
 
 
 # Operations that compare or combine their input with weights: what enters the last of them is what the logits read.
-_WEIGHTED = {
-    *("linear", "matmul", "rmatmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "tensordot", "bilinear", "cdist"),
-    *("conv1d", "conv2d", "conv3d", "convolution", "linear_dynamic", "linear_relu_dynamic", "pairwise_distance"),
-}
 # Of these the last dimension holds the channels.
 _CHANNELS_LAST = {"linear", "matmul", "rmatmul", "mm", "bmm", "addmm", "linear_dynamic", "linear_relu_dynamic"}
+_WEIGHTED = _CHANNELS_LAST | {
+    *("baddbmm", "einsum", "tensordot", "bilinear", "cdist", "pairwise_distance"),
+    *("conv1d", "conv2d", "conv3d", "convolution"),
+}
 
 
 @dataclass(frozen=True)
@@ -180,19 +162,20 @@ def head_places(recording: Recording) -> list[Place]:
             taken = {id(one): one for one in call.taken if recording.depends(one)}
             (entering, *others) = taken.values() or [tensor]
             if not others and _reads(call, entering):
-                found[id(entering)] = min(found.get(id(entering), (number, entering)), (number, entering), key=_first)
+                first = min(number, found.get(id(entering), (number,))[0])
+                found[id(entering)] = first, entering
             else:
                 waiting += taken.values()
     if not found:
         raise SplitError("model: no operation with weights is on the way from the inputs to the logits")
-    return [_place(recording, number, entering) for number, entering in sorted(found.values(), key=_first)]
+    return [_place(recording, *one) for one in sorted(found.values(), key=lambda one: one[0])]
 
 
 def layer_places(recording: Recording, layers: Sequence[str], model: nn.Module) -> list[Place]:
     """Return the inputs of named layers; SplitError for names of no module, or modules without one call on a tensor."""
-    modules = dict(model.named_modules())
-    found = []
+    modules, found = dict(model.named_modules()), []
     for name in layers:
+        calls = [one for one in recording.entered if one.layer == name]
         if name not in modules or not name:
             known = ", ".join(list(modules)[-5:])
             raise SplitError(
@@ -204,17 +187,17 @@ def layer_places(recording: Recording, layers: Sequence[str], model: nn.Module) 
                 f"layer {name!r} is scripted or traced, where nothing can be observed; give the module that it was "
                 "made of, or a pair (features, readout); without a layer, the logits are the features"
             )
-        calls = [one for one in recording.entered if one.layer == name]
         if len(calls) != 1:
             raise SplitError(
                 f"layer {name!r} was called {len(calls)} times in one forward pass, expected once; "
                 "name another layer, or give a pair (features, readout) instead"
             )
-        if not isinstance(calls[0].value, Tensor):
-            shown = type(calls[0].value).__name__
+        value = calls[0].value
+        if not isinstance(value, Tensor):
+            shown = type(value).__name__
             raise SplitError(f"layer {name!r} is entered by {shown}, expected a tensor; name a layer inside of it")
         last = isinstance(modules[name], (nn.Linear, nn.LayerNorm))
-        found.append(Place(Cut(name), calls[0].value, recording.made_before(calls[0].value, calls[0].before), last))
+        found.append(Place(Cut(name), value, recording.made_before(value, calls[0].before), last))
     return sorted(found, key=lambda place: place.before)
 
 
@@ -226,26 +209,16 @@ def _reads(call: Call, entering: Tensor) -> bool:
     return call.name in _WEIGHTED
 
 
-def _first(found: tuple[int, Tensor]) -> int:
-    return found[0]
-
-
 def _place(recording: Recording, number: int, entering: Tensor) -> Place:
     call, counts = recording.calls[number], Counter(one.layer for one in recording.entered)
-    before = recording.made_before(entering, number)
-    last = call.name in _CHANNELS_LAST
+    before, last = recording.made_before(entering, number), call.name in _CHANNELS_LAST
     # The innermost module that is entered by this very tensor, where it is called once.
-    inside = [one for one in recording.entered if one.value is entering and one.before <= number]
-    for one in reversed(inside):
-        if counts[one.layer] == 1:
+    for one in reversed(recording.entered):
+        if one.value is entering and one.before <= number and counts[one.layer] == 1:
             return Place(Cut(one.layer), entering, before, last)
-    later = sum(one.name == call.name for one in recording.calls[number:])
-    return Place(Cut(None, call.name, later, _argument(call, entering)), entering, before, last)
-
-
-def _argument(call: Call, entering: Tensor) -> int | str:
     named: list[tuple[int | str, object]] = [*enumerate(call.args), *call.kwargs.items()]
-    for name, value in named:
-        if value is entering:
-            return name
-    raise SplitError(f"model: {call.name} takes its input inside of a list")
+    argument = next((name for name, value in named if value is entering), None)
+    if argument is None:
+        raise SplitError(f"model: {call.name} takes its input inside of a list")
+    later = sum(one.name == call.name for one in recording.calls[number:])
+    return Place(Cut(None, call.name, later, argument), entering, before, last)

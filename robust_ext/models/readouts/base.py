@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -13,16 +13,17 @@ from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.foreign import foreign_code
 from robust_ext.core.settings import Settings
 
+Fitted: TypeAlias = Mapping[str, Tensor]
+"""Parameters of readouts, by name."""
+
 
 class Readout(Settings, ABC):
     """A two-class readout that is fitted for many problems at once (``TrainReadout`` of Zimmermann et al. 2022).
 
     A class of one's own has :meth:`fit` and :meth:`score`; it has settings where it is a
     :func:`~robust_ext.core.settings.settings_class`. Its objects are pickled where attacks run in other processes.
-
-    Attributes:
-        axes: What the dimensions of one point's features are called, such as ``("members", "F")``; with them, features
-            of another shape are refused before any work.
+    ``axes`` names the dimensions of one point's features, such as ``("members", "F")``; with them, features of another
+    shape are refused before any work.
     """
 
     label: ClassVar[str] = "a readout"
@@ -30,40 +31,31 @@ class Readout(Settings, ABC):
 
     @abstractmethod
     def fit(self, features: Tensor, planted: Tensor) -> dict[str, Tensor]:
-        """Fit one readout for each of B problems.
+        """Fit one readout for each of B problems; return parameters by name, each float64 ``(B, ...)``.
 
         Args:
             features: ``(B, n, *F)``; the first of each are those of the clean sample.
             planted: bool ``(n,)``, which of the n points are class 1.
-
-        Returns:
-            Parameters by name, each float64 ``(B, ...)``; attacks see them.
         """
 
     @abstractmethod
-    def score(self, features: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
-        """A number for each row, by which it is class 1 exactly where it is above the threshold of the row's problem.
+    def score(self, features: Tensor, parameters: Fitted) -> Tensor:
+        """A number for each row, float64 ``(M,)``, differentiable: it is class 1 where that is above its threshold.
 
         Args:
             features: ``(M, *F)``.
             parameters: Of each row's problem, ``(M, ...)``.
-
-        Returns:
-            float64 ``(M,)``, differentiable.
         """
 
-    def logits(
-        self, features: Tensor, parameters: Mapping[str, Tensor], threshold: Tensor, scale: Tensor, offset: Tensor
-    ) -> Tensor:
+    def logits(self, features: Tensor, parameters: Fitted, threshold: Tensor, scale: Tensor, offset: Tensor) -> Tensor:
         """Logits ``(M, 2)`` of features ``(M, *F)``: ``offset -+ scale (score - threshold)``, each ``(M,)``.
 
-        A readout with logits of another shape, which attacks then have to deal with, overrides this; the second has to
-        be the larger one exactly where the score is above the threshold.
+        In logits of one's own the second is the larger one exactly where the score is above the threshold.
         """
         signed = scale * (self.score(features, parameters) - threshold)
         return torch.stack([offset - signed, offset + signed], 1)
 
-    def scores(self, features: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
+    def scores(self, features: Tensor, parameters: Fitted) -> Tensor:
         """Scores ``(B, n)`` of the features ``(B, n, *F)`` of B problems with parameters ``(B, ...)``."""
         rows = []
         for row, points in enumerate(features):
@@ -92,12 +84,9 @@ class Readout(Settings, ABC):
         """InvalidArgumentError where it takes no features ``(N, *shape)``."""
         if self.axes and len(shape) != len(self.axes):
             expected = ", ".join(("N", *self.axes))
-            raise InvalidArgumentError(
-                "readout",
-                f"{self.description} for features of shape ({', '.join(('N', *map(str, shape)))})",
-                f"features of shape ({expected}); give a pair (features, readout) of modules whose features have it, "
-                "or another readout",
-            )
+            got = f"{self.description} for features of shape ({', '.join(('N', *map(str, shape)))})"
+            more = "give a pair (features, readout) of modules whose features have it, or another readout"
+            raise InvalidArgumentError("readout", got, f"features of shape ({expected}); {more}")
 
 
 # Points this close to the boundary, as a share of the gap, may fall on either side of it by rounding.
@@ -107,9 +96,7 @@ _CLOSE = 1e-6
 def fitted(readout: Readout, features: Tensor, planted: Tensor) -> tuple[dict[str, Tensor], Tensor]:
     """Parameters ``(B, ...)`` of the readout fitted to features ``(B, n, *F)``, and the scores ``(B, n)`` of these.
 
-    Raises:
-        InvalidArgumentError: It returned something else; the text names the method.
-        DataError: It raised.
+    InvalidArgumentError: it returned something else; the text names the method. DataError: it raised.
     """
     with foreign_code("readout", readout.description):
         parameters = readout.fit(features, planted)
@@ -129,19 +116,16 @@ def fitted(readout: Readout, features: Tensor, planted: Tensor) -> tuple[dict[st
 
 
 def check_logits(
-    readout: Readout, features: Tensor, parameters: Mapping[str, Tensor], scores: Tensor, threshold: Tensor, gap: Tensor
+    readout: Readout, features: Tensor, parameters: Fitted, scores: Tensor, threshold: Tensor, gap: Tensor
 ) -> None:
     """Raise where logits of one's own make points ``(B, n, *F)`` another class than ``scores`` ``(B, n)`` do.
 
-    ``threshold`` and ``gap`` are float64 ``(B,)``; problems without a gap are left out.
-
-    Raises:
-        InvalidArgumentError: They do, or are of another shape than ``(M, 2)``.
-        DataError: It raised.
+    ``threshold`` and ``gap`` are float64 ``(B,)``; problems without a gap are left out. InvalidArgumentError: they do,
+    or are of another shape than ``(M, 2)``. DataError: it raised.
     """
     if type(readout).logits is Readout.logits:
         return
-    count, wrong = features.shape[1], torch.zeros(len(features), dtype=torch.int64, device=features.device)
+    count, found = features.shape[1], 0
     for row in (gap > 0).nonzero().flatten().tolist():
         points = features[row]
         own = {name: part[row].expand(count, *part.shape[1:]) for name, part in parameters.items()}
@@ -153,9 +137,7 @@ def check_logits(
             raise _error(readout, f"logits() returned {shown} for {count} rows", f"shape ({count}, 2)")
         beyond = scores[row] - limit
         other = (logits.argmax(1) == 1) != (beyond > 0)
-        wrong[row] = (other & (beyond.abs() > _CLOSE * gap[row])).sum()
-    # In one copy from the device.
-    found = max(wrong.tolist(), default=0)
+        found = max(found, int((other & (beyond.abs() > _CLOSE * gap[row])).sum()))
     if found:
         raise _error(
             readout,

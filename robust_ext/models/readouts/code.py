@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from robust_ext.core.settings import setting, settings_class
-from robust_ext.models.readouts.base import Readout
+from robust_ext.models.readouts.base import Fitted, Readout
 from robust_ext.models.readouts.linear import fit_members, member_positions
 
 # What the decoder of Verma and Swami adds before it takes the logarithm.
@@ -43,13 +42,11 @@ class Code(Readout):
         """Fit to features ``(B, n, bits, F)``; see :func:`~robust_ext.models.readouts.linear.fit_members`."""
         return fit_members(features, planted, C=self.C)
 
-    def score(self, features: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
+    def score(self, features: Tensor, parameters: Fitted) -> Tensor:
         """The sum of the bits."""
         return torch.tanh(self.steepness * (2 * member_positions(features, parameters) + 1)).sum(1)
 
-    def logits(
-        self, features: Tensor, parameters: Mapping[str, Tensor], threshold: Tensor, scale: Tensor, offset: Tensor
-    ) -> Tensor:
+    def logits(self, features: Tensor, parameters: Fitted, threshold: Tensor, scale: Tensor, offset: Tensor) -> Tensor:
         """Return the decoder's logits."""
         if self.decoder == "linear":
             return super().logits(features, parameters, threshold, scale, offset)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from robust_ext.core.settings import setting, settings_class
-from robust_ext.models.readouts.base import Readout
+from robust_ext.models.readouts.base import Fitted, Readout
 from robust_ext.models.readouts.linear import fit_members, member_positions
 
 
@@ -36,14 +35,12 @@ class Ensemble(Readout):
         """Fit to features ``(B, n, members, F)``; see :func:`~robust_ext.models.readouts.linear.fit_members`."""
         return fit_members(features, planted, C=self.C)
 
-    def score(self, features: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
+    def score(self, features: Tensor, parameters: Fitted) -> Tensor:
         """The median or the mean of the members' positions."""
         along = member_positions(features, parameters)
         return along.mean(1) if self.combine == "mean" else along.median(1).values
 
-    def logits(
-        self, features: Tensor, parameters: Mapping[str, Tensor], threshold: Tensor, scale: Tensor, offset: Tensor
-    ) -> Tensor:
+    def logits(self, features: Tensor, parameters: Fitted, threshold: Tensor, scale: Tensor, offset: Tensor) -> Tensor:
         """The mean of the logits of members that agree with the vote, or of all."""
         along = member_positions(features, parameters) - threshold[:, None]
         if self.combine == "mean":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -14,7 +13,7 @@ from torch import Tensor
 from robust_ext.core.errors import InvalidArgumentError, MissingDependencyError
 from robust_ext.core.settings import setting, settings_class
 from robust_ext.core.validation import check_choice, check_number
-from robust_ext.models.readouts.base import Readout
+from robust_ext.models.readouts.base import Fitted, Readout
 
 KINDS = ("logistic", "max-margin")
 
@@ -38,17 +37,15 @@ def fit_directions(features: Tensor, planted: Tensor, *, kind: str = "logistic",
 
     ``planted``, bool ``(n,)``, marks rows of the planted class. ``kind`` is ``"logistic"`` regression, or
     ``"max-margin"``, scikit-learn's hard-margin support vector machine without ``C``. ``C`` weighs the losses against
-    the penalty ``||w||^2 / 2``, as in scikit-learn's ``LogisticRegression``: from about 10 on the direction hardly
-    changes; smaller values give easier tests. The directions need not separate.
+    the penalty ``||w||^2 / 2``: from about 10 on the direction hardly changes. The directions need not separate.
     """
     check_choice("kind", kind, KINDS)
     check_number("C", C, minimum=0, open_minimum=True)
     if features.dim() != 3:
         raise InvalidArgumentError("features", f"shape {tuple(features.shape)}", "shape (B, n, F)")
     if planted.shape != features.shape[1:2] or planted.dtype != torch.bool:
-        raise InvalidArgumentError(
-            "planted", f"shape {tuple(planted.shape)}, dtype {planted.dtype}", f"bool of shape ({features.shape[1]},)"
-        )
+        got = f"shape {tuple(planted.shape)}, dtype {planted.dtype}"
+        raise InvalidArgumentError("planted", got, f"bool of shape ({features.shape[1]},)")
     if not 0 < int(planted.sum()) < len(planted):
         raise InvalidArgumentError("planted", f"{int(planted.sum())} of {len(planted)} rows", "rows of both classes")
     first = features[:, :1].double()
@@ -60,10 +57,8 @@ def fit_directions(features: Tensor, planted: Tensor, *, kind: str = "logistic",
     rows = rows / scale[:, None, None]
     finite = torch.isfinite(rows).all(2).all(1)
     rows = rows.where(finite[:, None, None], 0.0)
-    if kind == "max-margin":
-        weight, converged = _maximum_margin(rows, planted)
-    else:
-        weight, converged = _logistic(rows, planted, C)
+    solved = _maximum_margin(rows, planted) if kind == "max-margin" else _logistic(rows, planted, C)
+    weight, converged = solved
     weight = weight / weight.norm(dim=1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
     weight = weight.where(finite[:, None], torch.nan)
     return Directions(weight, center.squeeze(1), scale, converged & finite)
@@ -184,11 +179,11 @@ class Linear(Readout):
         """``weight`` and ``anchor``, which is the clean sample until :meth:`anchored`; ``features`` ``(B, n, F)``."""
         return {"weight": self.directions(features, planted), "anchor": features[:, 0].double()}
 
-    def score(self, features: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
+    def score(self, features: Tensor, parameters: Fitted) -> Tensor:
         """The position along the direction, from the anchor."""
         return ((features.double() - parameters["anchor"]) * parameters["weight"]).sum(1)
 
-    def scores(self, features: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
+    def scores(self, features: Tensor, parameters: Fitted) -> Tensor:
         """The same of the features ``(B, n, F)`` of B problems, as a product of matrices."""
         return positions(features, parameters["weight"], parameters["anchor"])
 
@@ -272,7 +267,7 @@ def fit_members(features: Tensor, planted: Tensor, *, C: float) -> dict[str, Ten
     return {**shaped, "unit": unit.view(problems, members)}
 
 
-def member_positions(features: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
+def member_positions(features: Tensor, parameters: Fitted) -> Tensor:
     """Positions ``(M, K)`` of the features ``(M, K, F)`` of members, see :func:`unit_positions`."""
     along = ((features.double() - parameters["anchor"]) * parameters["weight"]).sum(2)
     return along / parameters["unit"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
 from functools import cache
 
 import torch
@@ -12,24 +11,15 @@ from torch import Tensor, nn
 
 from robust_ext.core.random import derive_seed, seeded_globals
 from robust_ext.core.settings import setting, settings_class
-from robust_ext.models.readouts.base import Readout
+from robust_ext.models.readouts.base import Fitted, Readout
 
 
 class Drawn(nn.Module):
-    """Outputs of a module that draws from the global generators of torch, numpy or ``random``, draw after draw.
+    """Outputs ``(N, draws, *F)`` of a module that draws from the global generators, draw after draw.
 
     What is drawn follows from the seed, the number of the draw and the values of the batch: the same batch draws the
-    same again, whatever was drawn before, and another batch draws again. The generators are left as they were.
-
-    Args:
-        module: From inputs ``(N, ...)`` to outputs ``(N, *F)``; shared, not copied.
-        draws: How many.
-        seed: Of all of them.
-
-    Example:
-        >>> noisy = Drawn(nn.Dropout(0.5).train(), 1000, seed=0)
-        >>> noisy(torch.ones(1, 2)).mean(1).round()
-        tensor([[1., 1.]])
+    same again, whatever was drawn before, and another batch draws again. The generators are left as they were, and the
+    module is shared, not copied.
     """
 
     def __init__(self, module: nn.Module, draws: int, *, seed: int) -> None:
@@ -55,9 +45,8 @@ class Majority(Readout):
     """Another readout over several draws: a row is class 1 exactly where more than half of its draws are.
 
     It is fitted to all draws of all points as if each draw were a point. The score is the median of the draws' scores,
-    of an even number of them the lower one. Attacks are shown single draws.
-
-    The draws that a readout was fitted to flatter it, so planted points count by further ones, see :meth:`lasting`.
+    of an even number the lower one. Attacks are shown single draws. The draws that a readout was fitted to flatter it,
+    so planted points count by further ones, see :meth:`lasting`.
     """
 
     readout: Readout = setting(help="Of a single draw.")
@@ -80,18 +69,18 @@ class Majority(Readout):
         """Fit to features ``(B, n, draws, *F)``."""
         return self.readout.fit(features.flatten(1, 2), planted.repeat_interleave(self.draws))
 
-    def score(self, features: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
+    def score(self, features: Tensor, parameters: Fitted) -> Tensor:
         """The median over draws."""
         own = {name: part.repeat_interleave(self.draws, 0) for name, part in parameters.items()}
         single = self.readout.score(features.flatten(0, 1), own)
         return single.view(len(features), self.draws).median(1).values
 
-    def scores(self, features: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
+    def scores(self, features: Tensor, parameters: Fitted) -> Tensor:
         """The same of the features ``(B, n, draws, *F)`` of B problems."""
         single = self.readout.scores(features.flatten(1, 2), parameters)
         return single.view(*features.shape[:2], self.draws).median(2).values
 
-    def lasting(self, features: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
+    def lasting(self, features: Tensor, parameters: Fitted) -> Tensor:
         """Scores ``(B, n)`` above which points are by the majority of other draws, but for one time in a thousand.
 
         ``features`` ``(B, n, R, *F)`` are those of R draws that the readout was not fitted to, of which this is a low

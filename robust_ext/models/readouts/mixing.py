@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from robust_ext.core.settings import setting, settings_class
-from robust_ext.models.readouts.base import Readout
+from robust_ext.models.readouts.base import Fitted, Readout
 from robust_ext.models.readouts.linear import positions, separating_directions, unit_positions
 
 
@@ -38,7 +37,7 @@ class Mixing(Readout):
         begin, unit = unit_positions(along, planted)
         return {"weight": weight, "anchor": first + begin[:, None] * weight, "unit": unit}
 
-    def score(self, features: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
+    def score(self, features: Tensor, parameters: Fitted) -> Tensor:
         """The logit of the mean probability, from logarithms, which do not saturate."""
         away = features.double() - parameters["anchor"][:, None]
         along = (away * parameters["weight"][:, None]).sum(2) / parameters["unit"][:, None]

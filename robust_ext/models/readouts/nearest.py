@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from robust_ext.core.settings import setting, settings_class
-from robust_ext.models.readouts.base import Readout
+from robust_ext.models.readouts.base import Fitted, Readout
 
 
 @settings_class
@@ -35,17 +34,17 @@ class Nearest(Readout):
         rows = features.double()
         return {"inner": rows[:, ~planted], "planted": rows[:, planted]}
 
-    def score(self, features: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
+    def score(self, features: Tensor, parameters: Fitted) -> Tensor:
         """The difference of mean squared distances."""
         return self._difference(features[:, None], parameters).squeeze(1)
 
-    def scores(self, features: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
+    def scores(self, features: Tensor, parameters: Fitted) -> Tensor:
         """The same of the features ``(B, n, F)`` of B problems, one problem at a time."""
         rows = [slice(row, row + 1) for row in range(len(features))]
         found = [self._difference(features[row], {name: p[row] for name, p in parameters.items()}) for row in rows]
         return torch.cat(found) if found else features.new_zeros(features.shape[:2], dtype=torch.float64)
 
-    def _difference(self, features: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
+    def _difference(self, features: Tensor, parameters: Fitted) -> Tensor:
         rows = features.double()
         return _distance(rows, parameters["inner"], self.k) - _distance(rows, parameters["planted"], 1)
 

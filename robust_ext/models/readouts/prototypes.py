@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor
 
 from robust_ext.core.settings import settings_class
+from robust_ext.models.readouts.base import Fitted
 from robust_ext.models.readouts.linear import Logistic
 
 
@@ -26,9 +25,7 @@ class Prototypes(Logistic):
         """Fit a linear readout, and ``centre`` ``(B, F)`` of the inner points."""
         return {**super().fit(features, planted), "centre": features[:, ~planted].double().mean(1)}
 
-    def logits(
-        self, features: Tensor, parameters: Mapping[str, Tensor], threshold: Tensor, scale: Tensor, offset: Tensor
-    ) -> Tensor:
+    def logits(self, features: Tensor, parameters: Fitted, threshold: Tensor, scale: Tensor, offset: Tensor) -> Tensor:
         """Negative squared distances from the two centres."""
         centre = parameters["centre"]
         half = threshold - self.score(centre, parameters)

@@ -8,13 +8,17 @@ import pytest
 import torch
 from torch import nn
 
+from robust_ext import as_attack
 from robust_ext.attacks.linear_region.attack import LinearRegion
 from robust_ext.attacks.linear_region.boundary import BoundarySearch
+from robust_ext.attacks.linear_region.oracle import BoundaryOracle
+from robust_ext.attacks.linear_region.starts import _nearest
 from robust_ext.attacks.running import run_attack
 from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.core.random import stream
 from robust_ext.core.target import PassCounter
 from robust_ext.core.threat import NORMS, ThreatModel
+from robust_ext.datasets import load_dataset
 from tests.attacks import problems
 from tests.attacks.linear_region.test_solver import ORDER
 from tests.attacks.problems import images, target_of
@@ -320,13 +324,6 @@ def test_networks_that_are_not_piecewise_affine_are_refused():
         attack(replace(target, module=nn.Sequential(nn.Linear(8, 4), nn.Tanh()).eval()), inputs, labels)
 
 
-def test_rounds_share_regions_among_fewer_and_fewer_starts():
-    halved = [LinearRegion(survivors=4).sharing(number, 100) for number in range(8)]
-    assert halved == [(4, 1)] * 3 + [(2, 2)] * 3 + [(1, 4)] * 2
-    assert LinearRegion(survivors=4).sharing(0, 3) == (3, 1)
-    assert LinearRegion(survivors=4).sharing(9, 2) == (1, 2)
-
-
 class RoundsByBatch(nn.Module):
     """A network whose first logit is rounded otherwise in batches of fewer than this many rows."""
 
@@ -371,3 +368,46 @@ def test_the_papers_algorithm_solves_every_class_of_all_its_regions_to_the_end()
     started = replace(made, regions=0).run(target, inputs, labels, **given)
     assert bool((found.distances <= started.distances * (1 + 1e-6)).all())
     assert float(found.distances.mean()) < 0.9 * float(started.distances.mean())
+
+
+def test_images_of_the_pool_that_the_network_gets_wrong_are_no_starts():
+    """With labels the nearest image is sought among those that are right; brute force over the pool."""
+    target, inputs, labels = problem(rows=3)
+    pool = torch.rand(60, 8, generator=torch.Generator().manual_seed(5))
+    threat_model, predicted = ThreatModel(norm="l2", epsilon=0.1), target.module(pool).argmax(1)
+
+    def nearest(right):
+        """Of the likeliest class other than the label that has an image."""
+        found = []
+        for row, label in zip(inputs, labels.tolist(), strict=True):
+            ranked = target.module(row[None])[0].argsort(descending=True).tolist()
+            aim = next(one for one in ranked if one != label and bool(((predicted == one) & right).any()))
+            images = pool[(predicted == aim) & right]
+            found.append(images[(images - row).norm(dim=1).argmin()])
+        return torch.stack(found)
+
+    def starts(pool_labels):
+        made = LinearRegion.paper(pool, labels=pool_labels, points=1)
+        oracle = BoundaryOracle(target, inputs, labels, threat_model=threat_model, targeted=False)
+        return _nearest(oracle, pool, made.pool_labels, made.draws, made.batch)
+
+    every = nearest(torch.ones(60, dtype=torch.bool))
+    assert torch.equal(starts(None), every)
+    # Those are labelled wrongly.
+    pool_labels = torch.where((pool[:, None] == every).all(2).any(1), -1, predicted)
+    assert torch.equal(starts(pool_labels), nearest(pool_labels == predicted))
+    assert (starts(pool_labels) != every).any(1).all()
+    with pytest.raises(InvalidArgumentError, match="pool_labels"):
+        LinearRegion.paper(pool, labels=pool_labels[:3], regions=1).run(
+            target, inputs, labels, threat_model=threat_model, generator=stream(0)
+        )
+
+
+def test_the_papers_algorithm_by_name():
+    data = load_dataset("digits", split="train")
+    made = as_attack("robust_ext:LinearRegion.paper(pool='digits', points=3, regions=400, gamma=9)")
+    assert (made.draws, made.survivors, made.regions, made.iterations, made.gamma) == (3, 3, 1200, 500, 9)
+    assert made.pool_labels.tolist() == data.labels.tolist()
+    assert made.pool.shape == (len(data), 1, 8, 8)
+    with pytest.raises(InvalidArgumentError, match="point="):
+        as_attack("robust_ext:LinearRegion.paper(pool='digits', point=3)")

@@ -7,9 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog, minimize_scalar
 
-from robust_ext.attacks.linear_region.fab import project_beyond_plane
-from robust_ext.attacks.linear_region.solver.problem import is_contradiction, lower_bound, room_towards, shrink
-from robust_ext.attacks.linear_region.trust_region import nearest_in_box
+from robust_ext.attacks.linear_region.plane_steps import nearest_in_box, project_beyond_plane
+from robust_ext.attacks.linear_region.problem import is_contradiction, lower_bound, room_towards, shrink
 from robust_ext.core.threat import NORMS
 from tests.attacks.linear_region.test_solver import ORDER, exact
 

@@ -9,11 +9,10 @@ import pytest
 import torch
 from scipy.stats import binomtest, kstest
 
-from robust_ext.attacks.linear_region.fab import fab_steps
 from robust_ext.attacks.linear_region.oracle import BoundaryOracle
+from robust_ext.attacks.linear_region.plane_steps import fab_steps, then_trust_region, trust_region_steps
 from robust_ext.attacks.linear_region.search import sample_near
 from robust_ext.attacks.linear_region.stepping import descent_steps, proximal_steps
-from robust_ext.attacks.linear_region.trust_region import then_trust_region, trust_region_steps
 from robust_ext.core.random import stream
 from robust_ext.core.threat import ThreatModel
 from tests.attacks.linear_region.test_attack import predicted

@@ -9,12 +9,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
 from robust_ext import ThreatModel, evaluate_defense
 from robust_ext.attacks._common.objectives import margin
 from robust_ext.attacks.base import Attack, AttackTraits
-from robust_ext.cli import app as cli
 from robust_ext.core.errors import InvalidArgumentError, OutOfTimeError
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
@@ -221,17 +219,3 @@ def test_transfer_is_not_weaker_than_the_naive_attack(subject):
     found = accuracy(evaluate(subject, lambda x: x, steps=1, only=("naive", "transfer"), full=True))
     transfer = min(value for name, value in found.items() if name.startswith("APGD"))
     assert transfer <= found["PGD-20 on the static model"]
-
-
-def test_command_line(tmp_path):
-    file = tmp_path / "mine.py"
-    file.write_text("def rounded(x):\n    return (x * 4).round() / 4\n")
-    command = ["test-time", "--model", "digits", "--defense", f"{file}:rounded", "--data", "digits", "--eps", "0.15"]
-    small = ["--samples", "6", "--no-progress", "--out", str(tmp_path / "run"), "--only", "naive", "--only", "transfer"]
-    done = CliRunner().invoke(cli.app, [*command, *small, "--minutes", "30"])
-    assert done.exit_code == 0, done.output
-    assert "white-box" not in done.output
-    shown = CliRunner().invoke(cli.app, ["show", str(tmp_path / "run")])
-    assert shown.output.rstrip() in done.output
-    estimated = CliRunner().invoke(cli.app, [*command, "--samples", "6", "--dry-run"])
-    assert "attack: APGD-ce, BPDA identity" in estimated.output

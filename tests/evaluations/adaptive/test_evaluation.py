@@ -14,14 +14,15 @@ from robust_ext.attacks.base import Attack, AttackTraits
 from robust_ext.cli import app as cli
 from robust_ext.core.errors import AttackRefusedError, InvalidArgumentError, RunFolderError
 from robust_ext.datasets import load_dataset
+from robust_ext.defenses import HedgeDefense
 from robust_ext.demo.network import digits_network
 from robust_ext.demo.run import Rounded
-from robust_ext.evaluations.adaptive import Step
+from robust_ext.evaluations.adaptive import AdaptiveSettings, Step
 from robust_ext.evaluations.adaptive.content import _worst_case
 from robust_ext.evaluations.adaptive.findings import find_signs
 from robust_ext.models.adaptive import AdaptiveDefense
-from robust_ext.models.adaptive_solution import Solution
 from robust_ext.models.function_purifier import FunctionPurifier, WholeDefense
+from robust_ext.models.rows import Solution
 from robust_ext.registry.defense import as_defense
 from tests.evaluations.subjects import rounded
 
@@ -101,9 +102,55 @@ def test_a_defense_without_a_graph_is_attacked_by_the_rest(subject):
     """What needs its gradients is refused and told of, the naive attack too; the identity gets through."""
     result = evaluate(subject, lambda x: rounded(x.detach()))
     refused = {entry["name"] for entry in result.content["refused"]}
-    assert refused == {"PGD-20 on the defense", "APGD-ce, plain gradients", "APGD-margin, plain gradients"}
+    plain = {f"APGD-{loss}, plain gradients" for loss in ("ce", "margin", "targeted-dlr")}
+    assert refused == {"PGD-20 on the defense", *plain}
     assert result.defended < 0.3
     assert {row["category"] for row in result.content["categories"]} == {"naive", "transfer", "black-box", "white-box"}
+
+
+def test_losses_restarts_and_aims_of_every_apgd(subject):
+    """A targeted loss takes a run for each class it aims at, and every restart as much again."""
+    found = evaluate(
+        subject, lambda x: x, losses=["dlr", "targeted-dlr"], restarts=2, target_classes=2, only=["transfer"]
+    )
+    spent = {one["name"]: one["passes"] for one in found.content["defended"]["attacks"]}
+    runs = {"dlr": (2, 0), "targeted-dlr": (4, 1)}
+    # 50 steps, the last point's loss, and a pass that ranks the classes.
+    assert spent == {
+        f"APGD-{loss} on the static model": {"forward": 24 * (51 * count + ranked), "backward": 24 * 50 * count}
+        for loss, (count, ranked) in runs.items()
+    }
+
+
+def test_full_adds_held_draws_and_fewer_inner_steps(subject):
+    network, inputs, labels = subject
+    defense = HedgeDefense(network, steps=8, radius=0.1, step_size=0.05)
+    run = {**SHORT, "steps": 2, "draws": 3, "repeats": 2, "losses": ["ce"], "only": ["white-box"]}
+    found = evaluate_defense(defense, None, inputs[:4], labels[:4], THREAT, **run)
+    spent = {one["name"]: one["passes"] for one in found.content["defended"]["attacks"]}
+    # Three points are queried, two of them with a gradient, for which several draws are made once more. A query is all
+    # inner steps and the readout, whose pass back is the gradient.
+    for words, draws, queries, inner in (("", 3, 5, 8), (", one draw held", 1, 3, 8), (", 2 inner steps", 3, 5, 2)):
+        wanted = {"forward": 4 * draws * queries * (inner + 1), "backward": 4 * draws * (queries * inner + 2)}
+        assert spent[f"APGD-ce, BPDA identity{words}"] == wanted
+    attack = as_attack("robust_ext:APGD()")
+    step = Step(name="held", category="white-box", attack=attack, exposure="identity", held=True)
+    held = step.module(defense, AdaptiveSettings(seed=3))
+    first, second = held(inputs), held(inputs)
+    assert torch.equal(first, second)
+    assert not torch.equal(first, step.module(defense, AdaptiveSettings(seed=4))(inputs))
+
+
+def test_black_box_attacks_in_l1(subject):
+    network, inputs, labels = subject
+    threat_model = ThreatModel(norm="l1", epsilon=3.0)
+    run = {**SHORT, "only": ["black-box"], "queries": 60}
+    found = evaluate_defense(lambda x: x, None, inputs, labels, threat_model, classifier=network, **run)
+    assert [one["name"] for one in found.content["defended"]["attacks"]] == [
+        "Square on the static model",
+        "Square on the defense",
+    ]
+    assert found.defended < found.content["defended"]["clean_accuracy"]
 
 
 def test_no_defense_at_all(subject):
@@ -177,7 +224,7 @@ def test_stopped_and_gone_on_with(subject, tmp_path, defense):
     assert rest.calls.call_count == 1
     assert plain(resumed.content) == plain(whole.content)
     assert json.loads((tmp_path / "result.json").read_text())["kind"] == "test_time"
-    assert "<svg" in (tmp_path / "report.html").read_text()
+    assert "data:image/svg" in (tmp_path / "report.html").read_text()
 
 
 def test_what_breaks_the_rules_is_no_attempt(subject):
@@ -257,18 +304,6 @@ def test_signs_of_a_weak_evaluation():
     assert _warnings(content(a=white, b=("transfer", 0.49))) == []
 
 
-@pytest.mark.parametrize(
-    ("keywords", "words"),
-    [({"steps": 0}, "steps"), ({"repeats": 0}, "repeats"), ({"step": 3}, "did you mean steps"), ({"seed": -1}, "seed")],
-)
-def test_bad_settings(subject, keywords, words):
-    with pytest.raises(InvalidArgumentError, match=words):
-        evaluate(subject, rounded, **keywords)
-    network, inputs, labels = subject
-    with pytest.raises(InvalidArgumentError, match="no samples"):
-        evaluate_defense(rounded, None, inputs[:0], labels[:0], THREAT, classifier=network)
-
-
 def test_points_are_transferred_from_further_networks(subject, tmp_path):
     network, inputs, labels = subject
     hidden = (Rounded(network), inputs, labels)
@@ -294,10 +329,14 @@ def test_command_line(tmp_path):
     file.write_text("def rounded(x):\n    return (x * 4).round() / 4\n")
     command = ["test-time", "--model", "digits", "--defense", f"{file}:rounded", "--data", "digits", "--eps", "0.15"]
     small = ["--samples", "8", "--steps", "4", "--queries", "10", "--no-progress", "--surrogate", "digits"]
+    small += ["--skip", "black-box", "--losses", "ce", "--losses", "targeted-margin", "--restarts", "2"]
     done = CliRunner().invoke(cli.app, [*command, *small, "--out", str(tmp_path / "run")])
     assert done.exit_code == 0, done.output
     assert "worst case" in done.output
     assert "APGD-ce on digits" in done.output
+    assert "APGD-targeted-margin on digits" in done.output
+    assert "APGD-margin" not in done.output
+    assert "Square" not in done.output
     saved = json.loads((tmp_path / "run" / "result.json").read_text())
     assert saved["settings"]["defense_origin"] == f"{file}:rounded"
     bad = CliRunner().invoke(cli.app, [*command, "--samples", "0"])

@@ -2,12 +2,13 @@
 
 import pytest
 
-from robust_ext import binarization_test
+from robust_ext import as_attack, binarization_test
 from robust_ext.core.random import derive_seed
 from robust_ext.core.threat import ThreatModel
 from robust_ext.evaluations.binarization.reasons import explain_calibration
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 
+POINTS = {"inner_points": 120, "gap": 0.05, "boundary_points": 1}
 SMALL = {"calibrate_on": 12, "inner_points": 120, "random_inner": 40, "random_corners": 40, "canaries": 0}
 
 
@@ -24,6 +25,7 @@ def test_it_eases_until_the_attack_succeeds(network, digits, linf, pgd):
     scores, randoms = ([row[key] for row in rows[: len(tried)]] for key in ("score", "random_score"))
     assert scores[-1] >= 0.95 > max(scores[:-1])
     assert randoms[:6] == sorted(randoms[:6])
+    assert (chosen["gap"], chosen["boundary_points"]) == (0.05, 1)
     settings = result.content["settings"]
     assert [settings[key] for key in ("kappa", "inner_points", "least_depth")] == [*tried[-1][::-1], 1]
     assert calibration["reason"].startswith(
@@ -54,7 +56,7 @@ def test_it_goes_deeper_where_the_attack_succeeds(network, digits, linf, pgd):
     assert {key: solved for key, solved in found.items() if key[0] == "strong"} == expected
     assert {solved[0] for key, solved in found.items() if key[0] == "nothing"} == {0}
     assert {row["kappa"] for row in deeper} == {0.9999}
-    assert calibration["chosen"] == {"kappa": 0.9999, "inner_points": 120, "depth": deepest}
+    assert calibration["chosen"] == {"kappa": 0.9999, **POINTS, "depth": deepest}
     assert deepest > 1
     assert "so the boundary was moved deeper" in calibration["reason"]
     assert result.content["settings"]["least_depth"] == deepest
@@ -67,14 +69,34 @@ def test_nothing_is_chosen_for_a_hopeless_attack(network, digits, linf):
     result = binarization_test(network, lambda model, x, y: x, digits[:12], linf, **{**SMALL, "inner_points": 30})
     calibration = result.content["calibration"]
     assert calibration["chosen"] is None
+    # Every number of inner points, radius and number of planted points, each with every kappa.
+    kappas, tried = (0.9999, 0.999, 0.99, 0.9, 0.5, 0.0), [(30, 0.05, 1), (10, 0.05, 1), (3, 0.05, 1)]
+    tried += [(30, 0.2, 1), (30, 0.5, 1), (30, 0.05, 4), (30, 0.05, 10)]
+    keys = ("inner_points", "gap", "boundary_points", "kappa")
+    steps = [tuple(row[key] for key in keys) for row in calibration["rows"]]
+    assert steps == [(*points, kappa) for points in tried for kappa in kappas]
     assert result.content["settings"]["kappa"] == 0.999
     assert calibration["reason"].startswith("At no setting does an attack solve 0.95 of the problems; nearest comes ")
     assert calibration["reason"].endswith("The test is run at the setting that was given.")
 
 
+def test_rows_of_other_points_are_tests_with_these(network, digits, linf):
+    """A smaller ball of inner points and more planted ones: what an attack and random search find of the same draws."""
+    attack = as_attack("robust_ext:ObjectivePGD(algorithm='fgsm', step_size=0.02)")
+    few = {**SMALL, "calibrate_on": 8, "inner_points": 60, "depths": (1,)}
+    rows = binarization_test(network, attack, digits[:8], linf, **few).content["calibration"]["rows"]
+    few |= {"calibrate_on": 0, "judge_seed": derive_seed(0, "calibration"), "kappa": 0.0}
+    for points in ({"gap": 0.5}, {"boundary_points": 10}):
+        (again,) = binarization_test(network, attack, digits[:8], linf, **few, **points).content["attacks"]
+        wanted = {"inner_points": 60, "gap": 0.05, "boundary_points": 1, "kappa": 0.0, **points}
+        (row,) = [row for row in rows if all(row[key] == value for key, value in wanted.items())]
+        assert (row["score"], row["random_score"]) == (again["score"], again["random_score"])
+        assert 0 < row["score"] < 0.95
+
+
 def at(kappa, score, random_score, depth=1.0):
     parts = {"kappa": kappa, "score": score, "random_score": random_score, "depth": depth}
-    return {"attack": "pgd", "inner_points": 99, "samples": 16, **parts}
+    return {"attack": "pgd", "inner_points": 99, "gap": 0.05, "boundary_points": 1, "samples": 16, **parts}
 
 
 @pytest.mark.parametrize(
@@ -92,5 +114,5 @@ def at(kappa, score, random_score, depth=1.0):
 )
 def test_the_reason(rows, chosen, words):
     settings = BinarizationSettings(threat_model=ThreatModel(norm="linf", epsilon=0.1))
-    setting = {"kappa": chosen[0], "inner_points": 99, "depth": chosen[1]}
+    setting = {"kappa": chosen[0], "inner_points": 99, "gap": 0.05, "boundary_points": 1, "depth": chosen[1]}
     assert words in explain_calibration(setting, rows, settings)

@@ -10,6 +10,7 @@ import torch
 from sklearn.covariance import EmpiricalCovariance
 from torch import nn
 
+from robust_ext import as_attack, binarization_test
 from robust_ext.core.target import Counted, PassCounter
 from robust_ext.core.threat import ThreatModel
 from robust_ext.evaluations.binarization.attacking import count_planted
@@ -44,7 +45,7 @@ def test_planted_points_survive_the_whole_model(network, digits, threat_model, b
     rows = [row for row in range(16) if problems.separable[row]]
     assert len(rows) >= 15
     posed = problems.select(rows)
-    module = posed.classifier(parts.features, position=settings.boundary_position, batching="full")
+    module = posed.classifier(parts.features, settings, batching="full")
     assert int(count_planted(module, posed).sum()) >= 0.99 * len(rows) * boundary_points
 
 
@@ -52,7 +53,7 @@ def test_the_boundary_lies_at_kappa(network, digits, linf):
     """Along the direction, an oracle made of the raw features puts it at kappa between the two closest points."""
     settings = BinarizationSettings(threat_model=linf, inner_points=100, boundary_points=3, kappa=0.75)
     parts, measured, problems = problems_of(network, digits[:4], settings)
-    module = problems.classifier(parts.features, position=settings.boundary_position)
+    module = problems.classifier(parts.features, settings)
     for i in range(4):
         direction = problems.parameters["weight"][i]
         inner = (measured.features[i, :101].double() @ direction).max()
@@ -75,7 +76,7 @@ def test_logits_span_the_range_of_the_network(network, digits, linf):
         points = torch.cat(
             [digits[i : i + 1], draw_inner(digits[i : i + 1], [i], settings, 100)[0], problems.planted[i]]
         )
-        module = problems.select([i]).classifier(parts.features, position=settings.boundary_position)
+        module = problems.select([i]).classifier(parts.features, settings)
         with torch.no_grad():
             original, binary = network(points), module(points)
         # The span is symmetric about the middle; its far end is that of the class with the larger margins.
@@ -159,10 +160,25 @@ def test_random_attack_agrees_with_brute_force(network, digits, linf):
     random_reach(Forward(Recording(), 40), [problems], [float("inf")], settings)
     points = torch.cat(seen["points"])
     assert len(points) == 16 * 80
-    module = problems.classifier(parts.features, position=0.9, batching="any")
+    module = problems.classifier(parts.features, settings)
     with torch.no_grad():
         owner, hit = module.problems(points), module(points).argmax(1) == 1
     assert [int((owner == i).sum()) for i in range(16)] == [80] * 16
     assert [bool(hit[owner == i].any()) for i in range(16)] == (reach[:, 0] > 0.9).tolist()
     assert 0 < int((reach[:, 0] > 0.9).sum()) < 16
     assert all(int(draws[i]) == 80 for i in range(16) if reach[i, 0] <= 0.9)
+
+
+def test_random_search_of_the_attacks_own_effort(network, digits, linf):
+    """As many points as the attack with most queries, in the given proportion; the test is that with as many fixed."""
+    small = {"inner_points": 60, "random_inner": 30, "random_corners": 10, "canaries": 0, "depths": (1,)}
+    attacks = {name: as_attack(f"robust_ext:APGD(steps={steps})") for name, steps in (("short", 5), ("long", 15))}
+    matched = binarization_test(network, attacks, digits[:4], linf, random="match", **small)
+    # 15 steps, and the last point's loss.
+    settings = matched.content["settings"]
+    assert (settings["random_inner"], settings["random_corners"]) == (12, 4)
+    same = binarization_test(network, attacks, digits[:4], linf, **{**small, "random_inner": 12, "random_corners": 4})
+    assert [one["random_reach"] for one in matched.records] == [one["random_reach"] for one in same.records]
+    # What an attack does not state cannot be matched.
+    own = binarization_test(network, lambda model, x, y: x, digits[:4], linf, random="match", **small)
+    assert own.content["settings"]["random_inner"] == 30

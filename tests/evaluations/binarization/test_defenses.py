@@ -10,6 +10,7 @@ from robust_ext.core.random import stream
 from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
 from robust_ext.datasets.load import load_dataset
+from robust_ext.defenses.adp import AdaptiveDenoising
 from robust_ext.defenses.anti_adversary import AntiAdversary
 from robust_ext.defenses.hd import HedgeDefense
 from robust_ext.demo.network import digits_network
@@ -60,6 +61,31 @@ def test_defenses_that_query_the_classifier_are_tested_reproducibly(kind):
     assert one["score"] >= 0.8
     assert (one["score"], one["random_score"]) == (two["score"], two["random_score"])
     assert list(first.records) == list(again.records)
+
+
+class Shrinking(torch.nn.Module):
+    """A score that pulls towards black."""
+
+    def forward(self, x):
+        return -0.2 * x
+
+
+@pytest.mark.parametrize(
+    ("make", "draws"),
+    [
+        (lambda network: HedgeDefense(network, steps=2, radius=0.1, step_size=0.05), 9),
+        (lambda network: AdaptiveDenoising(network, score=Shrinking(), runs=2, steps=2), 1),
+    ],
+    ids=["random, by majority", "probabilities, one draw held"],
+)
+def test_a_weak_recipe_fails_and_a_right_one_passes(make, draws):
+    """Steps that are too small end on the way; the same through the identity, averaged over draws, are enough."""
+    weak = as_attack("foolbox:LinfPGD(steps=20, rel_stepsize=0.005, random_start=False)").named("weak")
+    result = run(make(digits_network()), weak, by_bpda(eot=4), draws=draws, depths=(1,))
+    small, right = result.content["attacks"]
+    assert right["samples"] >= 6
+    assert (small["verdict"], small["score"]) == ("failed", pytest.approx(0, abs=0.2))
+    assert right["score"] >= 0.85
 
 
 def test_another_setting_of_the_defense_is_another_run(tmp_path):

@@ -112,8 +112,8 @@ def test_both_tests_and_what_they_hold(network, digits, linf, pattern):
         assert [row["kappa"] for row in test["hardness"]] == [0.999]
     assert attack["score"] == min(test["score"] for test in attack["tests"].values())
     assert attack["verdict"] == pair_verdict(attack["tests"])[0] == result.verdict
-    assert "(inverted)" in str(result)
-    assert "Both tests side by side" in result.to_html()
+    assert "  inverted" in str(result)
+    assert "goes undetected in the regular test" in result.to_html()
     assert result.score == attack["score"]
 
 

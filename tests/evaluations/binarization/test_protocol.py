@@ -1,9 +1,12 @@
 """The test as a whole: what strong and weak attacks score, verdicts, canaries, counts, other hosts."""
 
 import json
+from functools import partial
+from math import ceil
 
 import pytest
 import torch
+from scipy.stats import beta
 from torch import nn
 
 from robust_ext import InvalidArgumentError, ThreatModel, binarization_test
@@ -90,6 +93,26 @@ def test_sequential_stops_when_decided(network, digits, linf, pgd):
     assert f"random search found {strong['random_score']:.2f} of 8." in strong["reason"]
 
 
+def test_random_search_ends_at_a_look(network, digits, linf, pgd):
+    """With a fixed number of samples it ends after 8 or 16 planted problems, in batches of any size."""
+    settings = {"inner_points": 99, "planted_candidates": 32, "depths": (1,), "canaries": 0}
+    run = partial(binarization_test, network, {"strong": pgd(), "nothing": lambda model, x, y: x}, digits[:40], linf)
+    full = run(random_stops=False, **settings)
+    reaches = [record["random_reach"] for record in full.records]
+    hits = [sum(reach > 0.999 for reach in reaches[:look]) for look in (8, 16)]
+    # The whole of what depth 1 may be wrong by is .05; each look has a sixth.
+    bounds = [beta.ppf(1 - 0.05 / 6, hit + 1, look - hit) for hit, look in zip(hits, (8, 16), strict=True)]
+    ends, found, bound = next(row for row in zip((8, 16), hits, bounds, strict=True) if row[-1] <= 0.5)
+    for size in (32, 12, 7):
+        result = run(batch_size=size, **settings)
+        searched = [record["random_reach"] for record in result.records]
+        assert searched == pytest.approx(reaches[:ends] + [None] * (40 - ends))
+        strong = result.attacks["strong"]
+        assert (strong["random_samples"], strong["verdict"]) == (ends, full.attacks["strong"]["verdict"])
+        assert strong["random_score"] == found / ends
+    assert f"that of random search at most {ceil(100 * bound) / 100:.2f}." in strong["reason"]
+
+
 def test_what_is_settled_is_not_searched_for_again(network, digits, linf, pgd, tmp_path):
     """Deeper problems grade attacks on sixteen samples; canaries end it at once; a resumed run comes to the same."""
     attacks = {"strong": pgd(), "predicted": pgd(predicted_labels=True)}
@@ -114,10 +137,11 @@ def test_what_is_settled_is_not_searched_for_again(network, digits, linf, pgd, t
 def test_hardness_curve_is_that_of_other_kappas(digits, judged):
     """The R-ASR that one run reports for easier kappas is what runs at those kappas find."""
     nothing = lambda model, x, y: x  # noqa: E731
-    curve = judged(nothing, digits[:12], inner_points=100)["hardness"]
+    settings = {"inner_points": 100, "random_stops": False}
+    curve = judged(nothing, digits[:12], **settings)["hardness"]
     assert [row["kappa"] for row in curve] == [0.0, 0.5, 0.9, 0.99, 0.999]
     for row in curve:
-        rerun = judged(nothing, digits[:12], inner_points=100, kappa=row["kappa"])
+        rerun = judged(nothing, digits[:12], **settings, kappa=row["kappa"])
         assert rerun["random_score"] == row["random_score"]
 
 
@@ -208,7 +232,7 @@ def test_result_holds_what_is_documented(tmp_path, network, digits, linf, pgd):
     assert set(attack["seconds"]) == {"accepted", "features", "readout", "attack", "random", "verify", "witnesses"}
     assert total == pytest.approx(sum(attack["seconds"].values()))
     page = (tmp_path / "report.html").read_text()
-    assert "<svg" in page
+    assert "data:image/svg" in page
     assert page.count('alt="Planted, sample ') == page.count('alt="Candidate - input, sample ') == len(result.examples)
     for example in result.examples:
         # What was to be found lies in the ball, away from the input and from what a failing attack returns.

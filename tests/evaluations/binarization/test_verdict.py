@@ -11,18 +11,19 @@ from robust_ext.core.statistics import proportion_interval
 from robust_ext.core.threat import ThreatModel
 from robust_ext.evaluations.binarization.content import blind_words
 from robust_ext.evaluations.binarization.defense import TESTS
-from robust_ext.evaluations.binarization.rules import Solved
+from robust_ext.evaluations.binarization.rules import Rules, Solved
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
-from robust_ext.evaluations.binarization.verdict import VERDICTS, judge, overall, overall_reason, pair_verdict
+from robust_ext.evaluations.binarization.verdict import VERDICTS, Counts, judge, overall, overall_reason, pair_verdict
 from robust_ext.registry.attack import as_attack
 
 LINF = ThreatModel(norm="linf", epsilon=0.1)
 
 
-def judged(found, random_found, samples, *, planted=8, repaired=0, attacks=1, deeper=(), **options):
-    rules = BinarizationSettings(threat_model=LINF, **{"depths": (1,), **options})
-    counts = {"planted": planted, "repaired": repaired, "attacks": attacks, "depths": deeper}
-    return judge(found, random_found, samples, settings=rules, **counts)
+def judged(found, random_found, samples, *, attacks=1, deeper=(), non_finite=0, **options):
+    counted = {key: options.pop(key) for key in ("repaired", "inseparable", "unplanted", "unfound") if key in options}
+    first = Solved(found=found, random_found=random_found, samples=samples, non_finite=non_finite)
+    rules = Rules(BinarizationSettings(threat_model=LINF, **{"depths": (1,), **options}), attacks)
+    return judge(Counts(problems=[first, *deeper], canaries=8, **counted), rules)
 
 
 @pytest.mark.parametrize(
@@ -50,17 +51,20 @@ def judged(found, random_found, samples, *, planted=8, repaired=0, attacks=1, de
         (90, 0, 100, {"threshold": 0.9, "proven_rate": 0.8}, "passed", "finds what was planted"),
         # Rule 4: .9^28 = .052 and .9^29 = .047; with two attacks .9^35 = .0250 and .9^36 = .0225.
         (28, 0, 28, {}, "inconclusive", "leave room for a rate of 0.9 or less (at error 0.05)"),
-        (29, 0, 29, {}, "passed", "its rate is at least 0.90 (at error 0.05), that of random search at most 0.10"),
+        (29, 0, 29, {}, "passed", "its rate is at least 0.90 (at error 0.05), that of random search at most 0.12"),
         (35, 0, 35, {"attacks": 2}, "inconclusive", "0.9 or less (at error 0.05 shared by 2 attacks)"),
         (36, 0, 36, {"attacks": 2}, "passed", "its rate is at least 0.90 (at error 0.05 shared by 2 attacks)"),
         (62, 0, 64, {}, "passed", "its rate is at least 0.90"),
         (61, 0, 64, {}, "inconclusive", "leave room"),
         (10, 0, 10, {"proven_rate": 0.0}, "passed", "its rate is at least 0.74"),
         (9, 0, 10, {"proven_rate": 0.0}, "inconclusive", "leave room for a rate of 0.95 or less"),
-        # Rule 5: of 100, 41 show at most .497, 42 at most .507.
-        (100, 41, 100, {}, "passed", "that of random search at most 0.50"),
+        # Rule 5: of 100, 41 show at most .497, 42 at most .507; at two thirds of the error, 40 and 41.
+        (100, 41, 100, {"random_stops": False}, "passed", "that of random search at most 0.50"),
+        (100, 42, 100, {"random_stops": False}, "inconclusive", "R-ASR that the samples do not show"),
+        (100, 40, 100, {}, "passed", "that of random search at most 0.50"),
+        (100, 41, 100, {}, "inconclusive", "R-ASR that the samples do not show"),
         (100, 41, 100, {"depths": (1, 2, 4, 8)}, "inconclusive", "R-ASR that the samples do not show"),
-        (100, 39, 100, {"depths": (1, 2, 4, 8)}, "passed", "that of random search at most 0.50"),
+        (100, 38, 100, {"depths": (1, 2, 4, 8)}, "passed", "that of random search at most 0.50"),
         (100, 42, 100, {}, "inconclusive", "an R-ASR that the samples do not show to be at most 0.5"),
         (100, 51, 100, {}, "inconclusive", "an R-ASR above 0.5 means that the planted examples are too easy"),
         (28, 20, 28, {}, "inconclusive", "or less (at error 0.05), and an R-ASR above 0.5 means"),
@@ -196,10 +200,7 @@ def test_it_passes_no_earlier_than_asked_for(deeper, verdict, depth, reason):
     ],
 )
 def test_inconclusive_names_what_would_settle_it(counts, options, advice):
-    counted = ("inseparable", "unplanted", "unfound", "non_finite", "attacks")
-    of_run = {key: options[key] for key in counted if key in options}
-    rules = BinarizationSettings(threat_model=LINF, **{key: options[key] for key in options.keys() - of_run})
-    judgement = judge(*counts, planted=8, repaired=0, settings=rules, **of_run)
+    judgement = judged(*counts, **{"depths": (1, 2, 4, 8), **options})
     assert judgement["verdict"] == "inconclusive"
     assert advice in judgement["reason"]
 

@@ -101,7 +101,13 @@ def test_random_search_ends_where_it_is_settled():
         ({"depths": (1,)}, (0, 7), True),
         ({"least_depth": 2.0}, (0, 30), False),
         ({"maximum_random_score": 1.0}, (0, 30), False),
-        ({"sequential": False}, (0, 30), False),
+        ({"random_stops": False}, (0, 30), False),
+        ({"sequential": False}, (0, 7), False),
+        ({"sequential": False}, (0, 8), True),
+        ({"sequential": False}, (1, 16), True),
+        ({"sequential": False}, (2, 16), True),
+        ({"sequential": False}, (3, 16), False),
+        ({"sequential": False, "random_stops": False}, (0, 30), False),
     ],
 )
 def test_where_random_search_is_settled(options, counts, settled):

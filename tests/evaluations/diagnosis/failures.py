@@ -1,7 +1,8 @@
-"""The examples of docs/my_attack_failed.md: what fails and what is fixed, taken from the page and run.
+"""The examples of docs/causes: what fails and what is fixed, taken from the pages and run.
 
 Under each heading stands at most one ``diff`` block. Its lines without ``+`` are what fails, those without ``-``
-what is fixed. Both begin with the page's only ``python`` block, and end with a diagnosis or a ``result`` of their own.
+what is fixed. Both begin with the ``python`` block of
+docs/my_attack_failed.md, and end with a diagnosis or a ``result`` of their own.
 """
 
 import re
@@ -13,7 +14,16 @@ import robust_ext
 from robust_ext.evaluations.causes.finding import CODES, Finding
 from robust_ext.evaluations.result import EvaluationResult
 
-PAGE = Path(__file__).parents[3] / "docs" / "my_attack_failed.md"
+DOCS = Path(__file__).parents[3] / "docs"
+# The table of all findings and what the examples share; the sections themselves, in the table's order.
+PAGE = DOCS / "my_attack_failed.md"
+PAGES = [
+    DOCS / "causes" / f"{name}.md"
+    for name in (
+        *("setup", "gradients", "losses", "directions", "steps", "lengths"),
+        *("returns", "model", "comparisons", "depth", "other_verdicts"),
+    )
+]
 # Findings that need other attacks on the same samples.
 COMPARED = ("random_wins", "gradient_free_wins", "single_step_wins", "transfer_wins", "larger_budget_less")
 COMPARED += ("unbounded_fails", "loop_at_fault", "weaker_kind")
@@ -51,11 +61,12 @@ class Section:
 
 @lru_cache
 def sections():
-    """All sections of the page, by code and in its order."""
-    parts = re.split(
-        r"^### `?(.+?)`?\n", re.sub(r"^## .*$", "", PAGE.read_text(encoding="utf-8"), flags=re.M), flags=re.M
-    )
-    return {code: Section(code=code, text=text) for code, text in zip(parts[1::2], parts[2::2], strict=True)}
+    """All sections of the pages, by code and in their order."""
+    found = {}
+    for page in PAGES:
+        parts = re.split(r"^## `?(.+?)`?\n", page.read_text(encoding="utf-8"), flags=re.M)
+        found |= {code: Section(code=code, text=text) for code, text in zip(parts[1::2], parts[2::2], strict=True)}
+    return found
 
 
 def half(diff, dropped):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -15,30 +16,22 @@ from torch.nn.functional import cross_entropy
 
 from robust_ext import ThreatModel
 from robust_ext.demo.network import digits_network
+from tests.evaluations.diagnosis.models import Apply
 
 LINF = ThreatModel(norm="linf", epsilon=0.1)
 L2 = ThreatModel(norm="l2", epsilon=0.5)
 STEPS = 40
 Attack = Callable[..., Tensor]
+Function = Callable[[Tensor], Tensor]
+Place = Callable[[str, Function], nn.Module]
 
 
-class Apply(nn.Module):
-    """A function as a module, so that it has a name."""
-
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(x)
-
-
-def before(name: str, function: Callable[[Tensor], Tensor]) -> nn.Module:
+def before(name: str, function: Function) -> nn.Module:
     """The digits network behind a module of this name."""
     return nn.Sequential(OrderedDict([(name, Apply(function)), ("network", digits_network())])).eval()
 
 
-def within(name: str, function: Callable[[Tensor], Tensor]) -> nn.Module:
+def within(name: str, function: Function) -> nn.Module:
     """The digits network with a module of this name after its second activation."""
     layers = [(f"layer{number}", layer) for number, layer in enumerate(digits_network())]
     return nn.Sequential(OrderedDict([*layers[:4], (name, Apply(function)), *layers[4:]])).eval()
@@ -185,42 +178,29 @@ class Fault:
     threat_model: ThreatModel = LINF
 
 
+def of_layer(name: str, code: str, layer: str, faulty: Function, sound: Function, place: Place = before) -> Fault:
+    """A fault of a module of this name in the digits network."""
+    return Fault(
+        name=name,
+        code=code,
+        layer=layer,
+        model=partial(place, layer, faulty),
+        healthy_model=partial(place, layer, sound),
+    )
+
+
 FAULTS = (
-    Fault(
-        name="thermometer encoding",
-        code="cut_gradient",
-        layer="encode",
-        model=lambda: before("encode", thermometer),
-        healthy_model=lambda: before("encode", soft_thermometer),
-    ),
-    Fault(
-        name="gradient of a decoy",
-        code="wrong_gradient",
-        layer="align",
-        model=lambda: before("align", decoy),
-        healthy_model=lambda: before("align", torch.clone),
-    ),
+    of_layer("thermometer encoding", "cut_gradient", "encode", thermometer, soft_thermometer),
+    of_layer("gradient of a decoy", "wrong_gradient", "align", decoy, torch.clone),
     Fault(
         name="another model at every other call",
         code="random_output",
         layer="alternate",
-        model=lambda: alternating(alternate=True),
-        healthy_model=lambda: alternating(alternate=False),
+        model=partial(alternating, alternate=True),
+        healthy_model=partial(alternating, alternate=False),
     ),
-    Fault(
-        name="inputs standardised by their batch",
-        code="batch_dependent",
-        layer="standardise",
-        model=lambda: before("standardise", standardised),
-        healthy_model=lambda: before("standardise", fixed_standardised),
-    ),
-    Fault(
-        name="half precision overflows",
-        code="non_finite_logits",
-        layer="halves",
-        model=lambda: within("halves", in_half),
-        healthy_model=lambda: within("halves", in_single),
-    ),
+    of_layer("inputs standardised by their batch", "batch_dependent", "standardise", standardised, fixed_standardised),
+    of_layer("half precision overflows", "non_finite_logits", "halves", in_half, in_single, within),
     Fault(name="every step from the clean input", code="short_path", attack=from_the_start),
     Fault(name="update lost", code="unmoved", attack=lost_update),
     Fault(name="labels counted from one", code="predicted_labels", attack=labels_from_one),

@@ -144,27 +144,15 @@ FAULTS = {
     "detach": (lambda: inserted(2, Apply(torch.detach)), "cut_gradient", "2"),
     "data": (lambda: Own(lambda x: x.data * 1.1), "cut_gradient", ""),
     "no_grad": (lambda: inserted(0, Apply(without_gradient)), "cut_gradient", "0"),
-    "numpy": (
-        lambda: inserted(0, Apply(lambda x: torch.from_numpy(x.detach().numpy() ** 2))),
-        "cut_gradient",
-        "0",
-    ),
+    "numpy": (lambda: inserted(0, Apply(lambda x: torch.from_numpy(x.detach().numpy() ** 2))), "cut_gradient", "0"),
     "numpy without detach": (
         lambda: inserted(0, Apply(lambda x: torch.from_numpy(x.numpy() ** 2))),
         "cut_gradient",
         "0",
     ),
-    "argmax": (
-        lambda: inserted(8, Apply(lambda z: F.one_hot(z.argmax(1), 10).float() * 8)),
-        "cut_gradient",
-        "8",
-    ),
+    "argmax": (lambda: inserted(8, Apply(lambda z: F.one_hot(z.argmax(1), 10).float() * 8)), "cut_gradient", "8"),
     "JPEG": (lambda: inserted(0, Apply(jpeg)), "cut_gradient", "0"),
-    "partial detach": (
-        lambda: inserted(0, Apply(lambda x: 0.999 * x.detach() + 0.001 * x)),
-        "wrong_gradient",
-        "0",
-    ),
+    "partial detach": (lambda: inserted(0, Apply(lambda x: 0.999 * x.detach() + 0.001 * x)), "wrong_gradient", "0"),
     "partial detach in the model's forward": (
         lambda: Own(lambda x: 0.999 * x.detach() + 0.001 * x),
         "wrong_gradient",
@@ -190,11 +178,7 @@ FAULTS = {
     "noise": (lambda: inserted(0, Apply(lambda x: x + 0.1 * torch.randn_like(x))), "random_output", "0"),
     "noise in the model's forward": (lambda: Own(lambda x: x + 0.1 * torch.randn_like(x)), "random_output", ""),
     "random resize": (lambda: inserted(0, Apply(resized)), "random_output", "0"),
-    "batch statistics": (
-        lambda: inserted(1, nn.BatchNorm2d(16, track_running_stats=False)),
-        "batch_dependent",
-        "1",
-    ),
+    "batch statistics": (lambda: inserted(1, nn.BatchNorm2d(16, track_running_stats=False)), "batch_dependent", "1"),
     "clamp in place": (lambda: inserted(0, Apply(clamped)), "changes_input", "0"),
     "square root at 0": (lambda: inserted(0, Apply(companded)), "non_finite_gradient", "0"),
     "norm of zero": (lambda: inserted(0, Apply(normed)), "non_finite_gradient", "0"),

@@ -4,8 +4,8 @@ Classifiers of digits are fitted in closed form: a ridge regression on what a ra
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from robust_ext import ThreatModel
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
 from robust_ext.models import Normalized
+from tests.evaluations.diagnosis.models import Apply as Apply
 
 ATTACK = "robust_ext:APGD(steps=20)"
 
@@ -33,25 +34,6 @@ class Setup:
     threat_model: ThreatModel
     named: str | None = None
     attack: Any = ATTACK
-
-
-SOUND: dict[str, Callable[[], Setup]] = {}
-MISTAKES: dict[str, Callable[[], Setup]] = {}
-
-
-def sound(words):
-    """Add a setup without a mistake."""
-    return lambda make: SOUND.setdefault(words, make)
-
-
-def mistake(words, named):
-    """Add a setup with a mistake: the code that names it, or a part of the error that refuses it."""
-
-    def add(make):
-        MISTAKES[words] = lambda: Setup(**{**vars(make()), "named": named})
-        return make
-
-    return add
 
 
 def linf(epsilon=0.1, bounds=(0.0, 1.0)):
@@ -84,17 +66,6 @@ def setup(model=None, threat_model=None, x=None, y=None, **more):
         threat_model=threat_model or linf(),
         **more,
     )
-
-
-class Apply(nn.Module):
-    """A function as a module."""
-
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, x):
-        return self.function(x)
 
 
 def fitted(body, x=None, y=None, classes=10, ridge=1e-2):
@@ -156,66 +127,46 @@ class Recurrent(nn.Module):
         return self.gru(x)[0]
 
 
-# Sound ones
-
-
-@sound("CNN, linf .1 in [0, 1]")
-def _():
-    return setup()
-
-
-@sound("normalisation inside the model")
-def _():
-    x, _ = digits("train")
-    inside = fitted(mlp(), (x - 0.3) / 0.38, digits("train")[1])
-    return setup(Normalized(inside, mean=0.3, std=0.38))
-
-
-@sound("inputs in [0, 255], divided inside the model")
-def _():
-    model = nn.Sequential(Apply(lambda x: x / 255), digits_network()).eval()
-    return setup(model, linf(25.5, (0, 255)), x=255 * samples()[0])
-
-
-@sound("inputs in [-1, 1], epsilon twice as large")
-def _():
-    model = nn.Sequential(Apply(lambda x: (x + 1) / 2), digits_network()).eval()
-    return setup(model, linf(16 / 255, (-1, 1)), x=2 * samples()[0] - 1)
-
-
-@sound("standardised inputs, epsilon in their units")
-def _():
+def standard(body, mean=0.3, std=0.38):
+    """A network of standardised digits."""
     x, y = digits("train")
-    model = fitted(mlp(), (x - 0.3) / 0.38, y)
-    some = (samples()[0] - 0.3) / 0.38
-    return setup(model, linf(0.1 / 0.38, (-0.3 / 0.38, 0.7 / 0.38)), x=some)
+    return fitted(body, (x - mean) / std, y)
 
 
-@sound("MLP, l2 .5")
-def _():
-    return setup(fitted(mlp()), ThreatModel(norm="l2", epsilon=0.5))
+def scaled(slope, shift=0.0, model=None):
+    """The demo's network, or another, behind a change of scale."""
+    return nn.Sequential(Apply(lambda x: slope * x + shift), model or digits_network()).eval()
 
 
-@sound("transformer, linf .05")
-def _():
-    return setup(fitted(seeded(Attention)), linf(0.05))
+def binary(*after, labels=8):
+    """3 against 8, and what comes after the two logits."""
+    x, y = digits("train")
+    kept = (y == 3) | (y == 8)
+    two = fitted(mlp(), x[kept], (y[kept] == 8).long(), classes=2)
+    some, found = samples(of=(3, 8))
+    return setup(nn.Sequential(two, *after).eval(), x=some, y=(found == labels).long())
 
 
-@sound("RNN over rows (N, 8, 8)")
-def _():
+def common(count, model=None):
+    """Zeros, and few ones."""
+    zeros, ones = samples(count, of=[0])[0], samples(4, of=[1])[0]
+    return setup(model, x=torch.cat([zeros, ones]), y=torch.tensor([0] * len(zeros) + [1] * len(ones)))
+
+
+def one_sided():
+    """A model that says the common class."""
+    x, y = digits("train")
+    rows = torch.cat([(y == 0).nonzero()[:100, 0], (y == 1).nonzero()[:3, 0]])
+    return fitted(mlp(), x[rows], y[rows], classes=2, ridge=1.0)
+
+
+def rows_as_sequence():
     x, y = digits("train")
     some, labels = samples()
     return setup(fitted(seeded(Recurrent), x[:, 0], y), linf(0.05), x=some[:, 0], y=labels)
 
 
-@sound("one-dimensional data (N, 64)")
-def _():
-    x, y = digits("train")
-    return setup(fitted(mlp(), x.flatten(1), y), x=samples()[0].flatten(1))
-
-
-@sound("two features in two moons, l2 .2")
-def _():
+def moons():
     from sklearn.datasets import make_moons
 
     x, y = (torch.tensor(one) for one in make_moons(600, noise=0.1, random_state=0))
@@ -224,52 +175,13 @@ def _():
     return setup(model, ThreatModel(norm="l2", epsilon=0.2, bounds=(-3, 3)), x=x[500:532], y=y[500:532])
 
 
-@sound("binary problem, 3 against 8")
-def _():
-    x, y = digits("train")
-    kept = (y == 3) | (y == 8)
-    model = fitted(mlp(), x[kept], (y[kept] == 8).long(), classes=2)
-    some, labels = samples(of=(3, 8))
-    return setup(model, x=some, y=(labels == 8).long())
-
-
-@sound("imbalanced classes, 28 of 32 of one class")
-def _():
-    zeros, ones = samples(28, of=[0])[0], samples(4, of=[1])[0]
-    x = torch.cat([zeros, ones])
-    return setup(x=x, y=torch.tensor([0] * len(zeros) + [1] * len(ones)))
-
-
-@sound("imbalanced binary problem, a model that says the common class")
-def _():
-    x, y = digits("train")
-    rows = torch.cat([(y == 0).nonzero()[:100, 0], (y == 1).nonzero()[:3, 0]])
-    model = fitted(mlp(), x[rows], y[rows], classes=2, ridge=1.0)
-    zeros, ones = samples(28, of=[0])[0], samples(4, of=[1])[0]
-    return setup(model, x=torch.cat([zeros, ones]), y=torch.tensor([0] * 28 + [1] * 4))
-
-
-@sound("one sample")
-def _():
-    x, y = samples(1)
-    return setup(x=x, y=y)
-
-
-@sound("one class only")
-def _():
-    x, y = samples(24, of=[7])
-    return setup(x=x, y=y)
-
-
-@sound("four misclassified samples")
-def _():
+def misclassified():
     x, y = digits()
     wrong = digits_network()(x).argmax(1) != y
     return setup(x=x[wrong][:4], y=y[wrong][:4])
 
 
-@sound("weak and honest: 40% on hard data")
-def _():
+def weak():
     x, y = digits("train")
 
     def hard(x):
@@ -297,248 +209,111 @@ def noise(x, strength):
     return strength * (2 * torch.rand(x.shape, generator=torch.Generator().manual_seed(0)) - 1)
 
 
-@sound("a network of clean digits on noise")
-def _():
-    return corrupted(lambda x: x + noise(x, 0.5), fitted(seeded(convolutions), ridge=1e-3))
-
-
-@sound("a network of clean digits on glare")
-def _():
-    return corrupted(lambda x: x + noise(x[:, :1, :1, :1], 0.1) + 0.4)
-
-
-@sound("a network of clean digits on haze")
-def _():
-    return corrupted(lambda x: haze(x, 1.0))
-
-
-@sound("a network of clean digits on little contrast")
-def _():
-    return corrupted(lambda x: 0.2 * x + 0.8 * x.mean((1, 2, 3), keepdim=True))
-
-
-@sound("a network of clean digits on dark images")
-def _():
-    return corrupted(lambda x: x - noise(x[:, :1, :1, :1], 0.1) - 0.4, digits_network())
-
-
-@sound("robust to all that is tried: linf .01")
-def _():
-    return setup(fitted(nn.Flatten()), linf(0.01))
-
-
-@sound("tiny epsilon, .5/255")
-def _():
-    return setup(threat_model=linf(0.5 / 255))
-
-
-@sound("large epsilon, linf .3")
-def _():
-    return setup(threat_model=linf(0.3))
-
-
-@sound("float64 model")
-def _():
-    return setup(digits_network().double())
-
-
-@sound("bfloat16 model")
-def _():
-    return setup(digits_network().bfloat16())
-
-
-@sound("Foolbox model with preprocessing")
-def _():
+def foolbox_model():
     import foolbox
 
-    x, y = digits("train")
-    network = fitted(mlp(), (x - 0.3) / 0.38, y)
-    return setup(foolbox.PyTorchModel(network, bounds=(0, 1), preprocessing={"mean": 0.3, "std": 0.38}, device="cpu"))
+    return foolbox.PyTorchModel(standard(mlp()), bounds=(0, 1), preprocessing={"mean": 0.3, "std": 0.38}, device="cpu")
 
 
-@sound("ART classifier with preprocessing")
-def _():
+def art_classifier():
     from art.estimators.classification import PyTorchClassifier
 
-    x, y = digits("train")
-    network = fitted(mlp(), (x - 0.3) / 0.38, y)
-    return setup(
-        PyTorchClassifier(
-            network,
-            loss=nn.CrossEntropyLoss(),
-            input_shape=(1, 8, 8),
-            nb_classes=10,
-            clip_values=(0.0, 1.0),
-            preprocessing=(0.3, 0.38),
-            device_type="cpu",
-        )
-    )
+    shape = {"input_shape": (1, 8, 8), "nb_classes": 10, "clip_values": (0.0, 1.0), "device_type": "cpu"}
+    return PyTorchClassifier(standard(mlp()), loss=nn.CrossEntropyLoss(), preprocessing=(0.3, 0.38), **shape)
 
 
-@sound("one output, the logit of the second of two classes")
-def _():
-    return _one_output()
-
-
-@sound("one output, a sigmoid")
-def _():
-    return _one_output(nn.Sigmoid())
-
-
-@sound("a tuple of features and logits")
-def _():
+def with_features():
     network = digits_network()
-    return setup(Apply(lambda x: (network[:7](x), network(x))).eval())
+    return Apply(lambda x: (network[:7](x), network(x))).eval()
 
 
-def _one_output(*after):
-    """3 against 8 by the difference of two logits."""
-    x, y = digits("train")
-    kept = (y == 3) | (y == 8)
-    two = fitted(mlp(), x[kept], (y[kept] == 8).long(), classes=2)
-    some, labels = samples(of=(3, 8))
-    model = nn.Sequential(two, Apply(lambda z: z[:, 1:] - z[:, :1]), *after).eval()
-    return setup(model, x=some, y=(labels == 8).long())
+SOUND: dict[str, Callable[[], Setup]] = {
+    "CNN, linf .1 in [0, 1]": setup,
+    "normalisation inside the model": lambda: setup(Normalized(standard(mlp()), mean=0.3, std=0.38)),
+    "inputs in [0, 255], divided inside the model": lambda: setup(
+        scaled(1 / 255), linf(25.5, (0, 255)), x=255 * samples()[0]
+    ),
+    "inputs in [-1, 1], epsilon twice as large": lambda: setup(
+        scaled(0.5, 0.5), linf(16 / 255, (-1, 1)), x=2 * samples()[0] - 1
+    ),
+    "standardised inputs, epsilon in their units": lambda: setup(
+        standard(mlp()), linf(0.1 / 0.38, (-0.3 / 0.38, 0.7 / 0.38)), x=(samples()[0] - 0.3) / 0.38
+    ),
+    "MLP, l2 .5": lambda: setup(fitted(mlp()), ThreatModel(norm="l2", epsilon=0.5)),
+    "transformer, linf .05": lambda: setup(fitted(seeded(Attention)), linf(0.05)),
+    "RNN over rows (N, 8, 8)": rows_as_sequence,
+    "one-dimensional data (N, 64)": lambda: setup(
+        fitted(mlp(), digits("train")[0].flatten(1), digits("train")[1]), x=samples()[0].flatten(1)
+    ),
+    "two features in two moons, l2 .2": moons,
+    "binary problem, 3 against 8": binary,
+    "imbalanced classes, 28 of 32 of one class": lambda: common(28),
+    "imbalanced binary problem, a model that says the common class": lambda: common(28, one_sided()),
+    "one sample": lambda: setup(None, None, *samples(1)),
+    "one class only": lambda: setup(None, None, *samples(24, of=[7])),
+    "four misclassified samples": misclassified,
+    "weak and honest: 40% on hard data": weak,
+    "a network of clean digits on noise": lambda: corrupted(
+        lambda x: x + noise(x, 0.5), fitted(seeded(convolutions), ridge=1e-3)
+    ),
+    "a network of clean digits on glare": lambda: corrupted(lambda x: x + noise(x[:, :1, :1, :1], 0.1) + 0.4),
+    "a network of clean digits on haze": lambda: corrupted(lambda x: haze(x, 1.0)),
+    "a network of clean digits on little contrast": lambda: corrupted(
+        lambda x: 0.2 * x + 0.8 * x.mean((1, 2, 3), keepdim=True)
+    ),
+    "a network of clean digits on dark images": lambda: corrupted(
+        lambda x: x - noise(x[:, :1, :1, :1], 0.1) - 0.4, digits_network()
+    ),
+    "robust to all that is tried: linf .01": lambda: setup(fitted(nn.Flatten()), linf(0.01)),
+    "tiny epsilon, .5/255": lambda: setup(threat_model=linf(0.5 / 255)),
+    "large epsilon, linf .3": lambda: setup(threat_model=linf(0.3)),
+    "float64 model": lambda: setup(digits_network().double()),
+    "bfloat16 model": lambda: setup(digits_network().bfloat16()),
+    "Foolbox model with preprocessing": lambda: setup(foolbox_model()),
+    "ART classifier with preprocessing": lambda: setup(art_classifier()),
+    "one output, the logit of the second of two classes": lambda: binary(Apply(lambda z: z[:, 1:] - z[:, :1])),
+    "one output, a sigmoid": lambda: binary(Apply(lambda z: z[:, 1:] - z[:, :1]), nn.Sigmoid()),
+    "a tuple of features and logits": lambda: setup(with_features()),
+}
 
 
-# Labels
-
-
-@mistake("labels counted from 1", "label_offset")
-def _():
-    x, y = samples(of=range(9))
-    return setup(x=x, y=y + 1)
-
-
-@mistake("labels 1 to 10 of ten classes", "labels - 1")
-def _():
-    return setup(y=samples()[1] + 1)
-
-
-@mistake("a model with a background class before the others", "label_offset")
-def _():
+def background():
     x, y = digits("train")
     return setup(fitted(mlp(), x, y + 1, classes=11))
 
 
-@mistake("shuffled labels", "chance_accuracy")
-def _():
+def shuffled():
     y = samples()[1]
     return setup(y=y[torch.randperm(len(y), generator=torch.Generator().manual_seed(0))])
 
 
-@mistake("classes in alphabetical order", "label_order")
-def _():
+def alphabetical():
     names = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
     place = torch.tensor([sorted(names).index(name) for name in names])
     x, y = samples(64)
     return setup(x=x, y=place[y])
 
 
-@mistake("labels of the next sample", "label_order")
-def _():
-    x, y = samples(33)
-    return setup(x=x[:-1], y=y[1:])
-
-
-@mistake("the two classes swapped", "label_offset")
-def _():
-    x, y = digits("train")
-    kept = (y == 3) | (y == 8)
-    model = fitted(mlp(), x[kept], (y[kept] == 8).long(), classes=2)
-    some, labels = samples(of=(3, 8))
-    return setup(model, x=some, y=(labels == 3).long())
-
-
-# Inputs
-
-
-@mistake("inputs divided by 255 twice", "input_scale")
-def _():
-    return setup(x=samples()[0] / 255)
-
-
-@mistake("inputs in [0, 255] for a model of [0, 1]", "input_scale")
-def _():
-    return setup(fitted(seeded(Attention)), linf(8, (0, 255)), x=255 * samples()[0])
-
-
-@mistake("inputs in [0, 1] for a model of [0, 255]", "input_scale")
-def _():
-    return setup(nn.Sequential(Apply(lambda x: x / 255), digits_network()).eval())
-
-
-@mistake("inputs in [0, 1] for a model of [-1, 1]", "input_scale")
-def _():
-    x, y = digits("train")
-    return setup(fitted(seeded(Attention), 2 * x - 1, y))
-
-
-@mistake("normalisation missing", "input_scale")
-def _():
-    x, y = digits("train")
-    return setup(fitted(seeded(Attention), (x - 0.3) / 0.38, y), linf(0.05), *samples(64))
-
-
-@mistake("normalisation missing before a network to which scale hardly matters", "input_scale")
-def _():
-    model = nn.Sequential(Apply(lambda x: 0.3081 * x + 0.1307), fitted(seeded(convolutions))).eval()
-    return setup(model, linf(0.05), *samples(64))
-
-
-@mistake("normalisation applied twice", "input_scale")
-def _():
-    x, y = digits("train")
-    inside = Normalized(fitted(seeded(Attention), (x - 0.45) / 0.225, y), mean=0.45, std=0.225)
+def normalised_twice():
+    inside = Normalized(standard(seeded(Attention), 0.45, 0.225), mean=0.45, std=0.225)
     some, labels = samples(64)
     return setup(inside, linf(0.13, (-2.0, 2.5)), x=(some - 0.45) / 0.225, y=labels)
 
 
-@mistake("images turned by their diagonal", "input_layout")
-def _():
-    return setup(x=samples()[0].mT)
-
-
-@mistake("channels last", "input_layout")
-def _():
-    return setup(x=samples()[0].permute(0, 2, 3, 1))
-
-
-@mistake("dark on light where the model knows light on dark", "input_layout")
-def _():
-    return setup(x=1 - samples()[0])
-
-
-# Model
-
-
-@mistake("always class 3", "constant_output")
-def _():
+def always_three():
     model = digits_network()
     with torch.no_grad():
         model[-1].bias[3] += 1000
     return setup(model)
 
 
-@mistake("outputs that ignore the input", "constant_output")
-def _():
-    return setup(nn.Sequential(digits_network(), Apply(lambda z: 0 * z + torch.arange(10.0))).eval())
-
-
-@mistake("an untrained model", "chance_accuracy")
-def _():
-    return setup(seeded(lambda: digits_network(trained=False)))
-
-
-@mistake("distances to class centres as logits", "reversed_logits")
-def _():
+def distances():
     x, y = digits("train")
     centres = torch.stack([x[y == one].flatten(1).mean(0) for one in range(10)])
     return setup(Apply(lambda x: torch.cdist(x.flatten(1), centres)).eval())
 
 
-@mistake("BatchNorm without its running statistics", "batch_statistics")
-def _():
+def without_statistics():
     x, _ = digits("train")
     body = nn.Sequential(mlp(), nn.BatchNorm1d(300), nn.Tanh(), Apply(lambda z: z * z))
     with torch.no_grad():
@@ -550,86 +325,95 @@ def _():
     return setup(model)
 
 
-@mistake("train mode", "train_mode")
-def _():
-    return setup(nn.Sequential(*digits_network()[:-1], nn.Dropout(0.5), digits_network()[-1]).train())
-
-
-# Outputs
-
-
-@mistake("probabilities", "probabilities")
-def _():
-    return setup(nn.Sequential(digits_network(), nn.Softmax(1)).eval())
-
-
-@mistake("a regression of the digit", "Regression is not supported")
-def _():
-    value = Apply(lambda z: (z.softmax(1) * torch.arange(10.0)).sum(1, keepdim=True))
-    return setup(nn.Sequential(digits_network(), value).eval())
-
-
-@mistake("scores of each pixel", "Segmentation is not supported")
-def _():
-    return setup(nn.Conv2d(1, 10, 3, padding=1).eval())
-
-
-@mistake("several labels a sample", "Multi-label models are not supported")
-def _():
-    y = samples()[1]
-    return setup(y=nn.functional.one_hot(y, 10) + nn.functional.one_hot((y + 1) % 10, 10))
-
-
-@mistake("token ids", "token ids")
-def _():
+def token_ids():
     model = nn.Sequential(nn.Embedding(100, 8), nn.Flatten(), nn.Linear(160, 10)).eval()
     return setup(model, x=torch.arange(640).remainder(100).view(32, 20))
 
 
-@mistake("predicted classes", "predicted classes have no gradients")
-def _():
-    return setup(nn.Sequential(digits_network(), Apply(lambda z: z.argmax(1))).eval())
+def several_labels():
+    y = samples()[1]
+    return setup(y=nn.functional.one_hot(y, 10) + nn.functional.one_hot((y + 1) % 10, 10))
 
 
-# Threat model
+def after(function):
+    """The demo's network, and what is made of its logits."""
+    module = function if isinstance(function, nn.Module) else Apply(function)
+    return setup(nn.Sequential(digits_network(), module).eval())
 
 
-@mistake("epsilon 8 in [0, 1]", "threat_scale")
-def _():
-    return setup(threat_model=linf(8))
-
-
-@mistake("epsilon 8/255 in [0, 255]", "threat_scale")
-def _():
-    model = nn.Sequential(Apply(lambda x: x / 255), digits_network()).eval()
-    return setup(model, linf(8 / 255, (0, 255)), x=255 * samples()[0])
-
-
-@mistake("standardised inputs, epsilon 8/255", "threat_scale")
-def _():
-    x, y = digits("train")
+def standard_bounds():
     some = ((samples()[0] - 0.485) / 0.225).clamp(-2.118, 2.2)
-    return setup(fitted(mlp(), (x - 0.485) / 0.225, y), linf(8 / 255, (-2.118, 2.64)), x=some)
+    return setup(standard(mlp(), 0.485, 0.225), linf(8 / 255, (-2.118, 2.64)), x=some)
 
 
-@mistake("l2 as large as linf would be in [0, 255]", "threat_scale")
-def _():
-    return setup(threat_model=ThreatModel(norm="l2", epsilon=8))
-
-
-@mistake("epsilon divided by 255 twice", "threat_scale")
-def _():
-    return setup(threat_model=linf(8 / 255 / 255))
-
-
-@mistake("inputs in [0, 1], bounds of [0, 255]", "wrong_bounds")
-def _():
-    return setup(threat_model=linf(8, (0, 255)))
-
-
-@mistake("inputs in [0, 1], bounds of [-1, 1]", "wrong_bounds")
-def _():
-    return setup(threat_model=linf(16 / 255, (-1, 1)))
+# What makes each, and the code that names it, or a part of the error that refuses it.
+_MISTAKES: dict[str, tuple[str, Callable[[], Setup]]] = {
+    # Labels
+    "labels counted from 1": (
+        "label_offset", lambda: setup(x=samples(of=range(9))[0], y=samples(of=range(9))[1] + 1)
+    ),
+    "labels 1 to 10 of ten classes": ("labels - 1", lambda: setup(y=samples()[1] + 1)),
+    "a model with a background class before the others": ("label_offset", background),
+    "shuffled labels": ("chance_accuracy", shuffled),
+    "classes in alphabetical order": ("label_order", alphabetical),
+    "labels of the next sample": ("label_order", lambda: setup(x=samples(33)[0][:-1], y=samples(33)[1][1:])),
+    "the two classes swapped": ("label_offset", lambda: binary(labels=3)),
+    # Inputs
+    "inputs divided by 255 twice": ("input_scale", lambda: setup(x=samples()[0] / 255)),
+    "inputs in [0, 255] for a model of [0, 1]": (
+        "input_scale", lambda: setup(fitted(seeded(Attention)), linf(8, (0, 255)), x=255 * samples()[0])
+    ),
+    "inputs in [0, 1] for a model of [0, 255]": ("input_scale", lambda: setup(scaled(1 / 255))),
+    "inputs in [0, 1] for a model of [-1, 1]": (
+        "input_scale", lambda: setup(standard(seeded(Attention), 0.5, 0.5))
+    ),
+    "normalisation missing": (
+        "input_scale", lambda: setup(standard(seeded(Attention)), linf(0.05), *samples(64))
+    ),
+    "normalisation missing before a network to which scale hardly matters": (
+        "input_scale",
+        lambda: setup(scaled(0.3081, 0.1307, fitted(seeded(convolutions))), linf(0.05), *samples(64)),
+    ),
+    "normalisation applied twice": ("input_scale", normalised_twice),
+    "images turned by their diagonal": ("input_layout", lambda: setup(x=samples()[0].mT)),
+    "channels last": ("input_layout", lambda: setup(x=samples()[0].permute(0, 2, 3, 1))),
+    "dark on light where the model knows light on dark": ("input_layout", lambda: setup(x=1 - samples()[0])),
+    # Model
+    "always class 3": ("constant_output", always_three),
+    "outputs that ignore the input": ("constant_output", lambda: after(lambda z: 0 * z + torch.arange(10.0))),
+    "an untrained model": ("chance_accuracy", lambda: setup(seeded(lambda: digits_network(trained=False)))),
+    "distances to class centres as logits": ("reversed_logits", distances),
+    "BatchNorm without its running statistics": ("batch_statistics", without_statistics),
+    "train mode": (
+        "train_mode",
+        lambda: setup(nn.Sequential(*digits_network()[:-1], nn.Dropout(0.5), digits_network()[-1]).train()),
+    ),
+    # Outputs
+    "probabilities": ("probabilities", lambda: after(nn.Softmax(1))),
+    "a regression of the digit": (
+        "Regression is not supported",
+        lambda: after(lambda z: (z.softmax(1) * torch.arange(10.0)).sum(1, keepdim=True)),
+    ),
+    "scores of each pixel": (
+        "Segmentation is not supported", lambda: setup(nn.Conv2d(1, 10, 3, padding=1).eval())
+    ),
+    "several labels a sample": ("multi-label targets", several_labels),
+    "token ids": ("token ids", token_ids),
+    "predicted classes": ("predicted classes have no gradients", lambda: after(lambda z: z.argmax(1))),
+    # Threat model
+    "epsilon 8 in [0, 1]": ("threat_scale", lambda: setup(threat_model=linf(8))),
+    "epsilon 8/255 in [0, 255]": (
+        "threat_scale", lambda: setup(scaled(1 / 255), linf(8 / 255, (0, 255)), x=255 * samples()[0])
+    ),
+    "standardised inputs, epsilon 8/255": ("threat_scale", standard_bounds),
+    "l2 as large as linf would be in [0, 255]": (
+        "threat_scale", lambda: setup(threat_model=ThreatModel(norm="l2", epsilon=8))
+    ),
+    "epsilon divided by 255 twice": ("threat_scale", lambda: setup(threat_model=linf(8 / 255 / 255))),
+    "inputs in [0, 1], bounds of [0, 255]": ("wrong_bounds", lambda: setup(threat_model=linf(8, (0, 255)))),
+    "inputs in [0, 1], bounds of [-1, 1]": ("wrong_bounds", lambda: setup(threat_model=linf(16 / 255, (-1, 1)))),
+}  # fmt: skip
+MISTAKES = {words: partial(lambda named, make: replace(make(), named=named), *one) for words, one in _MISTAKES.items()}
 
 
 def diagnosed(one, **settings):

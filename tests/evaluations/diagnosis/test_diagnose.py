@@ -10,7 +10,7 @@ import robust_ext
 from robust_ext import ModelError, ThreatModel
 from robust_ext.engine.context import RunContext, run_context
 from robust_ext.evaluations.causes.finding import Finding, Remedy
-from robust_ext.evaluations.diagnosis.examination import next_steps
+from robust_ext.evaluations.diagnosis.content import next_steps
 from tests.evaluations.small import INPUTS, LABELS, LINF, NETWORK, essence
 
 SMALL = {"planted": 6, "inner_points": 30, "queries": 10, "random_points": 10}

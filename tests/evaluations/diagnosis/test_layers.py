@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from robust_ext.evaluations.causes.cut_operations import traced
 from robust_ext.evaluations.causes.probes import probe_model
 from robust_ext.evaluations.causes.secants import near_identity, secants
+from robust_ext.evaluations.causes.tracing import traced
 from tests.evaluations.diagnosis.models import Apply, Opposite, X, Y, Zero, inserted, jpeg, rounded, winners
 from tests.evaluations.diagnosis.traces import LINF
 
@@ -153,7 +153,7 @@ def test_the_operation_that_cuts_the_graph(name, inside):
     x = X[:4].clone().requires_grad_()
     with traced(net, 4) as trace:
         assert not net(x).requires_grad
-    cut = trace.cut()
+    cut = trace.cut
     assert (cut.place.call.name, cut.place.operation, cut.graph_off) == ("step" if inside else "", operation, off)
 
 
@@ -167,7 +167,7 @@ def test_operations_outside_the_path_are_no_cut():
     with traced(net, 4) as trace:
         out = net(X[:4].clone().requires_grad_())
     assert out.requires_grad
-    assert trace.cut() is None
+    assert trace.cut is None
     assert {cut.place.operation for cut in trace.cuts} >= {"detach", "argmax"}
 
 
@@ -243,7 +243,7 @@ def test_errors_that_are_caught_inside_leave_the_names_right():
     net = Tries()
     with traced(net, 4) as trace:
         net(X[:4].clone().requires_grad_())
-    assert trace.cut().place.call.name == "sound"
+    assert trace.cut.place.call.name == "sound"
     assert [call.name for call in trace.calls] == ["sound", ""]
 
 

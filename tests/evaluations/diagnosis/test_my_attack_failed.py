@@ -1,15 +1,20 @@
-"""docs/my_attack_failed.md: what fails has the finding of its section, and what is fixed has none."""
+"""docs/causes: what fails has the finding of its section, and what is fixed has none.
+
+docs/findings.md has every code with its weight, in order, and every key of a trace.
+"""
 
 import re
 
 import pytest
 from torch import nn
 
+from robust_ext.engine.trace import COLUMNS
 from robust_ext.evaluations.causes.finding import CODES
 from robust_ext.evaluations.causes.probes import probe_model
 from tests.evaluations.diagnosis.failures import PAGE, change, measured, results, sections, shared, shown
 
 QUICK = ("zero_gradient",)
+FINDINGS, THEORY = ((PAGE.parent / page).read_text(encoding="utf-8") for page in ("findings.md", "theory/diagnosis.md"))
 FIGURE = r"\d+\.?\d*"
 
 
@@ -59,5 +64,26 @@ def test_logarithms_of_probabilities_are_all_that_needs_no_mending():
 
 def test_every_finding_has_a_section_and_every_section_stands_in_the_contents():
     assert {*CODES} <= {*sections()}
-    listed = re.findall(r"\[`?([^`\]]+)`?\]\(#[\w-]+\) \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    listed = re.findall(
+        r"\[`?([^`\]]+)`?\]\(causes/\w+\.md#[\w-]+\) \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE
+    )
     assert listed == [*sections()]
+
+
+def section(title, page=FINDINGS):
+    return page.split(f"\n## {title}\n")[1].split("\n## ")[0]
+
+
+def test_codes_stand_in_order_with_their_weights():
+    rows = re.findall(r"^\| \[`(\w+)`\]\(causes/\w+\.md#\1\) \| (\w+) \|", section("What is found"), re.MULTILINE)
+    assert rows == list(CODES.items())
+
+
+def test_the_table_of_others_names_codes_only():
+    named = set(re.findall(r"`(\w+_\w+)`", section("Who else looks at what", THEORY)))
+    assert named - {"loss_gradient_check", "ind_1", "ind_2", "ind_3", "ind_4"} <= set(CODES)
+
+
+def test_keys_of_a_trace_are_documented():
+    first_columns = [line.split("|")[1] for line in section("The trace").splitlines() if line.startswith("| `")]
+    assert {key for cell in first_columns for key in re.findall(r"`(\w+)`", cell)} == set(COLUMNS)

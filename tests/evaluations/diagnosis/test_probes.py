@@ -57,11 +57,7 @@ def counted(model):
     return Counted(model, PassCounter())
 
 
-WRAPPERS = {
-    "sequential": (nn.Sequential, "0."),
-    "counted": (counted, "module."),
-    "double": (nn.Module.double, ""),
-}
+WRAPPERS = {"sequential": (nn.Sequential, "0."), "counted": (counted, "module."), "double": (nn.Module.double, "")}
 
 
 @pytest.mark.parametrize("name", WRAPPERS)

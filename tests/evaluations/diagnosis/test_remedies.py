@@ -11,7 +11,7 @@ from robust_ext.attacks.base import CallableAttack
 from robust_ext.core.specification import parse_call
 from robust_ext.demo.network import digits_network
 from robust_ext.engine.verify import BROKEN
-from robust_ext.evaluations.causes import remedies, step_remedies
+from robust_ext.evaluations.causes import remedies
 from robust_ext.evaluations.causes.finding import Remedy
 from robust_ext.evaluations.causes.indicators import find_attack_faults
 from robust_ext.evaluations.causes.probes import ModelProbe
@@ -75,7 +75,7 @@ def test_epsilon_is_left_to_the_threat_model(text, fixed):
 )
 def test_longer_paths_in_each_librarys_words(text, steps, step):
     model = ThreatModel(norm="linf", epsilon=0.1, bounds=(-1, 1))
-    larger, more = step_remedies.for_length(as_attack(text), steps=20, step=1 / 30, threat_model=model)
+    larger, more = remedies.for_length(as_attack(text), steps=20, step=1 / 30, threat_model=model)
     assert step in larger.attack
     assert steps in more.attack
     assert {parse_call(one.attack).name for one in (larger, more)} == {parse_call(text).name}
@@ -93,7 +93,7 @@ def test_longer_paths_in_each_librarys_words(text, steps, step):
 )
 def test_shorter_steps_in_each_librarys_words(text, step):
     model = ThreatModel(norm="linf", epsilon=0.1, bounds=(-1, 1))
-    (smaller, schedule) = step_remedies.for_step(as_attack(text), steps=20, threat_model=model)
+    (smaller, schedule) = remedies.for_step(as_attack(text), steps=20, threat_model=model)
     assert step in smaller.attack
     assert as_attack(schedule.attack).traits.batching
 
@@ -126,7 +126,7 @@ def test_only_what_makes_a_path_longer_is_proposed(name):
     attack, steps, seen, most, expected = PROPOSED[name]
     if isinstance(attack, str):
         attack = as_attack(attack if ":" in attack else f"foolbox:LinfPGD({attack})")
-    found = step_remedies.for_length(attack, steps=steps, step=seen, threat_model=LINF, most=most)
+    found = remedies.for_length(attack, steps=steps, step=seen, threat_model=LINF, most=most)
     assert len(found) == len(expected)
     for remedy, words in zip(found, expected, strict=True):
         assert words in (remedy.attack or remedy.code)
@@ -136,12 +136,12 @@ def test_only_what_makes_a_path_longer_is_proposed(name):
     ("steps", "most", "more"), [(40, 40, True), (36, 40, True), (12, 40, False), (41, 40, True), (80, 80, True)]
 )
 def test_more_steps_only_where_all_were_taken(steps, most, more):
-    found = step_remedies.for_more_steps(as_attack("foolbox:LinfPGD(steps=40)"), steps=steps, most=most)
+    found = remedies.for_more_steps(as_attack("foolbox:LinfPGD(steps=40)"), steps=steps, most=most)
     assert ("steps=160" in (found[0].attack or "")) is more
 
 
 def test_lines_of_code_for_functions():
-    (remedy,) = step_remedies.for_length(CallableAttack(print), steps=20, step=1 / 30, threat_model=LINF)
+    (remedy,) = remedies.for_length(CallableAttack(print), steps=20, step=1 / 30, threat_model=LINF)
     assert remedy.attack is None
     scope = {"epsilon": 0.1}
     exec(remedy.code, scope)  # noqa: S102 -- as printed
@@ -167,7 +167,7 @@ def test_losses_that_do_not_saturate(text, setting):
 
 def test_a_view_of_an_attack_with_a_view_keeps_both():
     attack = AdaptedAttack(attack=as_attack("foolbox:LinfPGD"), bpda="net.quantise")
-    (remedy,) = remedies.for_best(attack)
+    remedy = remedies.viewed("Return the best point.", attack, keep_best=True)
     fixed = as_attack(remedy.attack)
     assert (fixed.bpda, fixed.keep_best) == ("net.quantise", True)
 
@@ -234,9 +234,8 @@ def test_each_remedy_is_one_thing_to_run():
         made: tuple[Remedy, ...] = (
             *remedies.for_flat(attack),
             *remedies.for_loss(attack, scale=100.0),
-            *remedies.for_best(attack),
-            *remedies.for_batch(attack),
-            *remedies.for_direction(attack),
+            remedies.viewed("Return the best point.", attack, code="best = x", keep_best=True),
+            remedies.viewed("Attack samples one at a time.", attack, one_by_one=True),
             *remedies.for_ball(attack, LINF),
         )
         for remedy in made:

@@ -8,9 +8,9 @@ from torch import nn
 
 import robust_ext
 from robust_ext import RobustExtWarning, ThreatModel
+from robust_ext.core.finding_texts import SETUP
 from robust_ext.demo.network import digits_network
 from robust_ext.evaluations.causes.setup import judge_setup
-from robust_ext.reports.findings import SETUP
 from tests.evaluations.diagnosis.setups import (
     ATTACK,
     MISTAKES,
@@ -217,7 +217,7 @@ def test_budgets_of_another_scale_are_a_finding(norm, epsilon, bounds, shape):
 
 def _scale(norm, epsilon, bounds, shape):
     """What is found in samples that go over all of the bounds, of two classes."""
-    from robust_ext.evaluations.causes.probes import find_scale
+    from robust_ext.evaluations.causes.scale import find_scale
 
     x = torch.rand(16, *shape, generator=torch.Generator().manual_seed(0))
     threat_model = ThreatModel(norm=norm, epsilon=epsilon, bounds=bounds)

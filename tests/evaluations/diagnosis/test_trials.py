@@ -12,15 +12,16 @@ import robust_ext
 from robust_ext import ThreatModel
 from robust_ext.attacks.adapted import AdaptedAttack
 from robust_ext.attacks.apgd import APGD
+from robust_ext.core import finding_texts as reports
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
 from robust_ext.engine.inputs import prepare_inputs
 from robust_ext.engine.task import run_task
 from robust_ext.evaluations.causes.finding import COMPARISONS, Finding, Remedy
+from robust_ext.evaluations.diagnosis.examination import Examination
 from robust_ext.evaluations.diagnosis.examining import Examiner
 from robust_ext.evaluations.diagnosis.settings import DiagnosisSettings
 from robust_ext.evaluations.diagnosis.trying import Trials, reordered
-from robust_ext.reports import findings as reports
 from tests.evaluations.diagnosis.zoo.layers import Rounding
 from tests.evaluations.diagnosis.zoo.networks import convolutional, scaled
 
@@ -213,8 +214,7 @@ def test_what_makes_a_sound_attack_worse_is_said(view, outcome):
     examiner = Examiner(given=given, settings=DiagnosisSettings(planted=4, inner_points=50), out=None, worker=run_task)
     trials = Trials(
         attacks={attack.name: attack},
-        before={attack.name: examiner.examine(attack)},
-        examiner=examiner,
+        examination=Examination(examiner=examiner, attacks={attack.name: examiner.examine(attack)}),
         in_eval_mode=lambda: None,
     )
     finding = Finding(code="flat_loss", cause="Flat.", attack=attack.name, remedies=(Remedy(words="Do.", view=view),))

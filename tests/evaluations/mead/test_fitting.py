@@ -20,8 +20,13 @@ from robust_ext.detectors._features.layers import activation_layers, hidden_laye
 from robust_ext.detectors.catalogue import DETECTORS
 from robust_ext.engine.executors import LocalExecutor
 from robust_ext.engine.running import attack_worker
-from robust_ext.evaluations.mead.fitting import NAMED, fit_detector, load_detector, training_adversarials
-from robust_ext.evaluations.mead.named import find_detectors
+from robust_ext.evaluations.mead.fitting import (
+    NAMED,
+    find_detectors,
+    fit_detector,
+    load_detector,
+    training_adversarials,
+)
 
 QUICK = {"kd-bu": {"passes": 8}, "lid": {"neighbours": 10}, "magnet": {"epochs": 20, "batch_size": 16}}
 
@@ -444,7 +449,7 @@ def test_detectors_that_were_fitted_to_other_code_are_not_taken_over(tmp_path):
 
 def test_workers_fit_what_is_fitted_here(tmp_path, monkeypatch):
     """Adversarial examples are made batch by batch, each by whichever worker is free."""
-    monkeypatch.setattr("robust_ext.evaluations.mead.named._BATCH", 40)
+    monkeypatch.setattr("robust_ext.evaluations.mead.fitting._BATCH", 40)
     clean, labels = load_dataset("digits", split="train").take(range(300))
     names, x = ["lid", "fs", "nss"], 1 - clean[:20]
     options = {"attacked": 100, "preset": "mnist", "bounds": (0.0, 1.0), "seed": 0, "report": Mock()}

@@ -6,25 +6,16 @@ import math
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
-from robust_ext.core.errors import InvalidArgumentError
-from robust_ext.evaluations.mead import average, multi_armed
-from robust_ext.evaluations.mead.metric import ArmLabel, attribution, worst_scores
-from robust_ext.evaluations.mead.roc import detect
+from robust_ext.evaluations.arms import Arm
+from robust_ext.evaluations.mead import MeadSettings
+from robust_ext.evaluations.mead.metric import attribution, average, detect, multi_armed, worst_scores
+from robust_ext.evaluations.mead.summary import ArmResult, DetectorRows
 
 NAN, INF = float("nan"), float("inf")
-
-
-def arms(count):
-    return [ArmLabel(name=str(number)) for number in range(count)]
-
-
-def judge(natural, scores, success, **chosen):
-    return multi_armed(natural, scores, success, **{"arms": arms(len(scores)), "resamples": 0, **chosen})
 
 
 def curve(natural, scores, success):
@@ -55,7 +46,7 @@ def problems(draw):
 @given(problem=problems())
 def test_brute_force_over_thresholds_agrees(problem):
     natural, scores, success = problem
-    found = judge(natural, scores, success).all_arms
+    found = multi_armed(natural, scores, success)
     positives = int(success.any(0).sum())
     assert (found.positives, found.naturals) == (positives, len(natural))
     assert found.coverage == positives / len(natural)
@@ -79,16 +70,15 @@ def test_only_the_order_of_scores_matters(problem):
     natural, scores, success = problem
     levels = np.unique(np.concatenate([natural, scores.ravel()]))
     places = [np.searchsorted(levels, one).astype(float) ** 3 for one in (natural, scores)]
-    assert judge(*places, success, resamples=20) == judge(natural, scores, success, resamples=20)
+    assert multi_armed(*places, success, resamples=20) == multi_armed(natural, scores, success, resamples=20)
 
 
 @settings(max_examples=100, deadline=None)
 @given(problem=problems())
 def test_one_arm_is_an_ordinary_roc_curve(problem):
     natural, scores, success = problem
-    result = judge(natural, scores, success)
-    for number, found in enumerate(result.arms.values()):
-        hit = scores[number, success[number]]
+    for own, succeeded in zip(scores, success, strict=True):
+        found, hit = multi_armed(natural, own[None], succeeded[None]), own[succeeded]
         if len(hit):
             # scikit-learn takes no infinite scores; only the order matters.
             both = np.clip(np.concatenate([natural, hit]), -10, 10)
@@ -103,17 +93,18 @@ def test_one_arm_is_an_ordinary_roc_curve(problem):
 def test_more_arms_on_the_same_samples_never_help_the_detector(problem):
     natural, scores, success = problem
     success = np.broadcast_to(success.any(0), success.shape)
-    result = judge(natural, scores, success)
-    if result.all_arms.auroc is not None:
-        for one in result.arms.values():
-            assert result.all_arms.auroc <= one.auroc + 1e-12
+    together = multi_armed(natural, scores, success).auroc
+    if together is not None:
+        for own, succeeded in zip(scores, success, strict=True):
+            assert together <= multi_armed(natural, own[None], succeeded[None]).auroc + 1e-12
 
 
 def test_a_single_arm_can_score_below_all_of_them():
     """The remark of section 5.2.1: an arm that fails where others are caught has fewer positives."""
     natural, scores = np.array([0.5, 0.5]), np.array([[0.1, 0.0], [0.9, 0.9]])
-    result = judge(natural, scores, np.array([[True, False], [False, True]]))
-    assert (result.all_arms.auroc, result.arms["0"].auroc, result.arms["0"].coverage) == (0.5, 0.0, 0.5)
+    success = np.array([[True, False], [False, True]])
+    first = multi_armed(natural, scores[:1], success[:1])
+    assert (multi_armed(natural, scores, success).auroc, first.auroc, first.coverage) == (0.5, 0.0, 0.5)
 
 
 @given(problem=problems())
@@ -134,97 +125,79 @@ def test_attribution_is_shared_and_complete(problem):
         assert sum(found) == pytest.approx(1)
 
 
+def rows_of(natural, scores, success, labels, *, correct=None, **chosen):
+    """The rows of a detector in ``result.json``, of arms with these names, objectives and algorithms."""
+    results = [
+        ArmResult(
+            arm=Arm(attack="robust_ext:APGD()", epsilon=0.1, label=name, objective=objective, algorithm=algorithm),
+            name=name,
+            adaptive_to=None,
+            success=success[place],
+            finite=success[place],
+            lost=np.zeros_like(success[place]),
+            scores={"d": scores[place]},
+            cost={},
+        )
+        for place, (name, objective, algorithm) in enumerate(labels)
+    ]
+    correct = np.ones(len(natural), dtype=bool) if correct is None else correct
+    settings = MeadSettings(**{"resamples": 0, **chosen})
+    return DetectorRows(detector="d", natural=natural, correct=correct, settings=settings, threshold=None).of(results)
+
+
+def numbers(row):
+    return {name: row[name] for name in multi_armed(np.zeros(1), np.zeros((1, 1)), np.ones((1, 1), bool))._fields}
+
+
 def test_objectives_take_in_the_arms_that_have_none():
-    rows = [("a", "ace", "pgd"), ("b", "kl", "pgd"), ("c", "kl", "bim"), ("d", None, None)]
-    labels = [ArmLabel(name=name, objective=objective, algorithm=algorithm) for name, objective, algorithm in rows]
+    labels = [("a", "ace", "pgd"), ("b", "kl", "pgd"), ("c", "kl", "bim"), ("d", None, None)]
     generator = np.random.default_rng(0)
     natural, scores = generator.random(40), generator.random((4, 40))
     success = generator.random((4, 40)) < 0.7
-    result = judge(natural, scores, success, arms=labels)
+    found = rows_of(natural, scores, success, labels)
 
     def of(*chosen):
-        return judge(natural, scores[list(chosen)], success[list(chosen)]).all_arms
+        return multi_armed(natural, scores[list(chosen)], success[list(chosen)])._asdict()
 
-    assert result.objectives == {"ace": of(0, 3), "kl": of(1, 2, 3)}
-    assert result.algorithms == {"pgd": of(0, 1), "bim": of(2)}
-    assert result.arms == {"a": of(0), "b": of(1), "c": of(2), "d": of(3)}
-    assert result.successes_per_sample == pytest.approx(success.sum() / 40)
+    by_label = {row["objective"] or row["algorithm"]: numbers(row) for row in found["results"]}
+    everything = {None: of(0, 1, 2, 3), "ace": of(0, 3), "kl": of(1, 2, 3), "pgd": of(0, 1), "bim": of(2)}
+    assert by_label == everything
+    assert {row["arm"]: numbers(row) for row in found["arms"]} == {"a": of(0), "b": of(1), "c": of(2), "d": of(3)}
+    assert found["results"][0]["successes_per_sample"] == pytest.approx(success.sum() / 40)
+    json.dumps(found, allow_nan=False)
 
 
 def test_misclassified_samples_are_kept_or_left_out():
     generator = np.random.default_rng(1)
     natural, scores, success = generator.random(30), generator.random((2, 30)), generator.random((2, 30)) < 0.6
     correct = generator.random(30) < 0.8
-    kept = judge(natural, scores, success, correct=correct)
-    assert kept == judge(natural, scores, success)
-    filtered = judge(natural, scores, success, correct=torch.tensor(correct), naturals="filtered")
-    assert filtered == judge(natural[correct], scores[:, correct], success[:, correct])
-    assert filtered.samples == correct.sum() < kept.samples
+    labels = [("a", None, None), ("b", None, None)]
+    (kept,) = rows_of(natural, scores, success, labels, correct=correct)["results"]
+    assert numbers(kept) == multi_armed(natural, scores, success)._asdict()
+    (filtered,) = rows_of(natural, scores, success, labels, correct=correct, naturals="filtered")["results"]
+    alone = natural[correct], scores[:, correct], success[:, correct]
+    assert numbers(filtered) == multi_armed(*alone)._asdict()
+    assert sum(filtered["attribution"].values()) == pytest.approx(1)
+    np.testing.assert_allclose([*filtered["attribution"].values()], attribution(*alone[1:]))
 
 
 def test_scores_that_are_no_numbers_are_left_out_and_counted():
     natural = np.array([0.1, NAN, 0.3])
     scores = np.array([[NAN, 0.5, 0.2], [0.4, NAN, NAN]])
     success = np.array([[True, True, True], [True, True, False]])
-    found = judge(natural, scores, success)
-    assert found.all_arms.unscored == 3
-    assert (found.all_arms.naturals, found.all_arms.positives) == (2, 3)
+    found = multi_armed(natural, scores, success)
+    assert (found.unscored, found.naturals, found.positives) == (3, 2, 3)
     # Positives .4, .5 and .2 against .1 and .3.
-    assert found.all_arms.auroc == pytest.approx(5 / 6)
-    nothing = judge(np.full(3, NAN), np.full((2, 3), NAN), success)
-    assert (nothing.all_arms.auroc, nothing.attribution, nothing.all_arms.coverage) == (None, None, 0.0)
-    assert nothing.all_arms.auroc_interval is None
+    assert found.auroc == pytest.approx(5 / 6)
+    nothing = multi_armed(np.full(3, NAN), np.full((2, 3), NAN), success)
+    assert (nothing.auroc, nothing.coverage, nothing.auroc_interval) == (None, 0.0, None)
+    assert attribution(np.full((2, 3), NAN), success) is None
 
 
 @pytest.mark.parametrize(("samples", "count"), [(0, 2), (3, 0), (0, 0)])
 def test_no_samples_or_no_arms_give_none(samples, count):
-    natural, scores = np.zeros(samples), np.zeros((count, samples))
-    result = judge(natural, scores, scores > 0, resamples=10)
-    assert result.all_arms.auroc is None
-    assert result.all_arms.coverage == result.successes_per_sample == (0.0 if samples else None)
-    json.dumps(result.to_dict())
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_tensors_are_judged_as_arrays(dtype):
-    generator = torch.Generator().manual_seed(0)
-    natural = torch.rand(20, generator=generator).to(dtype).requires_grad_(True)
-    scores = torch.rand(3, 20, generator=generator).to(dtype)
-    success = torch.rand(3, 20, generator=generator) < 0.5
-    of_tensors = multi_armed(natural, scores, success, arms=arms(3), resamples=20)
-    arrays = (natural.detach().double().numpy(), scores.double().numpy(), success.numpy())
-    assert of_tensors == multi_armed(*arrays, arms=arms(3), resamples=20)
-
-
-def test_the_report_has_its_keys():
-    generator = np.random.default_rng(2)
-    result = judge(generator.random(10), generator.random((2, 10)), generator.random((2, 10)) < 0.8, resamples=50)
-    report = json.loads(json.dumps(result.to_dict()))
-    for part in (report, report["arms"]["0"]):
-        assert part["auroc_interval"][0] <= part["auroc"] <= part["auroc_interval"][1]
-        assert {"fpr_at_95_tpr", "tpr_at_5_fpr", "positives", "coverage", "naturals", "unscored"} <= part.keys()
-    assert sum(report["attribution"].values()) == pytest.approx(1)
-
-
-@pytest.mark.parametrize(
-    ("chosen", "message"),
-    [
-        ({"natural": np.zeros((2, 3))}, "natural: got shape"),
-        ({"scores": np.zeros((2, 4))}, "scores: got shape"),
-        ({"success": np.ones((2, 3))}, "success: got float64"),
-        ({"success": np.ones((3, 2), dtype=bool)}, "success: got bool of shape"),
-        ({"arms": [ArmLabel(name="a"), ArmLabel(name="a")]}, "arms: got a, a"),
-        ({"arms": arms(3)}, "scores: got shape"),
-        ({"naturals": "dropped"}, "naturals: got 'dropped'"),
-        ({"naturals": "filtered"}, "correct: got None"),
-        ({"naturals": "filtered", "correct": np.ones(2, dtype=bool)}, "correct: got bool"),
-        ({"resamples": -1}, "resamples: got -1"),
-    ],
-)
-def test_what_does_not_fit_is_refused(chosen, message):
-    given = {"natural": np.zeros(3), "scores": np.zeros((2, 3)), "success": np.ones((2, 3), bool), "arms": arms(2)}
-    with pytest.raises(InvalidArgumentError, match=message):
-        multi_armed(**given | chosen)
+    found = multi_armed(np.zeros(samples), np.zeros((count, samples)), np.zeros((count, samples), bool), resamples=10)
+    assert (found.auroc, found.coverage) == (None, 0.0 if samples else None)
 
 
 def delong(natural, positives):
@@ -291,12 +264,10 @@ def test_resamples_are_the_seeds():
 
 def test_averages_weigh_rows_alike():
     scores = ([0.0, 1.0], [2.0, NAN]), ([0.0] * 3, [NAN] * 3), ([0.0] * 8 + [3.0] * 8, [1.0] * 16)
-    rows = [detect(np.array(natural), np.array(hit), resamples=0, seed=0) for natural, hit in scores]
+    rows = [detect(np.array(natural), np.array(hit), resamples=0, seed=0)._asdict() for natural, hit in scores]
     found = average(rows)
-    assert (found.auroc, found.fpr_at_95_tpr, found.tpr_at_5_fpr) == (0.75, 0.25, 0.5)
-    assert (found.rows, found.skipped) == (2, 1)
+    assert found == {"auroc": 0.75, "fpr_at_95_tpr": 0.25, "tpr_at_5_fpr": 0.5, "rows": 2, "skipped": 1}
     # Averages of groups: the four of the summary table count alike, however many rows they have.
     perfect = average([rows[0]])
-    assert average([found, perfect, perfect, average(rows[1:2])]).auroc == pytest.approx(2.75 / 3)
-    assert average([]).auroc is None
-    assert json.loads(json.dumps(found.to_dict()))["rows"] == 2
+    assert average([found, perfect, perfect, average(rows[1:2])])["auroc"] == pytest.approx(2.75 / 3)
+    assert average([])["auroc"] is None

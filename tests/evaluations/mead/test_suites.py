@@ -9,10 +9,10 @@ from robust_ext.attacks.objective_pgd import ObjectivePGD
 from robust_ext.core.errors import DataError, InvalidArgumentError
 from robust_ext.core.threat import ThreatModel
 from robust_ext.engine.inputs import EvaluationInputs
-from robust_ext.evaluations.arm_runs import plan_clean, plan_runs
-from robust_ext.evaluations.arms import Arm
+from robust_ext.evaluations.arms import Arm, plan_runs
 from robust_ext.evaluations.detectors import NamedDetector
 from robust_ext.evaluations.mead.suites import as_arms, load_suite, parse_arm, suite_names
+from robust_ext.evaluations.scored_runs import plan_clean
 
 OBJECTIVES = {"ace", "kl", "gini", "fisher-rao"}
 

@@ -58,7 +58,7 @@ def test_texts_and_objects(tmp_path):
         ("nearst", r"readout: got 'nearst', expected one of 'logistic', .*did you mean nearest\?"),
         ("nearest(j=3)", r"j: got an unknown setting, expected a setting of a readout: k"),
         ("nearest(k=0)", r"k: got 0, expected an integer of at least 1"),
-        ("nearest(3)", r"readout: got readout:Nearest\(3\) with the positional argument 3"),
+        ("nearest(3)", r"readout: got nearest\(3\) with the positional argument 3"),
         (f"{file}:NAME", r"readout: got .*, expected the name of a Readout; it names a string"),
         (f"{file}:Man", r"did you mean Mean\?"),
         (f"{file}:setting", r"readout: got an object of the class function, expected one of 'logistic'"),
@@ -71,11 +71,7 @@ def test_texts_and_objects(tmp_path):
 @pytest.mark.parametrize(
     ("text", "shape", "expected"),
     [
-        (
-            "logistic",
-            (3, 4),
-            r"Logistic\(C=10.0\) for features of shape \(N, 3, 4\), expected .* \(N, F\); give",
-        ),
+        ("logistic", (3, 4), r"Logistic\(C=10.0\) for features of shape \(N, 3, 4\), expected .* \(N, F\); give"),
         ("ensemble", (4,), r"for features of shape \(N, 4\), expected features of shape \(N, members, F\)"),
         ("code", (2, 3, 4), r"features of shape \(N, bits, F\)"),
         ("mixing", (4,), r"features of shape \(N, mixes, F\)"),

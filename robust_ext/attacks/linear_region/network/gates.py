@@ -14,18 +14,13 @@ from functools import cached_property
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from typing_extensions import Self
 
 Constant = Tensor | float
 
 
 class Gate(ABC):
-    """A piecewise affine function of ``x (rows, ...)``, with the choices of a batch; ``constraints`` counts one row's.
-
-    Attributes:
-        name: The name of the function.
-        rows: The number of rows.
-        constraints: The number of constraints of a row.
-    """
+    """A piecewise affine function of ``x (rows, ...)`` with the choices of a batch; ``constraints`` counts a row's."""
 
     name: str
     rows: int
@@ -40,20 +35,20 @@ class Gate(ABC):
         """Return the transpose of result and constraints together; a gradient of None stands for zeros."""
 
     @abstractmethod
-    def at(self, x: Tensor) -> tuple[Gate, Tensor]:
+    def at(self, x: Tensor) -> tuple[Self, Tensor]:
         """Return the gate with the choices of another input, of any number of rows, and the result for it."""
 
     @abstractmethod
-    def select(self, rows: Tensor) -> Gate:
+    def select(self, rows: Tensor) -> Self:
         """Return the gate of some rows, int64 indices."""
-
-    @abstractmethod
-    def agrees(self, other: Gate) -> Tensor:
-        """Return which constraints mean the same with the choices of the other, bool ``(rows, constraints)``."""
 
     @abstractmethod
     def choices(self) -> Tensor:
         """Return the choices of each row, ``(rows, n)`` of a bool or integer dtype."""
+
+    def agrees(self, other: Gate) -> Tensor:
+        """Return which constraints mean the same with the choices of the other, bool ``(rows, constraints)``."""
+        return self.choices() == other.choices()
 
 
 @dataclass(eq=False)
@@ -79,13 +74,11 @@ class PiecewiseActivation(Gate):
 
     @cached_property
     def _factor(self) -> Tensor:
-        relu = all(isinstance(slope, float) for slope in self.slopes) and self.slopes == (0.0, 1.0)
-        return self.active[0].to(self.dtype) if relu else self._chosen(self.slopes)
+        return self.active[0].to(self.dtype) if _are(self.slopes, 0.0, 1.0) else self._chosen(self.slopes)
 
     @cached_property
     def _summand(self) -> Tensor | None:
-        none = all(isinstance(value, float) and value == 0 for value in self.intercepts)
-        return None if none else self._chosen(self.intercepts)
+        return None if _are(self.intercepts, *[0.0] * len(self.intercepts)) else self._chosen(self.intercepts)
 
     @cached_property
     def _signs(self) -> list[Tensor]:
@@ -119,20 +112,14 @@ class PiecewiseActivation(Gate):
         total = total.view(self.active[0].shape)
         return total if gradient is None else torch.addcmul(total, gradient, self._factor)
 
-    def at(self, x: Tensor) -> tuple[Gate, Tensor]:
+    def at(self, x: Tensor) -> tuple[Self, Tensor]:
         """See :class:`Gate`."""
         gate = replace(self, active=tuple(x > point for point in self.breakpoints))
         return gate, gate._result(x)
 
-    def select(self, rows: Tensor) -> Gate:
+    def select(self, rows: Tensor) -> Self:
         """See :class:`Gate`."""
         return replace(self, active=tuple(side[rows] for side in self.active))
-
-    def agrees(self, other: Gate) -> Tensor:
-        """See :class:`Gate`."""
-        assert isinstance(other, PiecewiseActivation)
-        pairs = zip(self.active, other.active, strict=True)
-        return torch.cat([self._flat(mine == theirs) for mine, theirs in pairs], 1)
 
     def choices(self) -> Tensor:
         """See :class:`Gate`."""
@@ -143,6 +130,10 @@ class PiecewiseActivation(Gate):
 
     def _flat(self, x: Tensor) -> Tensor:
         return x.reshape(self.rows, self._values)
+
+
+def _are(constants: tuple[Constant, ...], *numbers: float) -> bool:
+    return all(isinstance(one, float) for one in constants) and constants == numbers
 
 
 @dataclass(eq=False)
@@ -157,7 +148,7 @@ class MaxGate(Gate):
         argmax: The position of each largest value, int32 ``(rows, channels, windows)``.
         before: The shape of one row's input.
         after: The shape of one row's result.
-        places: See :func:`places_of`.
+        places: The places in ``windows`` that hold each position, ``(places, size)``, padded with one past the end.
     """
 
     name: str
@@ -167,6 +158,18 @@ class MaxGate(Gate):
     before: tuple[int, ...]
     after: tuple[int, ...]
     places: Tensor
+
+    @classmethod
+    def make(cls, name: str, x: Tensor, out: Tensor, windows: Tensor, argmax: Tensor) -> MaxGate:
+        """Return the gate of an input, with channels behind the rows, and a result."""
+        size = x.numel() // (len(x) * argmax.shape[1]) if argmax.numel() else 0
+        flat = windows.flatten()
+        order = flat.argsort(stable=True)
+        counts = torch.bincount(flat, minlength=size)
+        which = torch.arange(max(1, int(counts.max())), device=flat.device)[:, None]
+        places = (counts.cumsum(0) - counts + which).clamp(max=flat.numel() - 1)
+        places = torch.where(which < counts, order[places], flat.numel())
+        return cls(name, windows, argmax.to(torch.int32), size, tuple(x.shape[1:]), tuple(out.shape[1:]), places)
 
     def __post_init__(self) -> None:
         self.rows, self._channels = self.argmax.shape[:2]
@@ -199,7 +202,7 @@ class MaxGate(Gate):
         out = spread.view(lines, *self.places.shape).sum(1).neg_() if self.places.shape[0] > 1 else spread.neg_()
         return out.scatter_add_(1, self._indices, largest).view(self.rows, *self.before)
 
-    def at(self, x: Tensor) -> tuple[Gate, Tensor]:
+    def at(self, x: Tensor) -> tuple[Self, Tensor]:
         """See :class:`Gate`."""
         flat = x.reshape(len(x) * self._channels, self.size)
         values = flat.index_select(1, self.windows.flatten()).view(flat.shape[0], *self.windows.shape)
@@ -208,27 +211,26 @@ class MaxGate(Gate):
         argmax = self.windows[place, columns].view(len(x), self._channels, self.windows.shape[1])
         return replace(self, argmax=argmax.to(torch.int32)), largest.view(len(x), *self.after)
 
-    def select(self, rows: Tensor) -> Gate:
+    def select(self, rows: Tensor) -> Self:
         """See :class:`Gate`."""
         return replace(self, argmax=self.argmax[rows])
-
-    def agrees(self, other: Gate) -> Tensor:
-        """See :class:`Gate`."""
-        assert isinstance(other, MaxGate)
-        same = (self.argmax == other.argmax).unsqueeze(2)
-        return same.expand(-1, -1, self.windows.shape[0], -1).reshape(self.rows, self.constraints)
 
     def choices(self) -> Tensor:
         """See :class:`Gate`."""
         return self.argmax.flatten(1)
 
+    def agrees(self, other: Gate) -> Tensor:
+        """See :class:`Gate`."""
+        same = super().agrees(other).view(self.rows, self._channels, 1, -1)
+        return same.expand(-1, -1, self.windows.shape[0], -1).reshape(self.rows, self.constraints)
 
-def places_of(windows: Tensor, size: int) -> Tensor:
-    """Return the places in ``windows`` that hold each position, ``(places, size)``, padded with one past the end."""
-    flat = windows.flatten()
-    order = flat.argsort(stable=True)
-    counts = torch.bincount(flat, minlength=size)
-    starts = counts.cumsum(0) - counts
-    which = torch.arange(max(1, int(counts.max())), device=flat.device)[:, None]
-    places = (starts + which).clamp(max=flat.numel() - 1)
-    return torch.where(which < counts, order[places], flat.numel())
+
+def products(axes: list[list[list[int]]], sizes: Sequence[int]) -> Tensor:
+    """Return positions in each window ``(windows, values)`` from those along each axis; short ones repeat one."""
+    whole = torch.zeros(1, 1, dtype=torch.int64)
+    for windows, size in zip(axes, sizes, strict=True):
+        width = max(map(len, windows), default=0)
+        axis = torch.tensor([window + window[-1:] * (width - len(window)) for window in windows], dtype=torch.int64)
+        grown = whole[:, None, :, None] * size + axis[None, :, None, :]
+        whole = grown.reshape(grown.shape[0] * grown.shape[1], -1)
+    return whole

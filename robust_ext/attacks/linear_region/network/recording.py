@@ -12,13 +12,15 @@ from robust_ext.attacks.linear_region.network.regions import Regions, merge_scal
 from robust_ext.attacks.linear_region.network.rules import RULES
 from robust_ext.attacks.linear_region.network.tape import Tape, tensors_in
 from robust_ext.core.classifier import check_consistency
-from robust_ext.core.errors import InconsistentModelError, InvalidArgumentError, ModelError, RobustExtError
+from robust_ext.core.errors import InconsistentModelError, ModelError, RobustExtError
 from robust_ext.core.guard import frozen
 from robust_ext.core.random import stream
-from robust_ext.models.compiled import evaluable
+from robust_ext.models.forms import evaluable
 
 # A relative difference that rounding can make.
 _ROUNDING = 1e-4
+# Passes with which a random module is looked for.
+_TRIES = 4
 
 
 def record(network: nn.Module, points: Tensor) -> Regions:
@@ -29,7 +31,6 @@ def record(network: nn.Module, points: Tensor) -> Regions:
         points: float32 or float64 ``(N, ...)``; N may be 0.
 
     Raises:
-        InvalidArgumentError: The points are no batch.
         ModelError: The network is not piecewise affine or cannot be followed; the text names the function and lists
             the supported ones.
 
@@ -40,9 +41,6 @@ def record(network: nn.Module, points: Tensor) -> Regions:
         >>> constraints.shape, logits.shape, regions.adjoint(constraints).shape
         (torch.Size([4, 3]), torch.Size([4, 2]), torch.Size([4, 2]))
     """
-    if not isinstance(points, Tensor) or not points.is_floating_point() or points.dim() < 2:
-        got = f"{points.dtype} of shape {tuple(points.shape)}" if isinstance(points, Tensor) else type(points).__name__
-        raise InvalidArgumentError("points", got, "a floating point tensor (N, ...)")
     if not points.shape[0]:
         nothing = torch.zeros(0, dtype=torch.int64, device=points.device)
         return record(network, points.new_zeros(1, *points.shape[1:])).select(nothing)
@@ -124,14 +122,16 @@ def _changing_module(network: nn.Module, points: Tensor, *, beside: bool) -> str
         beside: Compare the first row next to other rows, instead of all rows once more.
     """
     others = torch.cat([points[:1], points[:1].expand_as(points[1:])]) if beside else points
-    # One block around both passes: its end restores buffers, which may be the state.
-    with frozen(network), torch.no_grad():
-        calls = [_module_calls(network, given.clone()) for given in (points, others)]
     kept = slice(1) if beside else slice(None)
     name: str
-    for (name, before, after), (_, before_again, after_again) in zip(*calls, strict=False):
-        if _same(before, before_again, kept) and not _same(after, after_again, kept):
-            return name
+    # Two random draws may be the same.
+    for _ in range(_TRIES):
+        # One block around both passes: its end restores buffers, which may be the state.
+        with frozen(network), torch.no_grad():
+            calls = [_module_calls(network, given.clone()) for given in (points, others)]
+        for (name, before, after), (_, before_again, after_again) in zip(*calls, strict=False):
+            if _same(before, before_again, kept) and not _same(after, after_again, kept):
+                return name
     return None
 
 

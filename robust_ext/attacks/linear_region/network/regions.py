@@ -14,7 +14,6 @@ from torch import Tensor
 from robust_ext.attacks.linear_region.network.affine import ChannelScale, Convolution
 from robust_ext.attacks.linear_region.network.gates import Gate
 from robust_ext.attacks.linear_region.network.tape import Step
-from robust_ext.core.errors import InvalidArgumentError
 
 
 class Regions:
@@ -54,7 +53,6 @@ class Regions:
         The points ``z`` ``(N, *shape)`` are of the network's dtype, inside the region, where all constraints are at
         least 0, or not. The ``spare`` columns are left for the caller to fill.
         """
-        self._check_points("z", z, self.rows)
         constraints = z.new_empty(self.rows, self.constraints + spare)
         columns = iter(self.layers)
         return constraints, self._run(z, lambda gate, x: gate.apply(constraints[:, next(columns)[1]], x))
@@ -76,10 +74,8 @@ class Regions:
     @torch.no_grad()
     def adjoint(self, multipliers: Tensor, logits: Tensor | None = None) -> Tensor:
         """Return ``C' y + A' v`` of each row, ``(N, *shape)``, from ``y (N, M)`` and ``v (N, K)``."""
-        _check_shape("multipliers", multipliers, (self.rows, self.constraints))
         gradients: dict[int, Tensor] = {}
         if logits is not None:
-            _check_shape("logits", logits, tuple(self.logits.shape))
             gradients[self._output] = logits
         columns = iter(reversed(self.layers))
         for step in reversed(self._steps):
@@ -94,13 +90,10 @@ class Regions:
                 returned = operation.adjoint(gradient)
             for number, value in zip(step.inputs, returned, strict=True):
                 gradients[number] = gradients[number] + value if number in gradients else value
-        if 0 not in gradients:
-            return multipliers.new_zeros(self.rows, *self.shape)
-        return gradients[0]
+        return gradients[0] if 0 in gradients else multipliers.new_zeros(self.rows, *self.shape)
 
     def at(self, points: Tensor) -> Regions:
         """Return the regions of other points ``(n, *shape)``, by one pass of the recorded steps."""
-        self._check_points("points", points, points.shape[0] if points.dim() else 0)
         gates: list[Gate] = []
 
         def choose(gate: Gate, x: Tensor) -> Tensor:
@@ -113,8 +106,6 @@ class Regions:
 
     def select(self, rows: Tensor) -> Regions:
         """Return the regions of some rows, int64 indices ``(n,)``, which may repeat."""
-        if rows.dim() != 1 or rows.dtype != torch.int64:
-            raise InvalidArgumentError("rows", f"{rows.dtype} of shape {tuple(rows.shape)}", "int64 (n,)")
         return self._with([gate.select(rows) for gate in self._gates], self.logits[rows])
 
     def _with(self, gates: Sequence[Gate], logits: Tensor) -> Regions:
@@ -125,20 +116,12 @@ class Regions:
         ]
         return Regions(steps, shape=self.shape, dtype=self.dtype, output=self._output, logits=logits)
 
-    def _check_points(self, argument: str, points: Tensor, rows: int) -> None:
-        _check_shape(argument, points, (rows, *self.shape))
-        if points.dtype != self.dtype:
-            expected = f"the dtype of the recorded points, {self.dtype}"
-            raise InvalidArgumentError(argument, f"dtype {points.dtype}", expected)
-
     def agrees(self, other: Regions) -> Tensor:
         """Return which constraints mean the same in other regions of the same network, bool ``(N, M)``.
 
         Two neighbours differ by the sign of the constraint between them, and by the gates behind it.
         """
-        _check_shape("other", other.logits, tuple(self.logits.shape))
-        pairs = zip(self._gates, other._gates, strict=True)
-        parts = [mine.agrees(theirs) for mine, theirs in pairs]
+        parts = [mine.agrees(theirs) for mine, theirs in zip(self._gates, other._gates, strict=True)]
         return torch.cat(parts, 1) if parts else self.logits.new_ones(self.rows, 0, dtype=torch.bool)
 
     def pattern(self) -> list[bytes]:
@@ -181,8 +164,3 @@ def _last_uses(steps: Sequence[Step], output: int) -> list[tuple[int, ...]]:
         seen |= unused
         lasts.append(tuple(unused))
     return lasts[::-1]
-
-
-def _check_shape(argument: str, value: Tensor, shape: tuple[int, ...]) -> None:
-    if tuple(value.shape) != shape:
-        raise InvalidArgumentError(argument, f"shape {tuple(value.shape)}", f"shape {shape}")

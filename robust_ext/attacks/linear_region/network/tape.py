@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from operator import itemgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_leaves
 
-from robust_ext.attacks.linear_region.network.affine import AffineMap
-from robust_ext.attacks.linear_region.network.gates import Gate
 from robust_ext.core.errors import ModelError
+
+if TYPE_CHECKING:
+    from robust_ext.attacks.linear_region.network.affine import AffineMap
+    from robust_ext.attacks.linear_region.network.gates import Gate
 
 _SUPPORTED = (
     "linear layers, convolutions, batch normalisation in eval mode, average and max pooling, relu, leaky_relu, prelu, "
@@ -65,28 +66,9 @@ class Call:
         """Execute the call."""
         return self.func(*self.args, **self.kwargs)
 
-    def function_of(
-        self, tensors: Sequence[Tensor], constant: Callable[[Tensor], Callable[[Sequence[Tensor]], Tensor]]
-    ) -> Callable[..., Any]:
-        """Return the call as a function of some of its tensors; ``constant`` returns the others from the inputs."""
-        leaves, spec = tree_flatten((self.args, self.kwargs))
-        places, func = {id(tensor): place for place, tensor in enumerate(tensors)}, _out_of_place(self.func)
 
-        def reader(leaf: Any) -> Callable[[Sequence[Tensor]], Any]:
-            if id(leaf) in places:
-                return itemgetter(places[id(leaf)])
-            return constant(leaf) if isinstance(leaf, Tensor) else lambda inputs: leaf
-
-        readers = [reader(leaf) for leaf in leaves]
-
-        def function(*inputs: Tensor) -> Any:
-            args, kwargs = tree_unflatten([read(inputs) for read in readers], spec)
-            return func(*args, **kwargs)
-
-        return function
-
-
-def _out_of_place(func: Callable[..., Any]) -> Callable[..., Any]:
+def out_of_place(func: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the variant of a function that leaves its input as it is."""
     name = _written(func)
     if name.startswith("__i") and hasattr(Tensor, f"__{name[3:]}"):
         name = f"__{name[3:]}"

@@ -118,168 +118,116 @@ def of_layer(title: str, code: str, name: str, layer: type[layers.Layer], attack
     return Fault(name=title, code=code, layer=found, model=model, attack=attack, **{"remedy": {"bpda": found}, **other})
 
 
+def of_model(
+    title: str, code: str, model: Callable[..., nn.Module], attack: Any, layer: str | None = None, **other: Any
+) -> Fault:
+    """A fault of a model that is made by a function of whether it is faulty."""
+    return Fault(name=title, code=code, layer=layer, model=model, attack=attack, **other)
+
+
+_BLUR: dict[str, Any] = {"remedy": {"noise": 0.5, "eot": 16}}
+_SQUASH = foolbox.attacks.LinfPGD(rel_stepsize=0.1)
 _IN_MODEL = [
     of_layer("rounding", "zero_gradient", "quantise", layers.Rounding, FOOLBOX),
     of_layer("zero backward pass", "zero_gradient", "guard", layers.Guard, ADV_LIB),
-    of_layer(
-        "JPEG",
-        "zero_gradient",
-        "jpeg",
-        layers.Compressed,
-        # The identity only approximates it, and a last step may lead back out: this one returns its best point.
-        "adv_lib:apgd(n_iter=40)",
-    ),
+    # The identity only approximates it, and a last step may lead back out: this one returns its best point.
+    of_layer("JPEG", "zero_gradient", "jpeg", layers.Compressed, "adv_lib:apgd(n_iter=40)"),
     of_layer("argmax and one-hot", "cut_gradient", "codebook", layers.Codebook, attacks.pgd),
     of_layer("detach", "cut_gradient", "contrast", layers.Detached, attacks.pgd),
     of_layer("no_grad", "cut_gradient", "denoise", layers.Denoised, attacks.pgd),
     of_layer("NumPy and back", "cut_gradient", "gamma", layers.Gamma, FOOLBOX),
     of_layer("root in an untaken branch", "non_finite_gradient", "compand", layers.Companded, ART),
-    of_layer(
-        "saturated sigmoid", "saturated_layer", "squash", layers.Staircase, foolbox.attacks.LinfPGD(rel_stepsize=0.1)
+    of_layer("saturated sigmoid", "saturated_layer", "squash", layers.Staircase, _SQUASH),
+    of_model(
+        "k-winners", "wrong_gradient", partial(trained, "winners", layers.Winners), FOOLBOX, "net.winners", **_BLUR
     ),
-    Fault(
-        name="k-winners",
-        code="wrong_gradient",
-        layer="net.winners",
-        model=partial(trained, "winners", layers.Winners),
-        attack=FOOLBOX,
-        remedy={"noise": 0.5, "eot": 16},
-    ),
-    Fault(name="logits x 1000", code="saturated_loss", model=_loud, attack=FOOLBOX, remedy={"temperature": 1000.0}),
-    Fault(
-        name="softmax outputs",
-        code="probabilities",
-        layer="net.softmax",
-        model=partial(_after, 20, layers.Softmax, "softmax"),
-        attack=attacks.pgd,
+    of_model("logits x 1000", "saturated_loss", _loud, FOOLBOX, remedy={"temperature": 1000.0}),
+    of_model(
+        "softmax outputs",
+        "probabilities",
+        partial(_after, 20, layers.Softmax, "softmax"),
+        attacks.pgd,
+        "net.softmax",
         harm="refused",
     ),
-    Fault(
-        name="log outputs",
-        code="saturated_loss",
-        model=partial(_after, 20, layers.LogSoftmax, "log"),
-        attack=TORCHATTACKS,
-        harm="accuracy",
+    of_model(
+        "log outputs", "saturated_loss", partial(_after, 20, layers.LogSoftmax, "log"), TORCHATTACKS, harm="accuracy"
     ),
-    Fault(
-        name="dropout on",
-        code="train_mode",
-        layer="net.dropout",
-        model=partial(_in_training, _dropping, "dropout"),
-        attack=QUICK,
-        harm="refused",
+    of_model(
+        "dropout on", "train_mode", partial(_in_training, _dropping, "dropout"), QUICK, "net.dropout", harm="refused"
     ),
-    Fault(
-        name="batch statistics",
-        code="train_mode",
-        layer="net.norm",
-        model=partial(_in_training, batch_normalised, "norm"),
-        attack=attacks.pgd,
+    of_model(
+        "batch statistics",
+        "train_mode",
+        partial(_in_training, batch_normalised, "norm"),
+        attacks.pgd,
+        "net.norm",
         harm="refused",
     ),
     of_layer("random resize", "random_output", "resize", layers.Resized, QUICK, harm="refused", remedy=None),
-    Fault(
-        name="noise",
-        code="random_output",
-        layer="net.noise",
-        model=_noisy,
-        attack=QUICK,
-        harm="refused",
-    ),
+    of_model("noise", "random_output", _noisy, QUICK, "net.noise", harm="refused"),
     of_layer("in place", "changes_input", "shift", layers.Shifted, attacks.pgd, harm="refused", remedy=None),
 ]
 
 
+def _of_attack(title: str, code: str, attack: Any, twin: Any, remedy: Any = None, **other: Any) -> Fault:
+    """A fault of an attack; of :func:`attacks.pgd` where settings are given."""
+    attack = partial(attacks.pgd, **attack) if isinstance(attack, dict) else attack
+    return Fault(name=title, code=code, attack=attack, twin=twin, remedy=remedy, **other)
+
+
 def _ascending(title: str, code: str, fault: str, *, harm: str = "score", **settings: Any) -> Fault:
     """A fault of an update by hand, and the same update without it."""
-    attack = partial(attacks.ascending, fault=fault, **settings)
-    twin = partial(attacks.ascending, **{**settings, **_SOUND.get(fault, {})})
-    return Fault(name=title, code=code, harm=harm, attack=attack, twin=twin)
+    # What the twin takes, where the settings of the fault would be one by themselves.
+    sound = {**settings, "step": 0.1, "steps": 40} if fault == "early" else settings
+    twin = partial(attacks.ascending, **sound)
+    return Fault(
+        name=title, code=code, harm=harm, attack=partial(attacks.ascending, fault=fault, **settings), twin=twin
+    )
 
 
-# What the twins take, where the settings of the fault would be one by themselves.
-_SOUND: dict[str, dict[str, Any]] = {"early": {"step": 0.1, "steps": 40}}
+_PROJECTED, _SMALL = {"projected": True}, "foolbox:LinfPGD(steps=20, rel_stepsize=0.02)"
+_TINY = "foolbox:LinfPGD(steps=10, rel_stepsize=0.005, random_start=False)"
 _IN_ATTACK = [
-    Fault(
-        name="too few steps",
-        code="short_path",
-        attack="art:ProjectedGradientDescent(max_iter=4, eps_step=0.01)",
-        twin=ART,
-        remedy=ART,
+    _of_attack("too few steps", "short_path", "art:ProjectedGradientDescent(max_iter=4, eps_step=0.01)", ART, ART),
+    _of_attack("steps too small", "short_path", _SMALL, FOOLBOX, FOOLBOX),
+    _of_attack(
+        "steps too small, absolute",
+        "short_path",
+        "adv_lib:pgd_linf(steps=40, absolute_step_size=0.0005)",
+        ADV_LIB,
+        ADV_LIB,
     ),
-    Fault(
-        name="steps too small",
-        code="short_path",
-        attack="foolbox:LinfPGD(steps=20, rel_stepsize=0.02)",
-        twin=FOOLBOX,
-        remedy=FOOLBOX,
-    ),
-    Fault(
-        name="steps too small, absolute",
-        code="short_path",
-        attack="adv_lib:pgd_linf(steps=40, absolute_step_size=0.0005)",
-        twin=ADV_LIB,
-        remedy=ADV_LIB,
-    ),
-    Fault(
-        name="step too large",
-        code="step_too_large",
+    _of_attack(
+        "step too large",
+        "step_too_large",
+        "foolbox:LinfPGD(steps=40, abs_stepsize=0.125)",
+        "foolbox:LinfPGD(steps=40, abs_stepsize=0.005)",
+        "robust_ext:APGD(steps=50)",
         model=partial(convolutional, wave=layers.Waves()),
-        attack="foolbox:LinfPGD(steps=40, abs_stepsize=0.125)",
-        twin="foolbox:LinfPGD(steps=40, abs_stepsize=0.005)",
         threat_model=LEVEL,
         harm="accuracy",
-        remedy="robust_ext:APGD(steps=50)",
     ),
-    Fault(
-        name="last instead of best",
-        code="best_not_returned",
-        attack=attacks.swinging,
-        twin=partial(attacks.swinging, keep="best"),
-        remedy={"keep_best": True},
+    _of_attack(
+        "last instead of best",
+        "best_not_returned",
+        attacks.swinging,
+        partial(attacks.swinging, keep="best"),
+        {"keep_best": True},
     ),
-    Fault(
-        name="predicted labels",
-        code="predicted_labels",
-        attack=partial(attacks.pgd, step=0.4, labels="predicted"),
-        twin=attacks.pgd,
+    _of_attack("predicted labels", "predicted_labels", {"step": 0.4, "labels": "predicted"}, attacks.pgd),
+    _of_attack("wrong bounds", "wrong_bounds", {"bounds": (-1, 1)}, attacks.pgd, _PROJECTED),
+    _of_attack("stops for the batch", "stopped_early", {"stop": 0}, attacks.pgd, {"one_by_one": True}),
+    _of_attack("targeted for untargeted", "toward_label", {"targeted": True}, attacks.pgd, {"aimed": True}),
+    _of_attack(
+        "epsilon of another scale",
+        "epsilon_scale",
+        "torchattacks:PGD(eps=0.1/255, alpha=0.01/255, steps=40)",
+        TORCHATTACKS,
+        TORCHATTACKS,
     ),
-    Fault(
-        name="wrong bounds",
-        code="wrong_bounds",
-        attack=partial(attacks.pgd, bounds=(-1, 1)),
-        twin=attacks.pgd,
-        remedy={"projected": True},
-    ),
-    Fault(
-        name="stops for the batch",
-        code="stopped_early",
-        attack=partial(attacks.pgd, stop=0),
-        twin=attacks.pgd,
-        remedy={"one_by_one": True},
-    ),
-    Fault(
-        name="targeted for untargeted",
-        code="toward_label",
-        attack=partial(attacks.pgd, targeted=True),
-        twin=attacks.pgd,
-        remedy={"aimed": True},
-    ),
-    Fault(
-        name="epsilon of another scale",
-        code="epsilon_scale",
-        attack="torchattacks:PGD(eps=0.1/255, alpha=0.01/255, steps=40)",
-        twin=TORCHATTACKS,
-        remedy=TORCHATTACKS,
-    ),
-    Fault(name="wrong sign", code="toward_label", attack=partial(attacks.pgd, sign=-1), twin=attacks.pgd),
-    Fault(
-        name="no projection",
-        code="left_ball",
-        attack=partial(attacks.pgd, projected=False),
-        twin=attacks.pgd,
-        remedy={"projected": True},
-    ),
+    _of_attack("wrong sign", "toward_label", {"sign": -1}, attacks.pgd),
+    _of_attack("no projection", "left_ball", {"projected": False}, attacks.pgd, _PROJECTED),
 ]
 _IN_UPDATE = [
     _ascending("momentum of the wrong sign", "off_gradient", "momentum"),
@@ -290,27 +238,15 @@ _IN_UPDATE = [
     _ascending("step divided by the batch", "short_path", "batch"),
     _ascending("ends by itself, with small steps", "short_path", "early", step=0.01, steps=400),
     _ascending("steps that fade", "short_path", "fading"),
-    Fault(
-        name="wrong sign on large logits",
-        code="toward_label",
-        model=_louder,
-        attack=partial(attacks.pgd, sign=-1),
-        twin=attacks.pgd,
-    ),
-    Fault(
-        name="backward hook",
-        code="zero_gradient",
-        layer="net.conv2",
-        model=_hooked,
-        attack=FOOLBOX,
-    ),
-    Fault(
-        name="k-winners of channels",
-        code="wrong_gradient",
-        layer="net.winners",
-        model=partial(trained, "winners", layers.Fewer),
-        attack=TORCHATTACKS,
-        remedy={"noise": 0.5, "eot": 16},
+    _of_attack("wrong sign on large logits", "toward_label", {"sign": -1}, attacks.pgd, model=_louder),
+    of_model("backward hook", "zero_gradient", _hooked, FOOLBOX, "net.conv2"),
+    of_model(
+        "k-winners of channels",
+        "wrong_gradient",
+        partial(trained, "winners", layers.Fewer),
+        TORCHATTACKS,
+        "net.winners",
+        **_BLUR,
     ),
     of_layer(
         "rounding, with draws",
@@ -320,26 +256,17 @@ _IN_UPDATE = [
         AdaptedAttack(attack=as_attack(FOOLBOX), eot=16),
     ),
 ]
+_OF_CIFAR: dict[str, Any] = {"threat_model": CIFAR, "published": True}
 _PUBLISHED = [
-    Fault(
-        name="rounding, ResNet-20",
-        code="zero_gradient",
-        layer="quantise",
-        model=_rounded_resnet,
-        attack=SHORTER,
-        threat_model=CIFAR,
+    of_model(
+        "rounding, ResNet-20",
+        "zero_gradient",
+        _rounded_resnet,
+        SHORTER,
+        "quantise",
         remedy={"bpda": "quantise"},
-        published=True,
+        **_OF_CIFAR,
     ),
-    Fault(
-        name="steps too small, ResNet-20",
-        code="short_path",
-        model=resnet,
-        attack="foolbox:LinfPGD(steps=10, rel_stepsize=0.005, random_start=False)",
-        twin=SHORTER,
-        threat_model=CIFAR,
-        remedy=SHORTER,
-        published=True,
-    ),
+    _of_attack("steps too small, ResNet-20", "short_path", _TINY, SHORTER, SHORTER, model=resnet, **_OF_CIFAR),
 ]
 FAULTS: tuple[Fault, ...] = (*_IN_MODEL, *_IN_ATTACK, *_IN_UPDATE, *_PUBLISHED)

@@ -1,0 +1,202 @@
+"""Networks in another form or precision: compiled, scripted, exported, quantised, all evaluated like any other."""
+
+from __future__ import annotations
+
+import copy
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from robust_ext.core.errors import ModelError, warn
+from robust_ext.models.wrapping import Wrapped
+
+_PACKAGES = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized", "torch.nn.quantized")
+_INTEGERS = (torch.int8, torch.uint8, torch.qint8, torch.quint8)
+
+
+def is_quantised(module: nn.Module) -> bool:
+    """Return whether a network computes with integers in places, where no gradient flows."""
+    return any(_of_integers(part) for part in module.modules())
+
+
+def is_dynamic(module: nn.Module) -> bool:
+    """Return whether a layer measures the scale of its inputs in each call, of all rows together."""
+    return type(module).__module__.startswith(_PACKAGES) and ".dynamic" in type(module).__module__
+
+
+class RowsApart(nn.Module):
+    """A layer that is called with one row after another, so that none has a part in the scale of others."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        # In a tuple, as no module of its own: it is called once a row, and where networks are split layers are once.
+        self._layer = (layer,)
+        self.training = layer.training
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the layer's output for ``(N, ...)``."""
+        (layer,) = self._layer
+        return torch.cat([layer(row) for row in torch.split(x, 1)]) if len(x) > 1 else layer(x)
+
+
+def _of_integers(part: nn.Module) -> bool:
+    if isinstance(part, RowsApart) or type(part).__module__.startswith(_PACKAGES):
+        return True
+    if isinstance(part, fx.GraphModule):
+        return any("quantize" in str(node.target) for node in part.graph.nodes)
+    tensors = (*part.parameters(recurse=False), *part.buffers(recurse=False))
+    return any(one.dtype in _INTEGERS and one.dim() > 1 for one in tensors)
+
+
+class InPrecision(Wrapped):
+    """A network in its own precision between inputs and outputs in float32, in which threat models and attacks are.
+
+    Gradients flow through both casts. An attack meets the network that is deployed, roundings included.
+
+    Args:
+        module: The network.
+        precision: The coarsest type it computes in, which tolerances follow.
+        dtype: Type that its inputs are cast to; None where it takes float32.
+        autocast: Type of the ``torch.autocast`` block in which it runs, as where it was given inside one; or None.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        precision: torch.dtype,
+        dtype: torch.dtype | None = None,
+        autocast: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(module)
+        self.precision, self.dtype, self.autocast = precision, dtype, autocast
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Outputs, float32, of inputs ``(N, ...)``; both of other types stay where they are no floats."""
+        if self.dtype is not None and x.is_floating_point():
+            x = x.to(self.dtype)
+        block: AbstractContextManager[object] = nullcontext()
+        if self.autocast is not None:
+            block = torch.autocast(x.device.type, dtype=self.autocast)
+        with block:
+            out: Tensor = self.module(x)
+        return out.float() if isinstance(out, Tensor) and out.is_floating_point() else out
+
+    def extra_repr(self) -> str:
+        """The types."""
+        return f"precision={self.precision}, dtype={self.dtype}, autocast={self.autocast}"
+
+
+def weights_type(module: nn.Module) -> torch.dtype | None:
+    """Type of the first floating point parameter or buffer; None without one."""
+    tensors = (tensor for tensor in (*module.parameters(), *module.buffers()) if tensor.is_floating_point())
+    return next((tensor.dtype for tensor in tensors), None)
+
+
+def ambient_autocast(device: str) -> torch.dtype | None:
+    """The type of the ``torch.autocast`` block for this kind of device around the call; None outside of one."""
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+
+
+class Scripted(Wrapped):
+    """A network of ``torch.jit``, whose own modules take no hooks, inside one that does."""
+
+    def forward(self, x: Tensor) -> Any:
+        """Return the network's output for ``(N, ...)``."""
+        return self.module(x)
+
+
+class Exported(Wrapped):
+    """A network of ``torch.export``, whose mode was decided when it was exported; ``train`` and ``eval`` keep it.
+
+    Raises:
+        ModelError: It was exported in train mode.
+    """
+
+    module: fx.GraphModule
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module)
+        trained = []
+        for node in module.graph.nodes:
+            schema = getattr(node.target, "_schema", None)
+            names = () if schema is None else (argument.name for argument in schema.arguments)
+            given = dict(zip(names, node.args, strict=False)) | node.kwargs
+            # An operation that runs as in train mode.
+            if schema is not None and (given.get("train") is True or given.get("training") is True):
+                trained.append(str(node.target))
+        if trained:
+            raise ModelError(
+                f"model: was exported in train mode ({', '.join(dict.fromkeys(trained))}), where outputs depend on the "
+                "batch or on chance, and keeps that mode; call model.eval() before torch.export.export"
+            )
+        self.train(False)
+
+    def forward(self, x: Tensor) -> Any:
+        """Return the network's output for ``(N, ...)``; ModelError for batch sizes that were not exported."""
+        try:
+            return self.module(x)
+        except AssertionError as error:
+            raise ModelError(
+                f"model: {error}, as it was exported for batches of one size; give torch.export.export "
+                "dynamic_shapes=({0: torch.export.Dim.AUTO},)"
+            ) from error
+
+    def train(self, mode: bool = True) -> Exported:
+        """Its flags are those of eval mode, regardless of the mode: the graph holds no other."""
+        del mode
+        for part in (self, *self.module.modules()):
+            part.training = False
+        return self
+
+
+def evaluable(module: nn.Module) -> nn.Module:
+    """A network without what was compiled, with exported and scripted parts that take modes and hooks.
+
+    Linear layers that are quantised dynamically get the rows one by one: their scales come from the batch.
+
+    The original of what ``torch.compile`` made is taken: it returns the same, sees hooks, and compiles nothing for each
+    of the many shapes that attacks query. The module itself where there is nothing of this; weights are shared.
+    """
+    if isinstance(module, torch.jit.ScriptModule):
+        return Scripted(module)
+    found = _plain(module, {})
+    if found is not module and not isinstance(found, Exported):
+        holds = "compiled or exported parts; its originals are evaluated"
+        if any(isinstance(part, RowsApart) for part in found.modules()):
+            holds = "dynamically quantised layers, whose scales come from the batch; they are given one row at a time"
+        warn(f"model: {type(module).__name__} holds {holds}")
+    return found
+
+
+def program_module(model: object) -> nn.Module | None:
+    """The network of a program that ``torch.export.export`` returned; None for anything else."""
+    if type(model).__name__ != "ExportedProgram" or not type(model).__module__.startswith("torch.export"):
+        return None
+    program: Any = model
+    found: nn.Module = program.module()
+    return found
+
+
+def _plain(module: nn.Module, known: dict[int, nn.Module]) -> nn.Module:
+    if id(module) in known:
+        return known[id(module)]
+    original = getattr(module, "_orig_mod", None)
+    made = module
+    if isinstance(original, nn.Module) and type(module).__module__.startswith("torch._dynamo"):
+        made = _plain(original, known)
+    elif isinstance(module, fx.GraphModule) and "eval" in vars(module):
+        made = Exported(module)
+    elif is_dynamic(module) and hasattr(module, "in_features"):
+        made = RowsApart(module)
+    elif not isinstance(module, (torch.jit.ScriptModule, fx.GraphModule, Exported, RowsApart)):
+        parts = {name: _plain(part, known) for name, part in module.named_children()}
+        changed = {name: part for name, part in parts.items() if part is not module._modules[name]}
+        if changed or getattr(module, "_compiled_call_impl", None) is not None:
+            # A copy of this object alone, which leaves out what module.compile() made; its weights are the module's.
+            made = copy.copy(module)
+            made._modules = {**module._modules, **changed}
+    known[id(module)] = made
+    return made

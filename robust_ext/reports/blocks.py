@@ -1,0 +1,177 @@
+"""Blocks that reports are made of: a page shows sections of them, and a terminal prints those that are text."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from robust_ext.core import finding_texts as findings
+from robust_ext.core.tabular import paragraph, table
+from robust_ext.core.wording import percent, plain
+from robust_ext.engine.verify import OUTCOMES
+from robust_ext.reports.plots import Drawing
+
+Row = Mapping[str, Any]
+
+
+class Cell(NamedTuple):
+    """A cell of a table with a detail beside it; ``look`` is a class or a colour of the style sheet."""
+
+    text: str
+    detail: str = ""
+    look: str = ""
+    hint: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Rows under a header; the name of a verdict is shown as a tag.
+
+    Args:
+        title: For readers who do not see the table.
+        rows: Cells by the titles of their columns: texts, numbers, shares as floats (shown in per cent), None, or cells
+            with details; rows need not have all columns.
+        words: Columns that hold words rather than numbers.
+        hidden: Columns that only a page has.
+        foot: The last row holds totals.
+        details: Texts hold the details of cells.
+        style: Class of the table in the style sheet.
+    """
+
+    title: str
+    rows: Sequence[Mapping[str, Any]]
+    words: Collection[int] = (0,)
+    hidden: Collection[int] = ()
+    foot: bool = False
+    details: bool = True
+    style: str = "stack"
+
+    @cached_property
+    def columns(self) -> list[str]:
+        """The titles."""
+        return list(dict.fromkeys(title for row in self.rows for title in row))
+
+    @property
+    def cells(self) -> list[list[Cell]]:
+        """The cells of all rows, without the header."""
+        return [[_cell(row.get(title, "")) for title in self.columns] for row in self.rows]
+
+    def lines(self) -> list[str]:
+        """Return the table as lines for a terminal, none without rows."""
+        shown = [place for place in range(len(self.columns)) if place not in self.hidden]
+        rows = [tuple(self._words(row[place]) for place in shown) for row in self.cells]
+        header = tuple(self.columns[place] for place in shown)
+        words = [place for place, column in enumerate(shown) if column in self.words]
+        return table([header, *rows], words=words) if rows else []
+
+    def _words(self, cell: Cell) -> str:
+        # A cell that begins with spaces stands under another.
+        indent = "  " if cell.text.startswith("  ") else ""
+        return indent + plain(f"{cell.text} {cell.detail}" if self.details else cell.text)
+
+
+def _cell(value: Any) -> Cell:
+    if isinstance(value, Cell):
+        return value
+    return Cell(percent(value) if value is None or isinstance(value, float) else str(value))
+
+
+class Block(NamedTuple):
+    """A part of a section: ``kind`` names how ``page.html.jinja`` shows the content, ``style`` is a class."""
+
+    kind: str
+    content: Any
+    style: str = ""
+
+
+Part = Table | str | list[str]
+"""A part of a text: a table, a sentence to wrap, or lines."""
+
+
+class Plot(NamedTuple):
+    """A drawing with a title above and a caption below."""
+
+    drawing: Drawing
+    title: str = ""
+    caption: str = ""
+
+
+class Section(NamedTuple):
+    """Blocks under a title, which links lead to where there is an anchor."""
+
+    title: str
+    blocks: Sequence[Block | Table]
+    anchor: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What is shown of a result.
+
+    Args:
+        title: Of the page.
+        about: What was done, in a few words above the headline.
+        headline: The answer.
+        verdict: ``passed``, ``failed`` or ``inconclusive``; empty where the answer is a number.
+        first: Blocks below the headline.
+        sections: The rest of the page.
+        text: What a terminal prints: groups of parts with an empty line between them.
+        badge: The subject of a badge, its text, and a verdict, or ``"number"`` without one.
+        figure: The main figure; None where there is nothing to draw.
+    """
+
+    title: str
+    about: str
+    headline: str
+    verdict: str = ""
+    first: Sequence[Block | Table]
+    sections: Sequence[Section]
+    text: Sequence[Sequence[Part]]
+    badge: tuple[str, str, str]
+    figure: Drawing | None
+
+    def lines(self) -> list[str]:
+        """Return the report as lines for a terminal."""
+        groups = [[line for part in group for line in _lines(part)] for group in self.text]
+        return "\n\n".join("\n".join(lines) for lines in groups if lines).split("\n")
+
+
+def _lines(part: Part) -> Sequence[str]:
+    return part.lines() if isinstance(part, Table) else paragraph(part) if isinstance(part, str) else part
+
+
+def muted(text: str) -> Block:
+    """Return a paragraph that explains."""
+    return Block("words", text, "muted")
+
+
+def halves(plots: Sequence[Plot], others: Sequence[Block | Table]) -> list[Block]:
+    """Return plots with other blocks to their right."""
+    return [Block("halves", ([Block("plots", plots)], others))]
+
+
+def warnings(sentences: Iterable[str]) -> list[Section]:
+    """Return a section of sentences, nothing without any."""
+    return [Section("Warnings", [Block("list", shown)])] if (shown := list(sentences)) else []
+
+
+def finding_section(title: str, result: Mapping[str, Any]) -> list[Section]:
+    """Return a section of the findings with their evidence and remedies, nothing without any."""
+    order = "In order of weight, those that explain others first: the cause, the evidence for it, and what to do."
+    found = findings.shared(result.get("findings", ()))
+    return [Section(title, [muted(order), Block("findings", found)])] if found else []
+
+
+def pictures(title: str) -> list[Section]:
+    """Return the section of examples, which a page without any leaves out."""
+    return [Section(title, [Block("pictures", None)])]
+
+
+def outcomes(counts: Mapping[str, int]) -> str:
+    """Counts of outcomes as text, those that did not occur left out."""
+    parts = [
+        f"{count} {OUTCOMES[key][0].lower() if key in OUTCOMES else key}" for key, count in counts.items() if count
+    ]
+    return ", ".join(parts) or "none"

@@ -1,0 +1,126 @@
+"""``--top``, ``--targets`` and ``--multi-label``, and two classes by one logit, on a linear model."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from robust_ext import Targeted, ThreatModel, TopK, robust_accuracy
+from robust_ext.cli.app import app
+
+NETWORKS = """
+import torch
+
+def make(columns=5):
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(25, columns)).eval()
+
+def one():
+    return make(1)
+
+def chance():
+    return torch.nn.Sequential(make(1), torch.nn.Sigmoid()).eval()
+"""
+X = torch.rand(30, 1, 5, 5, generator=torch.Generator().manual_seed(1))
+MODEL = ThreatModel(norm="linf", epsilon=0.1)
+
+
+def network(name):
+    names = {}
+    exec(NETWORKS, names)  # noqa: S102 - our own text
+    return names[name]()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("networks")
+    (path / "net.py").write_text(NETWORKS)
+    with torch.no_grad():
+        scores, one = network("make")(X), network("one")(X)[:, 0]
+    labels = scores.argmax(1)
+    np.savez(path / "classes.npz", x_test=X.numpy(), y_test=labels.numpy())
+    np.savez(path / "sets.npz", x_test=X.numpy(), y_test=(scores > 0).long().numpy())
+    np.savez(path / "two.npz", x_test=X.numpy(), y_test=(one > 0).long().numpy())
+    np.save(path / "targets.npy", ((labels + 2) % 5).numpy())
+    return path
+
+
+def out_of_reach(module):
+    """Which logits (30, K) keep their sign in the ball and the bounds: each value goes as far as it may."""
+    weights, flat = module[1].weight, X.flatten(1)
+    with torch.no_grad():
+        scores = module(X)
+        ways = -scores.sign()[:, :, None] * weights.sign()
+        room = torch.where(ways > 0, 1 - flat[:, None], flat[:, None]).clamp_max(0.1)
+        return (weights.abs() * room).sum(2) < scores.abs()
+
+
+def run(folder, *more, data="classes", model="make", fails=False):
+    out = folder / f"run-{len([*folder.iterdir()])}"
+    words = ["robust-accuracy", "--model", f"{folder}/net.py:{model}", "--data", f"{folder}/{data}.npz", "--in-process"]
+    words += ["--samples", "30", "--order", "first", "--eps", "0.1", "--attack", "robust_ext:APGD(steps=10)"]
+    found = CliRunner().invoke(app, [*words, "--no-progress", "--out", str(out), *more])
+    assert (found.exit_code != 0) == fails, found.exception
+    return str(found.exception) if fails else json.loads((out / "result.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("words", "criterion"),
+    [
+        (("--top", "2"), lambda labels: TopK(2)),
+        (("--targets", "next"), lambda labels: Targeted("next")),
+        (("--targets", "targets.npy"), lambda labels: Targeted((labels + 2) % 5)),
+    ],
+    ids=lambda one: "-".join(one) if isinstance(one, tuple) else "",
+)
+def test_as_in_python(folder, words, criterion, monkeypatch):
+    monkeypatch.chdir(folder)
+    found = run(folder, *words)
+    labels = torch.from_numpy(np.load(folder / "classes.npz")["y_test"])
+    expected = robust_accuracy(
+        network("make"), "robust_ext:APGD(steps=10)", X, labels, MODEL, criterion=criterion(labels)
+    )
+    assert found["worst_case"] == expected.content["worst_case"]
+    assert found["criterion"] == expected.content["criterion"]
+
+
+def test_samples_of_the_target_class_are_left_out(folder, caplog):
+    labels = np.load(folder / "classes.npz")["y_test"]
+    rare = int(labels.min())
+    found = run(folder, "--targets", str(rare))
+    assert found["samples"] == int((labels != rare).sum()) < 30
+    assert f"samples of class {rare}, which is the target, are left out" in caplog.text
+
+
+def test_several_labels(folder):
+    attack = ("--attack", "robust_ext:APGD(steps=40, loss='margin')")
+    every, some = (run(folder, "--multi-label", one, *attack, data="sets") for one in ("all", "0, 3"))
+    assert every["clean_accuracy"] == some["clean_accuracy"] == 1
+    robust = [one["worst_case"][0]["robust_accuracy"] for one in (every, some)]
+    far = out_of_reach(network("make"))
+    assert robust == [pytest.approx(float(part.all(1).double().mean())) for part in (far, far[:, [0, 3]])]
+    assert "give robust_accuracy" in run(folder, data="sets", fails=True)
+
+
+@pytest.mark.parametrize("model", ["one", "chance"])
+def test_two_classes_by_one_output(folder, model):
+    found = run(folder, data="two", model=model)
+    far = out_of_reach(network("one"))
+    assert found["worst_case"][0]["robust_accuracy"] == pytest.approx(float(far.double().mean()))
+    assert "one output for each input" in found["warnings"][0]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--top", "2", "--targets", "next"), "--targets: got next, expected nothing beside --top"),
+        (("--targets", "nowhere"), "expected next, random, likeliest, a class number, or a .npy file of 30 integers"),
+        (("--targets", "-1"), "expected next"),
+        (("--multi-label", "a"), "expected all, or columns of the labels"),
+        (("--top", "5"), "k below the number of classes, 5"),
+    ],
+)
+def test_refusals(folder, words, message):
+    assert message in run(folder, *words, fails=True)

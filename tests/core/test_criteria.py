@@ -1,0 +1,138 @@
+"""Criteria against sorting by numpy, Foolbox's criteria, and sets of labels by enumeration."""
+
+import itertools
+
+import eagerpy as ep
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from robust_ext import InvalidArgumentError, MultiLabel, Targeted, TopK
+from robust_ext.core.criteria import AIMED, MISCLASSIFICATION, check_criterion
+from robust_ext.models.label_sets import LabelSets, classify_label_sets
+
+DRAW = torch.Generator().manual_seed(0)
+LOGITS = torch.randn(200, 6, generator=DRAW)
+GOALS = torch.randint(6, (200,), generator=DRAW)
+CRITERIA = [MISCLASSIFICATION, AIMED, TopK(1), TopK(2), TopK(5)]
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 5])
+def test_top_k_by_sorting(k):
+    order = np.argsort(-LOGITS.numpy(), axis=1)
+    outside = [goal not in row[:k] for goal, row in zip(GOALS.tolist(), order.tolist(), strict=True)]
+    assert TopK(k).adversarial(LOGITS, GOALS).tolist() == outside
+    assert TopK(k).correct(LOGITS, GOALS).tolist() == [not one for one in outside]
+    others = [
+        sorted((z for i, z in enumerate(row) if i != y), reverse=True)[k - 1] - row[y]
+        for row, y in zip(LOGITS.tolist(), GOALS.tolist(), strict=True)
+    ]
+    np.testing.assert_allclose(TopK(k).margin(LOGITS, GOALS).numpy(), others, rtol=1e-6)
+
+
+@pytest.mark.parametrize("criterion", CRITERIA, ids=repr)
+def test_a_margin_above_0_is_success(criterion):
+    assert torch.equal(criterion.margin(LOGITS, GOALS) > 0, criterion.adversarial(LOGITS, GOALS))
+
+
+def test_top_1_is_misclassification():
+    assert torch.equal(TopK(1).margin(LOGITS, GOALS), MISCLASSIFICATION.margin(LOGITS, GOALS))
+
+
+def test_a_tie_leaves_the_true_class_among_the_top():
+    assert not TopK(2).adversarial(torch.ones(1, 3), torch.tensor([2])).item()
+
+
+def test_foolbox_agrees():
+    foolbox = pytest.importorskip("foolbox")
+    given = ep.astensor(LOGITS)
+    for criterion, theirs in (
+        (MISCLASSIFICATION, foolbox.criteria.Misclassification(GOALS)),
+        (AIMED, foolbox.criteria.TargetedMisclassification(GOALS)),
+    ):
+        assert torch.equal(criterion.adversarial(LOGITS, GOALS), theirs(given, given).raw)
+
+
+def targets(rule, labels, logits, **more):
+    return Targeted(rule, **more).goals(labels, logits=logits, ids=range(len(labels)))
+
+
+def test_rules_of_targets():
+    assert targets("next", torch.tensor([0, 5]), LOGITS[:2]).tolist() == [1, 0]
+    likeliest = LOGITS.numpy().copy()
+    likeliest[np.arange(200), GOALS.numpy()] = -np.inf
+    assert targets("likeliest", GOALS, LOGITS).tolist() == likeliest.argmax(1).tolist()
+    drawn = torch.stack([targets("random", GOALS, LOGITS, seed=seed) for seed in range(40)])
+    assert not bool((drawn == GOALS).any())
+    # Uniform over five classes: 8,000 draws of probability .2, within four deviations.
+    counts = np.bincount(((drawn - GOALS) % 6).flatten().numpy(), minlength=6)[1:]
+    assert np.abs(counts - 1600).max() < 4 * np.sqrt(8000 * 0.2 * 0.8)
+    # By the id of the sample, not by its place.
+    again = Targeted("random", seed=3).goals(GOALS[[7]], logits=LOGITS[[7]], ids=[7])
+    assert again.item() == drawn[3, 7].item()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: TopK(0), "k: got 0"),
+        (lambda: TopK(6).goals(GOALS, logits=LOGITS, ids=range(200)), r"TopK\(k=6\).*k below the number of classes, 6"),
+        (lambda: Targeted("best"), "targets: got .*best.*likeliest"),
+        (lambda: targets(6, GOALS, LOGITS), "targets: got labels in 6..6"),
+        (lambda: targets(2, GOALS, LOGITS), "targets: got the true class for .*keep = targets != labels"),
+        (lambda: targets(torch.zeros(3), GOALS, LOGITS), "targets: got"),
+        (lambda: MultiLabel(()), "columns of the labels"),
+        (lambda: MultiLabel((1, 1)), "columns of the labels"),
+        (lambda: check_criterion("top-5"), r"criterion: got 'top-5', expected robust_ext.TopK\(5\)"),
+    ],
+)
+def test_refusals(make, message):
+    with pytest.raises(InvalidArgumentError, match=message):
+        make()
+
+
+@pytest.mark.parametrize("chosen", [None, (0, 2), (3,)])
+def test_sets_of_labels_are_wrong_where_one_label_is(chosen):
+    logits = torch.cat([LOGITS[:, :4] * scale for scale in (1e-4, 1, 1e4)])
+    labels = torch.randint(2, logits.shape, generator=torch.Generator().manual_seed(1))
+    # Half of the rows are right.
+    labels[::2] = (logits[::2] > 0).long()
+    module, own = classify_label_sets(nn.Identity(), labels, logits, MultiLabel(chosen))
+    columns = list(range(4) if chosen is None else chosen)
+    flipped = ((logits > 0).long() != labels)[:, columns].any(1)
+    found = module(logits)
+    assert torch.equal(found.argmax(1) != own, flipped)
+    margin = MISCLASSIFICATION.margin(found, own)
+    assert torch.equal(margin > 0, flipped)
+    right = ~flipped
+    assert torch.equal(margin[right], -logits[right][:, columns].abs().amin(1))
+
+
+def test_cross_entropy_of_all_sets_is_that_of_all_labels():
+    sets = torch.tensor(list(itertools.product((0, 1), repeat=3)))
+    logits, row = LOGITS[:, :3].double(), torch.randint(8, (200,), generator=torch.Generator().manual_seed(2))
+    joint = nn.functional.cross_entropy(LabelSets(nn.Identity(), sets)(logits), row, reduction="none")
+    single = nn.functional.binary_cross_entropy_with_logits(logits, sets[row].double(), reduction="none").sum(1)
+    torch.testing.assert_close(joint, single)
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (torch.zeros(200, 5), r"got shape \(200, 5\), expected zeros and ones \(200, 4\)"),
+        (torch.full((200, 4), 2), r"got values in 2..2"),
+        (torch.zeros(200), r"got shape \(200,\)"),
+    ],
+)
+def test_labels_that_are_no_sets(labels, message):
+    with pytest.raises(InvalidArgumentError, match=message):
+        classify_label_sets(nn.Identity(), labels, LOGITS[:, :4], MultiLabel())
+
+
+def test_too_many_sets():
+    logits = torch.randn(2000, 40, generator=torch.Generator().manual_seed(3))
+    with pytest.raises(InvalidArgumentError, match=r"2000 different rows of 40 labels, expected at most 487"):
+        classify_label_sets(nn.Identity(), logits > 0, logits, MultiLabel())
+    with pytest.raises(InvalidArgumentError, match="labels below 40"):
+        classify_label_sets(nn.Identity(), logits > 0, logits, MultiLabel((40,)))

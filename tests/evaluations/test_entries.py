@@ -1,0 +1,327 @@
+"""Evaluations with limits of single entries, against every point of fine grids and every valid input of coarse ones."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from robust_ext import ThreatModel, binarization_test, evaluate, mead, robust_accuracy
+from robust_ext.core.errors import RobustExtError, RobustExtWarning
+from robust_ext.core.target import Target
+from robust_ext.engine.task import Check, Task, drive, verified
+from robust_ext.engine.verify import verify
+from robust_ext.registry.attack import as_attack
+from tests.libraries import library
+
+LOW, HIGH = np.array([0.0, -2, 0, 10]), np.array([1.0, 2, 5, 20])
+BUDGETS = np.array([0.2, 0.8, 1, 0])
+OWN = (
+    "robust_ext:APGD(steps=30, loss='margin', restarts=2)",
+    "robust_ext:APGD(steps=30, loss='margin', stop_early=True)",
+    "robust_ext:ObjectivePGD(steps=20)",
+    "robust_ext:Square(queries=100)",
+    "robust_ext:BoundarySearch(budget=150)",
+    "robust_ext:LinearRegion(budget=150)",
+    "robust_ext:RandomSearch",
+    "robust_ext:RayS(queries=100)",
+    "robust_ext:CarliniWagnerLinf(steps=20, initial_const=0.1, const_factor=8)",
+    "robust_ext:AdaptedAttack(attack='robust_ext:APGD(steps=20)', eot=2, keep_best=True, projected=True)",
+)
+LIBRARIES = ("foolbox:LinfPGD", "foolbox:L2PGD", "torchattacks:PGD(steps=20)", "art:ProjectedGradientDescent")
+
+
+class Table(nn.Module):
+    """A small network on columns of different units."""
+
+    def __init__(self, seed, columns=4, gain=4.0):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.net = nn.Sequential(nn.Linear(columns, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 3))
+        with torch.no_grad():
+            for layer in self.net[::2]:
+                layer.weight.mul_(gain)
+        self.low, self.width = torch.tensor(LOW).float(), torch.tensor(HIGH - LOW).float()
+        self.eval()
+
+    def forward(self, x):
+        return self.net((x - self.low) / self.width)
+
+
+def samples(net, count, seed=0):
+    x = torch.tensor(LOW + (HIGH - LOW) * np.random.default_rng(seed).random((count, 4)), dtype=torch.float32)
+    return x, net(x).argmax(1)
+
+
+def table_model(norm, **more):
+    size = {"linf": 0.5, "l2": 0.8, "l1": 1.0}[norm]
+    given = {"epsilon": BUDGETS * size, "bounds": (LOW, HIGH), **more}
+    return ThreatModel(norm=norm, **given)
+
+
+def robust_by_grid(net, x, y, *, norm, size, mask, points=61):
+    """Which samples no point of a grid breaks, computed from budgets, bounds and mask alone."""
+    found = []
+    for row, label in zip(x.double().numpy(), y.tolist(), strict=True):
+        reach = BUDGETS * size * mask
+        low, high = np.maximum(row - reach, LOW), np.minimum(row + reach, HIGH)
+        axes = [np.linspace(a, b, points) if b > a else np.array([a]) for a, b in zip(low, high, strict=True)]
+        grid = np.stack(np.meshgrid(*axes, indexing="ij"), -1).reshape(-1, 4)
+        moved = (grid - row)[:, reach > 0] / reach[reach > 0]
+        grid = grid[np.linalg.norm(moved, ord={"linf": np.inf, "l2": 2, "l1": 1}[norm], axis=1) <= 1]
+        with torch.no_grad():
+            found.append(bool((net(torch.tensor(grid, dtype=torch.float32)).argmax(1) == label).all()))
+    return "".join("01"[one] for one in found)
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2", "l1"])
+@pytest.mark.parametrize("mask", [None, [True, True, False, True]])
+def test_own_attacks_find_what_every_point_of_a_grid_does(norm, mask):
+    net, size = Table(4), {"linf": 0.5, "l2": 0.8, "l1": 1.0}[norm]
+    x, y = samples(net, 30)
+    expected = robust_by_grid(net, x, y, norm=norm, size=size, mask=np.ones(4) if mask is None else np.array(mask))
+    assert 5 <= expected.count("0") <= 25
+    result = robust_accuracy(net, OWN[0], x, y, table_model(norm, mask=mask))
+    assert result.content["worst_case"][0]["robust"] == expected
+
+
+def test_masks_of_images_keep_every_other_pixel():
+    generator = torch.Generator().manual_seed(0)
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3)).eval()
+    x, mask = torch.rand(12, 1, 6, 6, generator=generator), np.zeros((6, 6), bool)
+    mask[:, :3] = True
+    y = net(x).argmax(1)
+    model = ThreatModel(norm="linf", epsilon=0.3, mask=mask)
+    for attack in (OWN[0], OWN[3], OWN[4], OWN[6]):
+        attempt, outcomes = attempted(net, attack, x, y, model)
+        changed = (attempt.candidates != x).flatten(0, 1).any(0).numpy()
+        assert not changed[~mask].any()
+        assert changed[mask].any()
+        assert set(outcomes) <= {"found", "not_adversarial"}
+
+
+def attempted(net, attack, x, y, model, *, seed=0):
+    """What the engine makes of one attack, and the outcomes."""
+    target = Target(module=net, bounds=model.bounds, classes=3, input_shape=tuple(x.shape[1:]), device=x.device)
+
+    def work():
+        task = Task(attack=as_attack(attack), target=target, inputs=x, labels=y, threat_model=model, stream=(seed,))
+        return (yield task, Check(module=net, name="attack"))
+
+    found = drive(verified(work())).verified
+    return found, found.outcomes
+
+
+def allowed(points, x, *, budgets, low, high, mask, norm, step=None):
+    """Which points are allowed, by numpy alone."""
+    points, x = points.double().numpy(), x.double().numpy()
+    free = mask & (budgets > 0)
+    d = points - x
+    size = np.linalg.norm(d[:, free] / budgets[free], ord={"linf": np.inf, "l2": 2, "l1": 1}[norm], axis=1)
+    fine = (size <= 1 + 1e-4) & (np.abs(d[:, ~free]).max(1, initial=0) == 0)
+    fine &= ((points >= low - 1e-6 * np.abs(low)) & (points <= high + 1e-6 * np.abs(high))).all(1)
+    if step is not None:
+        off = (points - low) / step
+        fine &= (np.abs(off - off.round()) < 1e-4).all(1)
+    return fine
+
+
+@pytest.mark.parametrize("attack", [OWN[0], OWN[2], OWN[3], "foolbox:LinfPGD(steps=40)", "torchattacks:PGD(steps=20)"])
+@pytest.mark.filterwarnings("ignore:Please import `gaussian_filter`:DeprecationWarning")
+def test_attacks_are_as_strong_as_with_one_epsilon(attack):
+    """Steps and starts are those of the same budget in one number, where entries differ by next to nothing."""
+    if ":" in attack and not attack.startswith("robust_ext"):
+        library(attack.partition(":")[0])
+    net, x, _, _ = wide(40)
+    x = 0.25 + x / 2
+    y, epsilon = net(x).argmax(1), 0.1
+    one = ThreatModel(norm="linf", epsilon=epsilon)
+    each = ThreatModel(norm="linf", epsilon=np.linspace(0.9999, 1, 16) * epsilon)
+    found = [robust_accuracy(net, attack, x, y, model).robust_accuracy(epsilon) for model in (one, each)]
+    assert abs(found[0] - found[1]) <= 1 / 40
+    assert 0.1 < found[0] < 0.9
+
+
+@settings(max_examples=25)
+@given(
+    seed=st.integers(0, 10**6),
+    norm=st.sampled_from(["linf", "l2", "l1"]),
+    attack=st.sampled_from(OWN),
+    budgets=st.lists(st.just(0.0) | st.floats(0.05, 1.5), min_size=4, max_size=4).filter(any),
+    mask=st.lists(st.booleans(), min_size=4, max_size=4).filter(any),
+    levels=st.none() | st.integers(3, 9),
+)
+def test_nothing_outside_what_is_allowed_ever_counts(seed, norm, attack, budgets, mask, levels):
+    budgets, mask = np.array(budgets) * (HIGH - LOW) / 3, np.array(mask)
+    if not (budgets * mask).any():
+        mask = budgets > 0
+    one = as_attack(attack)
+    norm = norm if norm in one.traits.norms else "linf"
+    net = Table(seed % 7)
+    x, _ = samples(net, 6, seed)
+    step = None if levels is None else (HIGH - LOW) / (levels - 1)
+    if step is not None:
+        x = torch.tensor(LOW + ((x.numpy() - LOW) / step).round() * step, dtype=torch.float32)
+    y = net(x).argmax(1)
+    model = ThreatModel(norm=norm, epsilon=budgets, bounds=(LOW, HIGH), mask=mask, levels=levels)
+    found, outcomes = attempted(net, attack, x, y, model, seed=seed)
+    counts = np.array([one == "found" for one in outcomes])
+    given = {"budgets": budgets, "low": LOW, "high": HIGH, "mask": mask, "norm": norm, "step": step}
+    assert allowed(found.candidates, x, **given)[counts].all()
+    # Whatever is handed in: points anywhere, of which only allowed ones may count.
+    anywhere = x + torch.randn(6, 4, generator=torch.Generator().manual_seed(seed)) * torch.tensor(HIGH - LOW).float()
+    judged = verify(anywhere, x, y, module=net, threat_model=model, attack="any")
+    counts = np.array([one == "found" for one in judged.outcomes])
+    assert allowed(judged.candidates, x, **given)[counts].all()
+
+
+@pytest.mark.filterwarnings("ignore:Please import `gaussian_filter`:DeprecationWarning")
+@pytest.mark.parametrize("attack", LIBRARIES)
+def test_attacks_of_libraries_stay_in_the_limits_and_the_result_says_how(attack):
+    library(attack.partition(":")[0])
+    norm = "l2" if "L2" in attack else "linf"
+    net = Table(4)
+    x, y = samples(net, 30)
+    model = table_model(norm, mask=[True, True, False, True])
+    with pytest.warns(RobustExtWarning, match="knows one epsilon and one pair of bounds"):
+        result = robust_accuracy(net, attack, x, y, model)
+    assert any("maps these to the limits of each entry" in words for words in result.content["warnings"])
+    (entry,) = result.content["attacks"]
+    # Everything it returned was valid.
+    assert set(entry["outcomes"]) <= {"found", "not_adversarial"}
+    assert entry["outcomes"].get("found", 0) > 0
+
+
+@pytest.mark.parametrize(("norm", "epsilon"), [("linf", 0.2), ("linf", 0.4), ("l2", 0.35), ("l1", 0.45)])
+def test_levels_find_what_every_valid_input_does(norm, epsilon):
+    levels, count = 6, 40
+    torch.manual_seed(3)
+    net = Table(3, columns=3).net.eval()
+    x = torch.randint(0, levels, (count, 3), generator=torch.Generator().manual_seed(1)) / (levels - 1)
+    y = net(x).argmax(1)
+    every = torch.tensor(list(itertools.product(range(levels), repeat=3))) / (levels - 1)
+    fine = torch.cartesian_prod(*[torch.linspace(0, 1, 61)] * 3)
+    power = {"linf": torch.inf, "l2": 2, "l1": 1}[norm]
+
+    def robust(points):
+        with torch.no_grad():
+            classes = net(points).argmax(1)
+        near = [torch.linalg.vector_norm(points - row, ord=power, dim=1) <= epsilon + 1e-6 for row in x]
+        return [bool((classes[one] == label).all()) for one, label in zip(near, y, strict=True)]
+
+    model = ThreatModel(norm=norm, epsilon=epsilon, levels=levels)
+    with pytest.warns(RobustExtWarning, match="rounded to the grid of valid values"):
+        result = robust_accuracy(net, [OWN[0], "robust_ext:RandomSearch"], x, y, model)
+    (row,) = result.content["worst_case"]
+    assert row["robust"] == "".join("01"[one] for one in robust(every))
+    # The second number is that of inputs of any value: at most what a fine grid leaves.
+    assert row["robust_accuracy"] >= row["without_rounding"]
+    assert abs(row["without_rounding"] * count - sum(robust(fine))) <= 1
+
+
+def test_repair_finds_valid_inputs_that_rounding_alone_loses():
+    torch.manual_seed(5)
+    net = nn.Sequential(nn.Linear(48, 64), nn.ReLU(), nn.Linear(64, 3)).eval()
+    x = torch.randint(0, 16, (60, 48), generator=torch.Generator().manual_seed(2)) / 15
+    y, model = net(x).argmax(1), ThreatModel(norm="linf", epsilon=0.2, levels=16)
+    # Its points lie just beyond the boundary, on whose other side half of their rounded ones are.
+    attack = "robust_ext:BoundarySearch(budget=150)"
+    relaxed, before = attempted(net, attack, x, y, model.scalar)
+    rounded = verify(relaxed.candidates, x, y, module=net, threat_model=model, attack="rounded")
+    repaired, outcomes = attempted(net, attack, x, y, model)
+    found = [sum(one == "found" for one in some) for some in (rounded.outcomes, outcomes, before)]
+    assert found[0] < 0.8 * found[1]
+    assert found[1] > 0.95 * found[2]
+    # Every sample that rounding alone undoes is named.
+    assert sum(one in ("found", "undone_by_rounding") for one in rounded.outcomes) == found[2]
+    steps = repaired.candidates[torch.tensor([one == "found" for one in outcomes])] * 15
+    assert (steps - steps.round()).abs().max() < 1e-5
+
+
+def test_kinds_find_what_every_valid_row_does():
+    net = Table(2, gain=3.0).net.eval()
+    levels, colours = torch.arange(4.0), torch.eye(3)
+    rows = torch.stack([torch.cat([n[None], c]) for n in levels for c in colours])
+    y = net(rows).argmax(1)
+    kinds = ["integer", *["one-hot:colour"] * 3]
+    bounds = (np.zeros(4), np.array([3.0, 1, 1, 1]))
+    for budgets, near in (
+        ([1.0, 0.5, 0.5, 0.5], lambda a, b: abs(a[0] - b[0]) <= 1 and (a[1:] == b[1:]).all()),
+        ([1.0, 1, 1, 1], lambda a, b: abs(a[0] - b[0]) <= 1),
+        ([0.4, 1, 1, 1], lambda a, b: a[0] == b[0]),
+    ):
+        model = ThreatModel(norm="linf", epsilon=budgets, bounds=bounds, kinds=kinds)
+        expected = [all(y[j] == y[i] for j in range(12) if near(rows[i], rows[j])) for i in range(12)]
+        with pytest.warns(RobustExtWarning):
+            result = robust_accuracy(net, [*OWN[:2], "robust_ext:RandomSearch"], rows, y, model)
+        assert result.content["worst_case"][0]["robust"] == "".join("01"[one] for one in expected)
+
+
+def test_a_changed_mask_is_no_resumption(tmp_path):
+    net = Table(4)
+    x, y = samples(net, 4)
+    runs = {
+        "accuracy": lambda model, out: robust_accuracy(net, OWN[2], x, y, model, out=out),
+        "planted": lambda model, out: binarization_test(net, OWN[2], x, model, out=out),
+    }
+    for name, run in runs.items():
+        first, out = table_model("linf", mask=[True, True, False, True]), tmp_path / name
+        begun = run(first, out).content
+        again = run(table_model("linf", mask=torch.tensor([True, True, False, True])), out).content
+        assert again["time"]["resumed"] > 0
+        assert again["settings"]["entries"] == begun["settings"]["entries"]
+        with pytest.raises(RobustExtError):
+            run(table_model("linf", mask=[True, False, True, True]), out)
+
+
+def test_processes_of_attacks_find_the_same():
+    net = Table(4)
+    x, y = samples(net, 8)
+    model = table_model("linf", mask=[True, True, False, True])
+    here, apart = (robust_accuracy(net, list(OWN[:2]), x, y, model, isolate=one).content for one in (False, True))
+    assert here["attacks"][0]["robust_accuracy"] == apart["attacks"][0]["robust_accuracy"]
+    assert here["worst_case"] == apart["worst_case"]
+    assert apart["isolated"]
+
+
+def wide(count):
+    """A network on 16 columns in [0, 1], samples, and a threat model with budgets of their own and fixed columns."""
+    torch.manual_seed(2)
+    net = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 3)).eval()
+    x = torch.rand(count, 16, generator=torch.Generator().manual_seed(0))
+    model = ThreatModel(norm="linf", epsilon=np.linspace(0.1, 0.4, 16), mask=np.arange(16) != 5)
+    return net, x, net(x).argmax(1), model
+
+
+def test_a_table_is_evaluated_with_a_certificate():
+    net, x, y, model = wide(32)
+    result = evaluate(net, x, y, model, budget="quick").content
+    assert result["certificate"]["certified"], result["certificate"]["reason"]
+    assert "Square" in [one["name"] for one in [*result["steps"], *result["not_tried"]]]
+    # The search for the smallest perturbations goes beyond the ball.
+    known = {"found", "not_adversarial", "beyond_epsilon"}
+    assert {outcome for one in result["steps"] for outcome in one["outcomes"]} <= known
+
+
+def test_planted_examples_are_valid_and_found():
+    net, x, _, model = wide(32)
+    result = binarization_test(net, "robust_ext:APGD(steps=50, loss='margin')", x, model)
+    (found,) = result.content["attacks"]
+    # As on the same network with one epsilon, where it finds .84 to .97 of them.
+    assert found["score"] > 0.75
+    assert found["random_score"] < 0.3
+    assert result.content["settings"]["entries"]["mask"]["shape"] == [16]
+
+
+def test_candidates_that_mead_judges_are_valid():
+    net, x, y, model = wide(16)
+    attacks = [OWN[0], "robust_ext:Square(queries=50)", "robust_ext:BoundarySearch(budget=60)"]
+    clean = torch.rand(100, 16, generator=torch.Generator().manual_seed(1))
+    result = mead(net, attacks, x, y, model, detectors={"std": lambda points: points.std(1)}, detector_data=clean)
+    outcomes = [one["outcomes"] for one in result.content["arms"]]
+    assert sum(one.get("found", 0) for one in outcomes) > 0
+    assert not any({"out_of_bounds", "not_finite"} & {*one} for one in outcomes)

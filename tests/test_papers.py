@@ -1,0 +1,73 @@
+"""The page that lists every numbered item of the four papers is complete, and what it names exists."""
+
+import ast
+import re
+from pathlib import Path
+
+import typer.main
+
+from robust_ext.cli import app
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "theory" / "papers.md").read_text(encoding="utf-8")
+# How many equations, algorithms, tables, figures and numbered recommendations each paper has.
+NUMBERED = {
+    "Binarization test": {"equation": 3, "algorithm": 2, "figure": 4},
+    "MEAD": {"equation": 10, "table": 15, "figure": 2},
+    "Linear-region attack": {"equation": 19, "algorithm": 1, "table": 7, "figure": 6},
+    "Adaptive test-time defenses": {"equation": 10, "table": 5, "figure": 1, "recommendation": 5},
+}
+COMMANDS = typer.main.get_command(app.app).commands
+
+
+def rows(title):
+    """Item and place of each row below a heading."""
+    section = PAGE.split(f"\n## {title}\n")[1].split("\n## ")[0]
+    cells = [[cell.strip() for cell in line.split("|")] for line in section.splitlines() if line.startswith("| ")]
+    return [(item, where) for _, item, _, where, _ in cells[1:]]
+
+
+def test_every_numbered_item_is_listed():
+    for title, kinds in NUMBERED.items():
+        listed = set()
+        for item, _ in rows(title):
+            found = re.fullmatch(r"([a-z]+?)s? \(?(\d+)\)?(?: to (\d+))?", item)
+            if found and found[1] in kinds:
+                listed |= {(found[1], number) for number in range(int(found[2]), int(found[3] or found[2]) + 1)}
+        assert listed == {(kind, number) for kind, last in kinds.items() for number in range(1, last + 1)}, title
+
+
+def test_every_row_names_a_place_or_a_reason():
+    for title in NUMBERED:
+        for item, where in rows(title):
+            assert "`" in where or re.search(r"\*\w[^*]+\*", where), (title, item)
+
+
+def symbols(file):
+    """The names that a file defines, those of classes' members with dots."""
+    found = set()
+    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
+            found.add(node.name)
+            members = node.body if isinstance(node, ast.ClassDef) else ()
+            found |= {f"{node.name}.{one.name}" for one in members if isinstance(one, ast.FunctionDef)}
+    return found
+
+
+def test_what_is_named_exists():
+    for text in re.findall(r"`([^`]+)`", PAGE.split("\n## ", 1)[1]):
+        if text.startswith("robust-ext "):
+            name, *words = text.split()[1:]
+            options = {
+                option for parameter in COMMANDS[name].params for option in (*parameter.opts, *parameter.secondary_opts)
+            }
+            assert {word for word in words if word.startswith("--")} <= options, text
+        elif text.startswith("python "):
+            script, *words = text.split()[1:]
+            source = (ROOT / script).read_text(encoding="utf-8")
+            assert all(f'"{word}"' in source for word in words if word.startswith("--")), text
+        else:
+            path, _, symbol = text.partition(":")
+            file = next((one for one in (ROOT / "robust_ext" / path, ROOT / path) if one.is_file()), None)
+            assert file is not None, text
+            assert not symbol or symbol in symbols(file), text
