@@ -33,7 +33,7 @@ print(detector.calibrate(calibration, false_positive_rate=0.05))
 # %% [markdown]
 # ## A blind attack
 #
-# PGD on the classifier alone. `mead` runs attacks, verifies what they find, and lets detectors score it. AUROC is the
+# PGD on the classifier alone. `mead` runs attacks, verifies what they find, and has detectors score it. AUROC is the
 # probability that an adversarial example scores higher than a clean input: 0.5 is guessing.
 
 # %%
@@ -172,4 +172,4 @@ figure.legend(*right.get_legend_handles_labels(), loc="outside lower right", nco
 # - Test the attack with the detector and the model: regular and inverted.
 # - Run several attacks that know the detector; they fail in different ways.
 #
-# More: [binarization test with a detector](../binarization.md#with-a-detector), [MEAD](../mead.md).
+# More: [binarization test with a detector](../binarization_detectors.md), [MEAD](../mead.md).

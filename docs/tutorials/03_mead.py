@@ -32,7 +32,7 @@ calibration, _ = test.take(rows[64:])
 #
 # Gradient ascent on three objectives (cross-entropy, the Kullback-Leibler divergence from the clean prediction, Gini
 # impurity), a single step, the difference of logits, random squares, and one of Foolbox. Attacks of one norm and budget
-# form a group, which is judged together. The detectors do not see who made a candidate, and no attack knows a detector.
+# form a group, which is judged together. The detectors do not see who made a candidate, and no attack sees a detector.
 
 # %%
 PGD = "robust_ext:ObjectivePGD(steps=20, rel_step_size=0.1, objective='{}')"
