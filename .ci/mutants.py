@@ -18,7 +18,7 @@ import sys
 import tempfile
 
 TARGETS = {
-    "verify": "engine/verify.py engine/test_verify",
+    "verify": "engine/verify.py engine/test_verify core/test_entries evaluations/test_entries",
     "planting": "evaluations/binarization/planting.py evaluations/binarization/test_planting evaluations/binarization/test_construction",
     "verdict": "evaluations/binarization/rules.py evaluations/binarization/test_verdict evaluations/binarization/test_verdict_statistics",
     "metric": "evaluations/mead/metric.py evaluations/mead/test_metric",
