@@ -3,6 +3,8 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 from robust_ext.core.errors import AttackError
@@ -260,3 +262,26 @@ def test_what_a_tensor_class_overrides_takes_no_part():
 def test_tensors_without_values_in_place_are_refused(candidates, shown):
     with pytest.raises(AttackError, match=f"my attack: returned a tensor {shown}"):
         check(candidates, torch.zeros(2, 2), LINF)
+
+
+EDGES = (-3e-6, -1.5e-6, -5e-7, 0.0, 5e-7, 1.5e-6, 3e-6, 0.1)
+
+
+@given(st.data(), st.booleans())
+def test_any_row_at_the_edges_comes_out_as_by_hand(data, by_entry):
+    """Values around bounds and ball, against the definition in Python's floats: a slack of a millionth of a bound."""
+    low, high = (np.array([-1.0, 0, 2]), np.array([1.0, 4, 10])) if by_entry else (np.full(3, -2.0), np.full(3, 2.0))
+    threat_model = ThreatModel(norm="linf", epsilon=0.5, bounds=(low, high) if by_entry else (-2.0, 2.0))
+    x = low + (high - low) / 4 * [data.draw(st.integers(0, 4)) for _ in range(3)]
+    largest = np.maximum(np.abs(low), np.abs(high))
+    ends = [(low, high, x - 0.5, x + 0.5, x)[data.draw(st.integers(0, 4))][entry] for entry in range(3)]
+    candidate = np.float32(ends + largest * [data.draw(st.sampled_from(EDGES)) for _ in range(3)])
+    result, _ = check(torch.tensor(candidate)[None], torch.tensor(x, dtype=torch.float32)[None], threat_model)
+    number = candidate.astype(np.float64)
+    if ((number < low - 1e-6 * largest) | (number > high + 1e-6 * largest)).any():
+        expected = "out_of_bounds"
+    elif np.abs(number - x).max() > 0.5 + threat_model.tolerance(3):
+        expected = "beyond_epsilon"
+    else:
+        expected = "found" if number.clip(low, high)[0] > 0.5 else "not_adversarial"
+    assert result.outcomes == (expected,)
