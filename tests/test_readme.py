@@ -61,6 +61,7 @@ def test_every_block_is_run_here():
         "readouts.md": 1,
         "case_studies.md": 1,
         "results.md": 1,
+        "robust_accuracy.md": 1,
         "adaptive_defenses.md": 1,
         "evaluate.md": 1,
         # It fetches weights; names are run in tests/adapters/test_model_libraries.py.
@@ -213,6 +214,14 @@ def test_an_evaluation_gives_texts_to_publish(inputs, capsys):
     exec(blocks("docs/evaluate.md")[0].replace("claim=60", 'claim=60, budget="quick", planted=2'), given)  # noqa: S102
     printed = capsys.readouterr().out
     assert all(words in printed for words in ("On 4 samples", "The claim of 60%", "| model |"))
+
+
+def test_a_data_loader_gives_the_robust_accuracy_of_its_samples():
+    given = {}
+    exec(blocks("docs/robust_accuracy.md")[0], given)  # noqa: S102
+    samples = load_dataset("digits").take(range(64))
+    held = robust_ext.robust_accuracy(digits_network(), "robust_ext:APGD(steps=10)", *samples, LINF)
+    assert given["result"].records == held.records
 
 
 @pytest.mark.parametrize("budget", BUDGETS)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from robust_ext.core.criteria import MISCLASSIFICATION, Criterion, MultiLabel, c
 from robust_ext.core.devices import on_device, run_device
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.threat import ThreatModel
-from robust_ext.core.validation import Array, check_inputs, check_labels
+from robust_ext.core.validation import Array, as_tensor, check_inputs, check_labels
 from robust_ext.engine.classifiers import PROBES as PROBES
 from robust_ext.engine.classifiers import as_classifier
 from robust_ext.engine.code_digest import module_code
@@ -28,6 +29,17 @@ from robust_ext.models.adaptive import AdaptiveDefense
 from robust_ext.models.label_sets import classify_label_sets
 from robust_ext.registry.attack import as_attack
 from robust_ext.registry.model import as_module
+
+Batches: TypeAlias = Iterable[Sequence[Array]]
+"""Pairs ``(inputs, labels)`` of batches, as a DataLoader makes them."""
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Checked clean samples."""
+
+    inputs: Tensor  # (N, ...), float32
+    labels: Array | None  # As they were given
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,8 +114,8 @@ def blocks_of(count: int, size: int) -> list[range]:
 
 def prepare_inputs(
     model: object,
-    inputs: Array,
-    labels: Array,
+    inputs: Array | Batches | Samples,
+    labels: Array | None,
     *,
     threat_model: ThreatModel,
     sample_ids: Sequence[int] | None,
@@ -113,13 +125,15 @@ def prepare_inputs(
 ) -> EvaluationInputs:
     """Check a classifier, and samples ``(N, ...)`` with labels int64 ``(N,)``, in forward passes of ``batch_size``.
 
-    With a :class:`MultiLabel` criterion labels are ``(N, L)``, and the model is made a classifier of sets of them.
+    Samples are arrays, or batches, see :func:`read_samples`. With a :class:`MultiLabel` criterion labels are
+    ``(N, L)``, and the model is made a classifier of sets of them.
 
     Raises InvalidArgumentError where an argument does not fit, ModelError where the model is no classifier to logits.
     """
     module = bounded_module(model, threat_model, device=device)
     where = run_device(module, device)
-    inputs = check_samples(inputs, threat_model)
+    samples = read_samples(inputs, labels, threat_model)
+    inputs, labels = samples.inputs, samples.labels
     if not len(inputs):
         raise InvalidArgumentError("inputs", "no samples", "at least one sample")
     ids, judged = check_ids(sample_ids, len(inputs)), check_criterion(criterion)
@@ -144,7 +158,69 @@ def prepare_inputs(
     return given
 
 
-def check_samples(inputs: Array, threat_model: ThreatModel) -> Tensor:
+def read_samples(inputs: Array | Batches | Samples, labels: Array | None, threat_model: ThreatModel) -> Samples:
+    """Check samples: arrays, or an iterable of batches ``(inputs, labels)``, which is read once, without ``labels``.
+
+    The inputs of batches are written to a temporary file that ends with the tensor that maps it, so that the set need
+    not fit into memory. InvalidArgumentError where they are no valid inputs, or the iterable holds something else.
+    """
+    _check_threat_model(threat_model)
+    if isinstance(inputs, Samples):
+        return inputs
+    if hasattr(inputs, "__array__") or isinstance(inputs, (Mapping, str)) or not _iterable(inputs):
+        return Samples(check_samples(inputs, threat_model), labels)
+    if labels is not None:
+        expected = "None where inputs are batches, each a pair (inputs, labels)"
+        raise InvalidArgumentError("labels", type(labels).__name__, expected)
+    shapes, rows, found = [list[int]()], 0, list[Tensor]()
+    with tempfile.TemporaryFile() as file:
+        for number, batch in enumerate(inputs):
+            few, classes = _pair(batch, number)
+            checked = check_samples(few, threat_model).cpu()
+            before, shapes = shapes, [list(one.shape[1:]) for one in (checked, classes)]
+            if found and shapes != before:
+                got = "inputs and labels of shapes {} and {}".format(*shapes)
+                expected = "those of the batches before, {} and {}".format(*before)
+                raise InvalidArgumentError("inputs", f"a batch {number} with {got} a sample", expected)
+            rows += len(checked)
+            file.write(checked.numpy().data)
+            found.append(classes)
+        if not rows:
+            expected = (
+                "batches (inputs, labels); an iterator that was read once has none left, a list or DataLoader has"
+            )
+            raise InvalidArgumentError("inputs", "no batches", expected)
+        file.flush()
+        mapped = np.memmap(file, dtype=np.float32, mode="r+", shape=(rows, *shapes[0]))
+    return Samples(torch.from_numpy(mapped), torch.cat(found))
+
+
+def _iterable(value: object) -> bool:
+    return hasattr(value, "__iter__") or hasattr(value, "__getitem__")
+
+
+def _pair(batch: object, number: int) -> tuple[Array, Tensor]:
+    """Return inputs and labels of a batch; InvalidArgumentError where it is something else."""
+    expected = (
+        "a tensor or array (N, ...), or batches (inputs, labels), as a torch.utils.data.DataLoader makes them; of a "
+        "data set, DataLoader(data, batch_size=100)"
+    )
+    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+        size = f" of {len(batch)}" if isinstance(batch, (tuple, list)) else ""
+        raise InvalidArgumentError(
+            "inputs", f"an iterable whose item {number} is a {type(batch).__name__}{size}", expected
+        )
+    inputs, labels = batch
+    if not all(hasattr(one, "__array__") and getattr(one, "ndim", 0) for one in batch) or len(inputs) != len(labels):
+        shown = " and ".join(
+            f"{type(one).__name__} of shape {tuple(one.shape)}" if hasattr(one, "shape") else repr(one)[:40]
+            for one in batch
+        )
+        raise InvalidArgumentError("inputs", f"an iterable whose item {number} is {shown}", expected)
+    return inputs, as_tensor("labels", labels, expected="of shape (N,)").cpu()
+
+
+def check_samples(inputs: object, threat_model: ThreatModel) -> Tensor:
     """Return clean samples as a copy in float32; InvalidArgumentError where they are no valid inputs."""
     checked = check_inputs("inputs", inputs, bounds=threat_model.bounds)
     threat_model.check_samples(checked)
@@ -183,14 +259,18 @@ def check_model(
 
 def bounded_module(model: object, threat_model: ThreatModel, *, device: str | torch.device | None = None) -> nn.Module:
     """A model as a module, on the device; InvalidArgumentError where it is of no known kind or states other bounds."""
-    if not isinstance(threat_model, ThreatModel):
-        raise InvalidArgumentError("threat_model", type(threat_model).__name__, "a ThreatModel")
+    _check_threat_model(threat_model)
     adapted = as_module(model)
     if adapted.bounds is not None and adapted.bounds != threat_model.bounds:
         raise InvalidArgumentError(
             "threat_model", f"bounds {threat_model.bounds}", f"the bounds the model states, {adapted.bounds}"
         )
     return on_device(adapted.module, device)
+
+
+def _check_threat_model(threat_model: object) -> None:
+    if not isinstance(threat_model, ThreatModel):
+        raise InvalidArgumentError("threat_model", type(threat_model).__name__, "a ThreatModel")
 
 
 def as_attacks(attacks: object, *, argument: str = "attacks") -> dict[str, Attack]:

@@ -15,7 +15,7 @@ from robust_ext.core.threat import ThreatModel
 from robust_ext.core.validation import Array
 from robust_ext.engine.evaluation_file import JudgedSettings, with_judge_seed
 from robust_ext.engine.executors import ExecutorLike
-from robust_ext.engine.inputs import EvaluationInputs, prepare_inputs
+from robust_ext.engine.inputs import Batches, EvaluationInputs, Samples, prepare_inputs
 from robust_ext.engine.run import Outcome, Run
 from robust_ext.engine.running import Choice, attack_worker, run_all
 from robust_ext.engine.task import Task, TaskResult, Worker, run_task
@@ -68,8 +68,8 @@ class RunKeywords:
     def prepare(
         self,
         model: object,
-        inputs: Array,
-        labels: Array,
+        inputs: Array | Batches | Samples,
+        labels: Array | None,
         threat_model: ThreatModel,
         *,
         batch_size: int,

@@ -20,7 +20,7 @@ from robust_ext.core.validation import Array
 from robust_ext.engine.classifiers import as_classifier
 from robust_ext.engine.context import limited
 from robust_ext.engine.executors import ExecutorLike
-from robust_ext.engine.inputs import PROBES, EvaluationInputs, check_model
+from robust_ext.engine.inputs import PROBES, Batches, EvaluationInputs, Samples, check_model
 from robust_ext.engine.progress import paced, showing
 from robust_ext.engine.run import check_some_ran
 from robust_ext.engine.task import drive
@@ -104,8 +104,8 @@ def evaluate_defense(  # noqa: D417
 def prepare_defense(
     defense: object,
     classifier: object,
-    inputs: Array,
-    labels: Array,
+    inputs: Array | Batches | Samples,
+    labels: Array | None,
     threat_model: ThreatModel,
     run: RunKeywords,
     *,

@@ -21,7 +21,7 @@ from robust_ext.core.validation import Array, check_labels
 from robust_ext.engine.context import current_context
 from robust_ext.engine.executors import ExecutorLike
 from robust_ext.engine.identity import check_ids, describe, inputs_digest
-from robust_ext.engine.inputs import PROBES, as_attacks, blocks_of, check_samples
+from robust_ext.engine.inputs import PROBES, Batches, as_attacks, blocks_of, read_samples
 from robust_ext.engine.run import Outcome
 from robust_ext.engine.task import drive
 from robust_ext.evaluations.binarization.attacking import load_examples
@@ -43,7 +43,7 @@ from robust_ext.models.readouts.linear import Linear
 def binarization_test(  # noqa: D417
     model: object,
     attacks: object,
-    inputs: Array,
+    inputs: Array | Batches,
     threat_model: ThreatModel,
     *,
     labels: Array | None = None,
@@ -70,7 +70,8 @@ def binarization_test(  # noqa: D417
         model: A torch module from inputs in bounds to logits, in eval mode; a pair ``(features, readout)`` of modules
             or callables; a Foolbox model; an ART ``PyTorchClassifier``.
         attacks: Anything :func:`robust_ext.as_attack` takes, a list of such, or a dict of them by name.
-        inputs: Clean samples, a tensor or numpy array of floats ``(N, ...)`` in bounds.
+        inputs: Clean samples, a tensor or numpy array of floats ``(N, ...)`` in bounds; or batches ``(inputs, labels)``
+            of them, see :func:`robust_ext.robust_accuracy`.
         threat_model: The norm, epsilon and bounds that the robustness claim is about.
         labels: Classes of the samples, integers ``(N,)`` or one-hot ``(N, K)``, which check the model's outputs.
         detector: A detector that rejects inputs, see :func:`robust_ext.as_detector`. What is planted goes undetected in
@@ -96,9 +97,9 @@ def binarization_test(  # noqa: D417
     run = RunKeywords(device, sample_ids, out, isolate, attack_timeout, executor, devices, progress, callbacks)
     with run.begun() as finish:
         checked = make_settings(BinarizationSettings, options, base=settings, threat_model=threat_model)
-        inputs = check_samples(inputs, threat_model)
-        classes = None if labels is None else check_labels("labels", labels, samples=len(inputs))
-        tests = _prepare(run, model, attacks, inputs, run.judged(checked), detector, detector_data, classes)
+        given = read_samples(inputs, labels, threat_model)
+        classes = None if given.labels is None else check_labels("labels", given.labels, samples=len(given.inputs))
+        tests = _prepare(run, model, attacks, given.inputs, run.judged(checked), detector, detector_data, classes)
         outcomes = drive(run.tasks(tests, title="binarization", unit="sample"), run.worker)
         return finish(_result(outcomes, out, begun=begun))
 

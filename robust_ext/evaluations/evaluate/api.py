@@ -21,7 +21,7 @@ from robust_ext.engine.context import current_context, limited
 from robust_ext.engine.estimate import Estimate, EstimatedError, estimate
 from robust_ext.engine.evaluation_file import as_folder, begin_evaluation
 from robust_ext.engine.executors import ExecutorLike
-from robust_ext.engine.inputs import EvaluationInputs
+from robust_ext.engine.inputs import Batches, EvaluationInputs
 from robust_ext.engine.progress import Progress, paced, showing
 from robust_ext.engine.run import Outcome
 from robust_ext.engine.running import run_all
@@ -66,8 +66,8 @@ _KIND = "evaluation"
 
 def evaluate(  # noqa: D417
     model: object,
-    inputs: Array,
-    labels: Array,
+    inputs: Array | Batches,
+    labels: Array | None,
     threat_model: ThreatModel,
     *,
     criterion: Criterion | None = None,

@@ -21,7 +21,7 @@ from robust_ext.core.threat import ThreatModel
 from robust_ext.core.validation import Array
 from robust_ext.engine.context import current_context, is_over
 from robust_ext.engine.evaluation_file import as_folder
-from robust_ext.engine.inputs import EvaluationInputs, bounded_module
+from robust_ext.engine.inputs import Batches, EvaluationInputs, bounded_module, read_samples
 from robust_ext.evaluations.adaptive.api import evaluate_prepared, prepare_defense
 from robust_ext.evaluations.adaptive.plan import Step, plan_steps
 from robust_ext.evaluations.adaptive.settings import AdaptiveResult, AdaptiveSettings
@@ -67,8 +67,8 @@ class Subject:
 def prepare(
     run: RunKeywords,
     model: object,
-    inputs: Array,
-    labels: Array,
+    inputs: Array | Batches,
+    labels: Array | None,
     threat_model: ThreatModel,
     settings: EvaluateSettings,
     defense: object,
@@ -80,14 +80,16 @@ def prepare(
     A model that is an AdaptiveDefense is one; a model whose logits change from call to call is judged by fresh draws,
     and its mean over draws that are held is what it is compared with.
     """
-    given, size = (inputs, labels, threat_model, run), settings.batch_size
+    # Once: batches may come from an iterator.
+    samples, size = read_samples(inputs, labels, threat_model), settings.batch_size
+    given = samples, samples.labels, threat_model, run
     if isinstance(model, AdaptiveDefense) and defense is None:
         defense, model = model, model.classifier
     if defense is not None:
         found, made = prepare_defense(defense, model, *given, batch_size=size, weights=weights)
         return found, Subject(made)
     try:
-        return run.prepare(model, inputs, labels, threat_model, batch_size=size, **judged), None
+        return run.prepare(model, samples, samples.labels, threat_model, batch_size=size, **judged), None
     except InconsistentModelError as error:
         if error.kind != "random":
             raise

@@ -23,7 +23,7 @@ from robust_ext.core.threat import ThreatModel
 from robust_ext.core.validation import Array
 from robust_ext.engine.executors import ExecutorLike
 from robust_ext.engine.identity import describe
-from robust_ext.engine.inputs import as_attacks
+from robust_ext.engine.inputs import Batches, as_attacks
 from robust_ext.engine.run import Outcome
 from robust_ext.engine.store import Floats
 from robust_ext.engine.task import drive
@@ -101,8 +101,8 @@ def differences(curves: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, fl
 def robust_accuracy(  # noqa: D417
     model: object,
     attacks: object,
-    inputs: Array,
-    labels: Array,
+    inputs: Array | Batches,
+    labels: Array | None,
     threat_model: ThreatModel,
     *,
     criterion: Criterion | None = None,
@@ -129,8 +129,10 @@ def robust_accuracy(  # noqa: D417
         model: A torch module from inputs in bounds to logits, in eval mode; a Foolbox model or ART
             ``PyTorchClassifier``.
         attacks: Anything :func:`robust_ext.as_attack` takes, a list of such, or a dict of them by name.
-        inputs: Clean samples, a tensor or numpy array of floats ``(N, ...)`` in bounds.
+        inputs: Clean samples, a tensor or numpy array of floats ``(N, ...)`` in bounds. Or batches ``(inputs, labels)``
+            of them, as a DataLoader makes: they are read once, into a temporary file, and need not fit into memory.
         labels: Their classes, integers ``(N,)``, or one-hot ``(N, K)``; of several labels zeros and ones ``(N, L)``.
+            None with batches, which have their own.
         threat_model: The norm, epsilon and bounds.
         criterion: What counts as success of an attack: :class:`robust_ext.TopK`, :class:`robust_ext.Targeted`,
             :class:`robust_ext.MultiLabel`; misclassification when left out.
