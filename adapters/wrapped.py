@@ -58,7 +58,7 @@ class WrappedAttack(Attack):
 
     def pursues(self, criterion: Criterion) -> bool:
         """See :meth:`Attack.pursues`."""
-        return True if criterion.aims and self._can_aim else super().pursues(criterion)
+        return not criterion.ranks if criterion.aims and self._can_aim else super().pursues(criterion)
 
     @property
     def _can_aim(self) -> bool:

@@ -110,7 +110,7 @@ class FoolboxAttack(Attack):
         innermost = _innermost(self.attack)
         starts = self.traits.starting_points or needs_start(innermost, self.entry.start) or self.entry.refines
         if criterion.aims and not starts and type(innermost).__name__ not in UNTARGETED:
-            return True
+            return not criterion.ranks
         return super().pursues(criterion)
 
     def search(

@@ -238,7 +238,7 @@ class CallableAttack(Attack):
 
     def pursues(self, criterion: Criterion) -> bool:
         """See :meth:`Attack.pursues`; a function with a parameter ``targeted`` aims."""
-        return True if criterion.aims and "targeted" in self._extras else super().pursues(criterion)
+        return not criterion.ranks if criterion.aims and "targeted" in self._extras else super().pursues(criterion)
 
     def search(
         self, target: Target, inputs: Tensor, labels: Tensor, *, threat_model: ThreatModel, generator: torch.Generator

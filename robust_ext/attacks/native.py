@@ -13,7 +13,7 @@ from typing_extensions import Required
 
 from robust_ext.attacks.base import Attack
 from robust_ext.attacks.limited import View, search_limited
-from robust_ext.core.criteria import AIMED, Criterion
+from robust_ext.core.criteria import Criterion, aimed
 from robust_ext.core.errors import AttackRefusedError
 from robust_ext.core.random import stream
 from robust_ext.core.settings import Settings
@@ -71,7 +71,7 @@ class Batch:
     @property
     def goal(self) -> Criterion:
         """When a point is adversarial."""
-        return AIMED if self.targeted else self.target.criterion
+        return aimed(self.target.criterion) if self.targeted else self.target.criterion
 
     def show(self, number: int, total: int, points: Tensor, loss: Tensor, gradient: Tensor | None = None) -> None:
         """Report a :class:`Step`."""

@@ -19,7 +19,8 @@ class CriterionOptions(Settings):
 
     top: int | None = setting(
         default=None,
-        help="An attack has to get the true class out of this many largest logits.",
+        help="An attack has to get the true class out of this many largest logits; with --targets, the target into "
+        "them.",
         minimum=1,
         panel="attack",
     )
@@ -39,19 +40,18 @@ class CriterionOptions(Settings):
         """Return the criterion and the samples, without those whose true class is the target of all."""
         given = {"--top": self.top, "--targets": self.targets, "--multi-label": self.multi_label}
         chosen = [name for name, value in given.items() if value is not None]
-        if len(chosen) > 1:
-            raise InvalidArgumentError(chosen[1], given[chosen[1]], f"nothing beside {chosen[0]}: one criterion")
-        if self.top is not None:
-            return TopK(self.top), samples
+        if len(chosen) > 1 and "--multi-label" in chosen:
+            raise InvalidArgumentError("--multi-label", self.multi_label, f"nothing beside {chosen[0]}: one criterion")
         if self.multi_label is not None:
             return MultiLabel(None if self.multi_label == "all" else _columns(self.multi_label)), samples
         if self.targets is None:
-            return None, samples
+            return None if self.top is None else TopK(self.top), samples
+        k = 1 if self.top is None else self.top
         if self.targets.isdecimal():
-            return Targeted(int(self.targets)), _without(samples, int(self.targets))
+            return Targeted(int(self.targets), k=k), _without(samples, int(self.targets))
         if self.targets in RULES:
-            return Targeted(self.targets, seed=seed), samples
-        return Targeted(_read(Path(self.targets), len(samples.dataset))[samples.ids]), samples
+            return Targeted(self.targets, seed=seed, k=k), samples
+        return Targeted(_read(Path(self.targets), len(samples.dataset))[samples.ids], k=k), samples
 
 
 def _columns(text: str) -> tuple[int, ...]:

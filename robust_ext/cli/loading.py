@@ -130,7 +130,11 @@ class RunOptions(WorkerOptions):
     )
     std: str | None = setting(default=None, help="Inputs less --mean are divided by it; likewise.", panel="model")
     bounds: str = setting(default="0,1", help="Lowest and highest input value of the model.", panel="model")
-    data: str = setting(help="digits, mnist, fashion-mnist, cifar10, cifar100, an .npz file or a folder.", panel="data")
+    data: str = setting(
+        help="digits, mnist, fashion-mnist, cifar10, cifar100, an .npz file (images, or a table in its own units) or "
+        "a folder.",
+        panel="data",
+    )
     data_root: str | None = setting(default=None, help="Folder with the data's files.", panel="data")
     data_split: str = setting(default="test", help="test or train.", choices=("test", "train"), panel="data")
     input_size: int | None = setting(
@@ -193,7 +197,11 @@ class RunOptions(WorkerOptions):
         return Samples(dataset, ids[:n], inputs[:n], labels[:n], inputs[n:] if further else None, resized)
 
     def size_for(self, dataset: Dataset) -> tuple[int, ...] | None:
-        """Return the height and width to resize images to; None to leave them."""
+        """Return the height and width to resize images to; None to leave them, and tables."""
+        if dataset.images.ndim == 2:
+            if self.input_size is not None:
+                raise InvalidArgumentError("--input-size", self.input_size, "none for a table")
+            return None
         size = self.loaded.input_shape[1:] if self.loaded.input_shape else None
         if self.input_size is not None:
             size = (self.input_size, self.input_size)

@@ -27,12 +27,17 @@ class Criterion(ABC):
 
     Attributes:
         aims: Whether goals are classes to aim at instead of true classes.
-        ranks: Whether attacks maximise its margin whatever loss they are set to; else the loss they are set to, which
-            is one of the label, or with ``aims`` its negative.
     """
 
     aims: ClassVar[bool] = False
-    ranks: ClassVar[bool] = False
+
+    @property
+    def ranks(self) -> bool:
+        """Whether attacks maximise its margin whatever loss they are set to.
+
+        Else they follow that loss, which is one of the label, or with ``aims`` its negative.
+        """
+        return False
 
     @property
     @abstractmethod
@@ -107,10 +112,7 @@ class TopK(Criterion):
 
     def goals(self, labels: Tensor, *, logits: Tensor, ids: Sequence[int]) -> Tensor:
         """See :meth:`Criterion.goals`."""
-        if self.k >= logits.shape[1]:
-            raise InvalidArgumentError(
-                "criterion", repr(self), f"k below the number of classes, {logits.shape[1]}: all are among the top k"
-            )
+        _check_k(self, self.k, classes=logits.shape[1])
         return labels
 
     def correct(self, logits: Tensor, labels: Tensor) -> Tensor:
@@ -129,13 +131,17 @@ class TopK(Criterion):
 @teaching
 @dataclass(frozen=True, eq=False)
 class Targeted(Criterion):
-    """Success: the target of a sample is predicted. Samples are right where their true class is.
+    """Success: the target of a sample is predicted, or among the ``k`` largest logits.
+
+    Samples are right where their true class is predicted, and the target is not among the ``k`` largest yet.
 
     Args:
         targets: ``"next"``: the class after the true one, and 0 after the last. ``"random"``: any other class alike,
-            by ``seed`` and the sample's id. ``"likeliest"``: the other class of the highest logit at the clean input.
-            An integer: that class for all samples. Integers ``(N,)``, a tensor or numpy array: one for each sample.
+            by ``seed`` and the sample's id. ``"likeliest"``: of the other classes, that of the ``k``-th highest logit
+            at the clean input. An integer: that class for all samples. Integers ``(N,)``, a tensor or numpy array: one
+            for each sample.
         seed: Of ``"random"``.
+        k: Among how many largest logits the target has to be; with 1, it is predicted.
 
     Example:
         >>> Targeted("next").goals(torch.tensor([0, 2]), logits=torch.zeros(2, 3), ids=range(2))
@@ -144,10 +150,17 @@ class Targeted(Criterion):
 
     targets: str | int | Array = "next"
     seed: int = 0
+    k: int = 1
     aims = True
+
+    @property
+    def ranks(self) -> bool:
+        """See :class:`Criterion`; losses of the target want it first."""
+        return self.k > 1
 
     def __post_init__(self) -> None:
         check_integer("seed", self.seed, minimum=0)
+        check_integer("k", self.k, minimum=1)
         if isinstance(self.targets, str):
             check_choice("targets", self.targets, RULES)
         elif isinstance(self.targets, int):
@@ -156,20 +169,23 @@ class Targeted(Criterion):
     def __repr__(self) -> str:
         shown = repr(self.targets) if isinstance(self.targets, (str, int)) else "one each"
         drawn = isinstance(self.targets, str) and self.targets == "random"
-        return f"Targeted({shown}{f', seed={self.seed}' if drawn else ''})"
+        more = {**({"seed": self.seed} if drawn else {}), **({"k": self.k} if self.ranks else {})}
+        return f"Targeted({', '.join([shown, *(f'{name}={value}' for name, value in more.items())])})"
 
     @property
     def words(self) -> str:
         """See :class:`Criterion`."""
+        where = f"among the top {self.k}" if self.ranks else "predicted"
         if isinstance(self.targets, int):
-            return f"class {self.targets} is predicted"
+            return f"class {self.targets} is {where}"
         rule = {"next": "the next class", "random": "a random class", "likeliest": "the likeliest other class"}
         which = f" ({rule[self.targets]})" if isinstance(self.targets, str) else ""
-        return f"the sample's target{which} is predicted"
+        return f"the sample's target{which} is {where}"
 
     def goals(self, labels: Tensor, *, logits: Tensor, ids: Sequence[int]) -> Tensor:
         """Return the targets, see :meth:`Criterion.goals`."""
         classes = logits.shape[1]
+        _check_k(self, self.k, classes=classes)
         rule = self.targets if isinstance(self.targets, str) else ""
         if rule == "next":
             return (labels + 1) % classes
@@ -177,7 +193,7 @@ class Targeted(Criterion):
             drawn = [1 + derive_seed(self.seed, one, "targets") % (classes - 1) for one in ids]
             return (labels + torch.tensor(drawn, device=labels.device)) % classes
         if rule == "likeliest":
-            return _others(logits, labels).argmax(1)
+            return _others(logits, labels).topk(self.k, 1).indices[:, -1]
         given = torch.full_like(labels, self.targets) if isinstance(self.targets, int) else self.targets
         found = check_labels("targets", given, samples=len(labels), classes=classes).to(labels.device)
         own = (found == labels).nonzero().flatten().tolist()
@@ -191,11 +207,13 @@ class Targeted(Criterion):
 
     def adversarial(self, logits: Tensor, goals: Tensor) -> Tensor:
         """See :meth:`Criterion.adversarial`."""
+        if self.ranks:
+            return (logits > _chosen(logits, goals)[:, None]).sum(1) < self.k
         return logits.argmax(1) == goals
 
     def margin(self, logits: Tensor, goals: Tensor) -> Tensor:
-        """``z_t - max_{i != t} z_i`` for goals t."""
-        return _chosen(logits, goals) - _others(logits, goals).max(1).values
+        """``z_t`` less the ``k``-th largest other logit, for goals t."""
+        return _chosen(logits, goals) - _others(logits, goals).topk(self.k, 1).values[:, -1]
 
 
 @teaching
@@ -233,6 +251,11 @@ AIMED = Targeted()
 """The criterion of goals to aim at, wherever they are from."""
 
 
+def aimed(criterion: Criterion) -> Criterion:
+    """Return the criterion of an attack that is given goals to aim at, on a target of this criterion."""
+    return criterion if criterion.aims else AIMED
+
+
 def check_criterion(criterion: object) -> Criterion:
     """Return a criterion; that of None is misclassification. InvalidArgumentError for anything else."""
     if criterion is None:
@@ -244,6 +267,12 @@ def check_criterion(criterion: object) -> Criterion:
             "robust_ext.TopK(5), robust_ext.Targeted('next') or robust_ext.MultiLabel(); None is misclassification",
         )
     return criterion
+
+
+def _check_k(criterion: Criterion, k: int, *, classes: int) -> None:
+    if k >= classes:
+        expected = f"k below the number of classes, {classes}: all are among the top k"
+        raise InvalidArgumentError("criterion", repr(criterion), expected)
 
 
 def _chosen(logits: Tensor, classes: Tensor) -> Tensor:

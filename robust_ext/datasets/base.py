@@ -1,4 +1,4 @@
-"""Labelled images in memory or in a memory map, and the files that they come from."""
+"""Labelled images or tables in memory or in a memory map, and the files that they come from."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from robust_ext.core.validation import check_bounds, check_choice, check_integer
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Dataset:
-    """Labelled images.
+    """Labelled images, or the rows of a table.
 
     Args:
         name: What reports call it.
-        images: ``(N, C, H, W)``, uint8 of 0..255 or float32 of 0..1; kept as they are (a memory map stays one) and
-            read-only from here.
+        images: ``(N, C, H, W)``, uint8 of 0..255 or float32 of 0..1; or a table ``(N, D)``, float32 in units of its
+            own. Kept as they are (a memory map stays one) and read-only from here.
         labels: Integers ``(N,)`` of at least 0 and below the number of classes; kept as int64. Of data with several
             labels a sample, zeros and ones ``(N, L)``.
         class_names: One name a class, in the order of the labels or of their columns.
@@ -85,12 +85,12 @@ class Dataset:
 
         Args:
             indices: Positions, each at least 0 and below ``len(self)``; may repeat.
-            bounds: Input values that stand for black and for white.
+            bounds: Input values that stand for black and for white; a table is taken as it is.
             size: Height and width that images are resized to, bilinear with antialiasing; theirs when left out.
 
         Returns:
-            Inputs ``(len(indices), C, H, W)`` float32 in ``bounds`` and labels ``(len(indices),)`` or
-            ``(len(indices), L)`` int64, both new and on the CPU.
+            Inputs ``(len(indices), C, H, W)`` float32 in ``bounds``, or ``(len(indices), D)``, and labels
+            ``(len(indices),)`` or ``(len(indices), L)`` int64, both new and on the CPU.
 
         Raises:
             InvalidArgumentError: An index or the bounds are not acceptable.
@@ -102,7 +102,7 @@ class Dataset:
             inputs /= 255
         if size is not None:
             inputs = functional.interpolate(inputs, size, mode="bilinear", antialias=True).clamp_(0, 1)
-        if (low, high) != (0.0, 1.0):
+        if inputs.dim() == 4 and (low, high) != (0.0, 1.0):
             # The nearest float32 of a bound may lie beyond it, and so may a rounded product: clamp to the last inside.
             lowest, highest = np.float32(low), np.float32(high)
             lowest = np.nextafter(lowest, np.float32(np.inf)) if float(lowest) < low else lowest
@@ -164,13 +164,18 @@ def _check_images(images: object) -> NDArray[np.uint8] | NDArray[np.float32]:
         raise InvalidArgumentError("images", type(images).__name__, "a numpy array of shape (N, C, H, W)")
     if images.dtype not in (np.uint8, np.float32):
         raise InvalidArgumentError("images", f"dtype {images.dtype}", "uint8 (0..255) or float32 (0..1)")
-    if images.ndim != 4 or 0 in images.shape[1:]:
-        raise InvalidArgumentError("images", f"shape {images.shape}", "shape (N, C, H, W), only N may be 0")
+    if images.ndim not in (2, 4) or 0 in images.shape[1:]:
+        expected = "shape (N, C, H, W), or (N, D) of a table, only N may be 0"
+        raise InvalidArgumentError("images", f"shape {images.shape}", expected)
+    if images.ndim == 2 and images.dtype != np.float32:
+        raise InvalidArgumentError("images", f"a table of dtype {images.dtype}", "float32")
     if images.dtype == np.float32 and images.size:
         # NaN passes through min and max, and no comparison with it holds.
         with np.errstate(invalid="ignore"):
             low, high = float(images.min()), float(images.max())
-        if not (low >= 0 and high <= 1):
+        if images.ndim == 2 and not np.isfinite([low, high]).all():
+            raise InvalidArgumentError("images", "a table with NaN or infinity", "finite values")
+        if images.ndim == 4 and not (low >= 0 and high <= 1):
             expected = "finite values in [0, 1]: divide pixels of 0..255 by 255"
             raise InvalidArgumentError("images", f"values in [{low:g}, {high:g}]", expected)
     return images

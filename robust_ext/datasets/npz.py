@@ -1,4 +1,4 @@
-"""Arrays of images and labels in one ``.npz`` file."""
+"""Arrays of images, or a table, and labels in one ``.npz`` file."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ _FIX = "correct the arrays and save them again with numpy.savez"
 
 
 def load_npz(path: Path, split: str) -> Dataset:
-    """Images and labels of one file.
+    """Images, or the rows of a table, and labels of one file.
 
     The arrays are ``x_test`` and ``y_test`` (``x_train`` and ``y_train`` for the other split), or, for a file without
     splits, ``images`` and ``labels`` or ``x`` and ``y``, which are used for any split. Images are ``(N, H, W)``,
-    ``(N, C, H, W)`` or ``(N, H, W, C)`` with C of 1, 3 or 4; uint8, or floats in [0, 1], which become float32.
+    ``(N, C, H, W)`` or ``(N, H, W, C)`` with C of 1, 3 or 4; uint8, or floats in [0, 1], which become float32. A table
+    is ``(N, D)``, floats in any units.
     Labels are integers ``(N,)`` or ``(N, 1)``. ``class_names`` is optional; without it there are as many classes as
     the highest label needs. Object arrays, which would be pickles, are refused.
     """
@@ -91,7 +92,10 @@ def wrong_size(archive: NpzFile) -> str:
 
 
 def _pixels(path: Path, images: NDArray[Any]) -> NDArray[Any]:
-    """The images as ``(N, C, H, W)``, uint8 or float32."""
+    """The images as ``(N, C, H, W)``, uint8 or float32, or a table ``(N, D)``, float32."""
+    if images.ndim == 2 and images.dtype.kind != "f":
+        then = "convert it (table.astype(numpy.float32)), and save it again with numpy.savez"
+        raise unusable(path, f"a table of dtype {images.dtype}", "floats", then)
     if images.dtype != np.uint8:
         if images.dtype.kind != "f":
             then = "convert pixels of 0..255 to uint8, and save them again with numpy.savez"
@@ -99,11 +103,13 @@ def _pixels(path: Path, images: NDArray[Any]) -> NDArray[Any]:
         # What overflows becomes infinite, and is refused as such.
         with np.errstate(over="ignore", invalid="ignore"):
             images = images.astype(np.float32, copy=False)
+    if images.ndim == 2:
+        return images
     if images.ndim == 3:
         return images[:, None]
     first, last = (images.ndim == 4 and images.shape[axis] in (1, 3, 4) for axis in (1, -1))
     if first == last:
-        expected = "shape (N, H, W), (N, C, H, W) or (N, H, W, C) with 1, 3 or 4 channels C at one end only"
+        expected = "shape (N, D), (N, H, W), (N, C, H, W) or (N, H, W, C) with 1, 3 or 4 channels C at one end only"
         then = (
             "transpose the images to (N, C, H, W), so that only one end can be the channels, or pass them from Python "
             "as robust_ext.datasets.Dataset, which takes (N, C, H, W) with any sizes"

@@ -61,8 +61,9 @@ class EvaluationInputs:
 
     @cached_property
     def correct(self) -> NDArray[np.bool_]:
-        """A mask of samples that are right to begin with, ``(N,)``."""
-        found: NDArray[np.bool_] = self.criterion.correct(self.logits, self.labels).cpu().numpy()
+        """A mask of samples that are right to begin with, and not adversarial as they are, ``(N,)``."""
+        right = self.criterion.correct(self.logits, self.labels)
+        found: NDArray[np.bool_] = (right & ~self.criterion.adversarial(self.logits, self.goals)).cpu().numpy()
         return found
 
     @cached_property

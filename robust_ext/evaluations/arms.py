@@ -265,8 +265,9 @@ def _check_pursuit(attack: Attack, criterion: Criterion) -> None:
     """Raise where an attack cannot be run for a criterion, warn where it searches for something else."""
     # The same for all attacks where they are given true labels and losses of them.
     if (criterion.aims or criterion.ranks) and not attack.pursues(criterion):
+        points = "points where the target is predicted" if criterion.aims else "misclassified points"
         warn(
-            f"{attack.name}: searches for misclassified points, and its candidates are judged by whether "
+            f"{attack.name}: searches for {points}, and its candidates are judged by whether "
             f"{criterion.words}; robust_ext:APGD searches for these"
         )
 

@@ -71,6 +71,7 @@ def run(folder, *more, data="classes", model="make", fails=False):
     [
         (("--top", "2"), lambda labels: TopK(2)),
         (("--targets", "next"), lambda labels: Targeted("next")),
+        (("--targets", "next", "--top", "2"), lambda labels: Targeted("next", k=2)),
         (("--targets", "targets.npy"), lambda labels: Targeted((labels + 2) % 5)),
     ],
     ids=lambda one: "-".join(one) if isinstance(one, tuple) else "",
@@ -115,7 +116,7 @@ def test_two_classes_by_one_output(folder, model):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--top", "2", "--targets", "next"), "--targets: got next, expected nothing beside --top"),
+        (("--top", "2", "--multi-label", "all"), "--multi-label: got all, expected nothing beside --top"),
         (("--targets", "nowhere"), "expected next, random, likeliest, a class number, or a .npy file of 30 integers"),
         (("--targets", "-1"), "expected next"),
         (("--multi-label", "a"), "expected all, or columns of the labels"),

@@ -102,6 +102,37 @@ def test_files_give_the_limits_of_entries(tmp_path):
     assert EntryOptions(levels=256).applied(plain) == ThreatModel(norm="linf", epsilon=0.25, levels=256)
 
 
+def test_a_table_in_its_own_units(tmp_path, monkeypatch):
+    """Years and an income, by a linear model: a row is robust where its score exceeds all that the budgets allow."""
+    monkeypatch.chdir(tmp_path)
+    weight, budgets = np.array([0.3, -0.0001]), np.array([5.0, 2000.0])
+    (tmp_path / "net.py").write_text(
+        "import torch\n\nmodel = torch.nn.Linear(2, 2).eval()\n"
+        f"model.weight.data = torch.tensor([[0.0, 0.0], {weight.tolist()}])\nmodel.bias.data *= 0\n"
+    )
+    table = np.random.default_rng(0).uniform([30, 60_000], [60, 200_000], (40, 2))
+    scores = table @ weight
+    np.savez("table.npz", x=table, y=(scores > 0).astype(int))
+    np.savez("limits.npz", epsilon=budgets, low=np.array([18.0, 0.0]), high=np.array([90.0, 500_000.0]))
+    words = ["--model", "net.py:model", "--data", "table.npz", "--samples", "40", "--order", "first", "--eps", "2000"]
+    words += [
+        "--entries",
+        "limits.npz",
+        "--attack",
+        "robust_ext:APGD(steps=10)",
+        "--bounds",
+        "0,500000",
+        "--out",
+        "run",
+    ]
+    done = CliRunner().invoke(app, ["robust-accuracy", *words, "--in-process"])
+    assert done.exit_code == 0, done.output
+    (worst,) = json.loads((tmp_path / "run" / "result.json").read_text())["worst_case"]
+    robust = np.abs(scores) > np.abs(weight) @ budgets
+    assert 0 < robust.sum() < 40
+    assert worst["robust"] == "".join("01"[one] for one in robust.astype(int))
+
+
 @pytest.mark.parametrize(
     ("arrays", "words"),
     [

@@ -52,9 +52,18 @@ def test_channels_at_either_end(tmp_path, channels, last):
     np.testing.assert_array_equal(load(tmp_path, x=images[:, 0], y=LABELS).images, images[:, :1])
 
 
-@pytest.mark.parametrize(
-    "shape", [(4, 3, 6, 3), (4, 1, 4, 4), (4, 6, 6, 5), (4, 2, 6, 6), (4, 8), (4,), (4, 1, 3, 6, 5)]
-)
+def test_a_table_is_taken_as_it_is(tmp_path):
+    table = np.array([[18.0, -3e5], [90.0, 0.5], [0.0, 2.0]])
+    data = load(tmp_path, x=table, y=LABELS[:3])
+    inputs, labels = data.take([2, 0], bounds=(-1e6, 1e6))
+    np.testing.assert_array_equal(inputs, table[[2, 0]].astype(np.float32))
+    assert labels.tolist() == [1, 0]
+    for odd in (table.astype(int), table * np.nan):
+        with pytest.raises(DataError, match="a table"):
+            load(tmp_path, x=odd, y=LABELS[:3])
+
+
+@pytest.mark.parametrize("shape", [(4, 3, 6, 3), (4, 1, 4, 4), (4, 6, 6, 5), (4, 2, 6, 6), (4,), (4, 1, 3, 6, 5)])
 def test_ambiguous_channels(tmp_path, shape):
     with pytest.raises(DataError, match=r"toy\.npz: got images of shape .*transpose .*Dataset"):
         load(tmp_path, x=np.zeros(shape, np.uint8), y=LABELS)

@@ -83,6 +83,17 @@ def exact_top_2(norm):
     )
 
 
+def exact_targeted_top_2(norm):
+    """Here the target is the third class, which has to come above two of the three others."""
+    rows = zip(Z.double().numpy(), Z.argsort(1)[:, 1].tolist(), strict=True)
+    return np.array(
+        [
+            min(nearest(z, [(t, a), (t, b)], norm) for a, b in itertools.combinations({*range(4)} - {t}, 2))
+            for z, t in rows
+        ]
+    )
+
+
 def exact_labels(norm, chosen=(0, 1, 2, 3)):
     """The nearest of the hyperplanes of the labels."""
     dual = np.linalg.norm(W, 1 if norm == "linf" else 2, axis=1)
@@ -92,6 +103,7 @@ def exact_labels(norm, chosen=(0, 1, 2, 3)):
 CASES = {
     "targeted": (Targeted("next"), Y, exact_targeted),
     "top 2": (TopK(2), Y, exact_top_2),
+    "targeted top 2": (Targeted("likeliest", k=2), Y, exact_targeted_top_2),
     "labels": (MultiLabel(), (Z > 0).long(), exact_labels),
     "two labels": (MultiLabel((1, 3)), (Z > 0).long(), lambda norm: exact_labels(norm, (1, 3))),
 }
@@ -115,7 +127,7 @@ def test_boundary_search_finds_the_nearest_point(case, norm):
     assert (found <= exact * 1.1).all()
 
 
-@pytest.mark.parametrize("case", ["targeted", "top 2"])
+@pytest.mark.parametrize("case", ["targeted", "top 2", "targeted top 2"])
 def test_carlini_wagner_finds_the_nearest_point(case):
     # Made for bounds as wide as an image's: its steps are in their units.
     exact, found = CASES[case][2]("linf"), smallest(case, "linf", CarliniWagnerLinf(steps=300))
@@ -160,14 +172,18 @@ def test_a_tiny_network_by_brute_force():
     wanted = {
         TopK(2): (order[:, :, 2] == y.numpy()[:, None]).any(1),
         Targeted("next"): (order[:, :, 0] == ((y + 1) % 3).numpy()[:, None]).any(1),
+        Targeted("next", k=2): (order[:, :, :2] == ((y + 1) % 3).numpy()[:, None, None]).any((1, 2)),
     }
+    last = network(x).argmin(1).numpy() == ((y + 1) % 3).numpy()
     model = ThreatModel(norm="linf", epsilon=epsilon)
     for criterion, there in wanted.items():
         result = robust_accuracy(network, APGD(steps=50, loss="margin"), x, y, model, criterion=criterion)
         robust = np.array([one == "1" for one in result.content["worst_case"][0]["robust"]])
-        right = np.ones(20, dtype=bool) if criterion.aims else criterion.correct(network(x), y).numpy()
+        # Of three classes, the last alone is not among the top 2 yet.
+        right = last if criterion.aims and criterion.ranks else np.ones(20, dtype=bool)
+        assert result.content["clean_accuracy"] == right.mean()
         # What the grid holds is found, up to points that only just are there.
-        assert (~robust & right & there).sum() >= there.sum() - 1
+        assert (~robust & right & there).sum() >= (right & there).sum() - 1
         assert (robust | ~right | there).sum() >= 19
 
 
@@ -191,13 +207,14 @@ def test_attacks_of_libraries_aim(host):
 
 
 @pytest.mark.parametrize("host", HOSTS)
-def test_attacks_of_libraries_run_for_misclassification_and_say_so(host):
+@pytest.mark.parametrize("criterion", [TopK(2), Targeted("likeliest", k=2)], ids=repr)
+def test_attacks_of_libraries_run_for_one_class_and_say_so(host, criterion):
     pytest.importorskip({"adv_lib": "adv_lib"}.get(host, host))
     model = ThreatModel(norm="linf", epsilon=0.4)
-    with pytest.warns(RobustExtWarning, match="searches for misclassified points"):
-        result = robust_accuracy(NETWORK, HOSTS[host], INPUTS, LABELS, model, criterion=TopK(2))
-    assert "not among the top 2" in result.content["warnings"][0]
-    own = robust_accuracy(NETWORK, APGD(), INPUTS, LABELS, model, criterion=TopK(2))
+    with pytest.warns(RobustExtWarning, match="searches for"):
+        result = robust_accuracy(NETWORK, HOSTS[host], INPUTS, LABELS, model, criterion=criterion)
+    assert criterion.words in result.content["warnings"][0]
+    own = robust_accuracy(NETWORK, APGD(), INPUTS, LABELS, model, criterion=criterion)
     assert not own.content["warnings"]
     assert own.robust_accuracy(0.4) <= result.robust_accuracy(0.4)
 
@@ -219,6 +236,7 @@ def test_functions_that_take_targets():
     [
         ("robust_ext:RayS()", "linf", Targeted(), "RayS.*cannot aim at a class; choose robust_ext:APGD"),
         ("robust_ext:LinearRegion()", "l2", TopK(2), "LinearRegion.*not among the top 2; choose robust_ext:APGD"),
+        ("robust_ext:LinearRegion()", "l2", Targeted(k=2), "LinearRegion.*among the top 2; choose robust_ext:APGD"),
         ("robust_ext:ObjectivePGD(objective='kl')", "linf", Targeted(), "looks at no labels"),
         ("foolbox:LinfDeepFoolAttack()", "linf", TopK(2), "ends at the nearest misclassified point"),
         ("foolbox:LinfFastGradientAttack()", "linf", Targeted(), "cannot aim"),

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from robust_ext.attacks._common.rows import NO_GRADIENTS, gradient_of, hits, over_rows, project, query
-from robust_ext.core.criteria import AIMED
+from robust_ext.core.criteria import aimed
 from robust_ext.core.errors import AttackError
 from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
@@ -33,7 +33,8 @@ def repair(
     Rows whose repair fails come back as they were, so that the judge, who rounds them too, tells what became of them.
     Every query is the whole batch in order.
     """
-    rounded, goal = threat_model.snap(points, inputs), AIMED if targeted else target.criterion
+    rounded, goal = threat_model.snap(points, inputs), target.criterion
+    goal = aimed(goal) if targeted else goal
     solved = hits(query(target, rounded), labels, goal)
     undone = ~solved
     if bool(undone.any()):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from robust_ext.attacks._common.rows import over_rows
-from robust_ext.core.criteria import AIMED
+from robust_ext.core.criteria import aimed
 from robust_ext.core.errors import AttackError
 from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
@@ -62,7 +62,7 @@ class BoundaryOracle:
         self.spend(sample_index, 1)
         with torch.no_grad():
             logits = self.target.module(points)
-        goal = AIMED if self.targeted else self.target.criterion
+        goal = aimed(self.target.criterion) if self.targeted else self.target.criterion
         hit = goal.adversarial(logits, self.labels[sample_index])
         if beyond_rounding:
             hit = _certain(self.margins(logits, sample_index)[0], logits)
