@@ -99,13 +99,14 @@ def evaluate(name, out, *, stop_at=0):
     return EVALUATIONS[name](out, {"step": robust_ext.as_attack(step, name="step"), "still": lambda model, x, y: x})
 
 
+def timeless(part):
+    """What a part of a result holds beside times."""
+    if isinstance(part, dict):
+        return {key: timeless(value) for key, value in part.items() if key not in ("seconds", "time", "cost")}
+    return [timeless(value) for value in part] if isinstance(part, (list, tuple)) else part
+
+
 def essence(result):
     """What a result holds beside times."""
-
-    def timeless(part):
-        if isinstance(part, dict):
-            return {key: timeless(value) for key, value in part.items() if key not in ("seconds", "time", "cost")}
-        return [timeless(value) for value in part] if isinstance(part, (list, tuple)) else part
-
     examples = [(one.attack, one.sample, one.outcome, one.candidate.tolist()) for one in result.examples]
     return json.dumps(timeless(result.to_dict())), examples

@@ -10,7 +10,6 @@ from torch import nn
 
 from robust_ext import (
     AttackRefusedError,
-    InvalidArgumentError,
     MultiLabel,
     RobustExtWarning,
     RunFolderError,
@@ -29,20 +28,14 @@ from robust_ext.attacks.rays import RayS
 from robust_ext.attacks.square import Square
 from tests.evaluations.small import INPUTS, LABELS, LINF, NETWORK
 
+# Bounds that no nearest point reaches.
 WIDE = (-20.0, 21.0)
-"""Bounds that no nearest point reaches."""
 
 
-def linear_model():
-    draw = torch.Generator().manual_seed(5)
-    network = nn.Sequential(nn.Flatten(), nn.Linear(9, 4)).eval()
-    with torch.no_grad():
-        network[1].weight.copy_(torch.randn(4, 9, generator=draw))
-        network[1].bias.copy_(torch.randn(4, generator=draw) / 4)
-    return network.requires_grad_(False)
-
-
-LINEAR = linear_model()
+DRAW = torch.Generator().manual_seed(5)
+LINEAR = nn.Sequential(nn.Flatten(), nn.Linear(9, 4)).eval().requires_grad_(False)
+LINEAR[1].weight.copy_(torch.randn(4, 9, generator=DRAW))
+LINEAR[1].bias.copy_(torch.randn(4, generator=DRAW) / 4)
 X = torch.rand(12, 1, 3, 3, generator=torch.Generator().manual_seed(6))
 Z = LINEAR(X)
 Y = Z.argmax(1)
@@ -130,7 +123,7 @@ def test_boundary_search_finds_the_nearest_point(case, norm):
 @pytest.mark.parametrize("case", ["targeted", "top 2", "targeted top 2"])
 def test_carlini_wagner_finds_the_nearest_point(case):
     # Made for bounds as wide as an image's: its steps are in their units.
-    exact, found = CASES[case][2]("linf"), smallest(case, "linf", CarliniWagnerLinf(steps=300))
+    exact, found = CASES[case][2]("linf"), smallest(case, "linf", CarliniWagnerLinf(steps=150))
     assert (found >= exact * (1 - 1e-4)).all()
     assert np.median(found / exact) < 1.35
 
@@ -196,56 +189,35 @@ HOSTS = {
 
 
 @pytest.mark.parametrize("host", HOSTS)
-def test_attacks_of_libraries_aim(host):
-    pytest.importorskip({"adv_lib": "adv_lib"}.get(host, host))
+def test_attacks_of_libraries_aim_or_say_that_they_search_for_misclassification(host):
+    pytest.importorskip(host)
     model = ThreatModel(norm="linf", epsilon=0.4)
     for targets in ((LABELS + 1) % 3, (LABELS + 2) % 3):
         aimed = robust_accuracy(NETWORK, HOSTS[host], INPUTS, LABELS, model, criterion=Targeted(targets))
         # A targeted point is misclassified too; untargeted runs end in one of the two classes for each sample.
         assert aimed.robust_accuracy(0.4) < 0.7
         assert not aimed.content["warnings"]
-
-
-@pytest.mark.parametrize("host", HOSTS)
-@pytest.mark.parametrize("criterion", [TopK(2), Targeted("likeliest", k=2)], ids=repr)
-def test_attacks_of_libraries_run_for_one_class_and_say_so(host, criterion):
-    pytest.importorskip({"adv_lib": "adv_lib"}.get(host, host))
-    model = ThreatModel(norm="linf", epsilon=0.4)
-    with pytest.warns(RobustExtWarning, match="searches for"):
-        result = robust_accuracy(NETWORK, HOSTS[host], INPUTS, LABELS, model, criterion=criterion)
-    assert criterion.words in result.content["warnings"][0]
-    own = robust_accuracy(NETWORK, APGD(), INPUTS, LABELS, model, criterion=criterion)
-    assert not own.content["warnings"]
-    assert own.robust_accuracy(0.4) <= result.robust_accuracy(0.4)
-
-
-def test_functions_that_take_targets():
-    def step(model, x, y, epsilon, targeted):
-        x = x.clone().requires_grad_()
-        (gradient,) = torch.autograd.grad(nn.functional.cross_entropy(model(x), y), x)
-        return (x + (-1 if targeted else 1) * epsilon * gradient.sign()).clamp(0, 1).detach()
-
-    aimed = robust_accuracy(NETWORK, step, INPUTS, LABELS, LINF, criterion=Targeted("likeliest"))
-    assert aimed.robust_accuracy(0.1) < 1
-    with pytest.raises(AttackRefusedError, match="cannot aim at a class; choose another, such as robust_ext:APGD"):
-        robust_accuracy(NETWORK, lambda model, x, y: x, INPUTS, LABELS, LINF, criterion=Targeted("next"))
+    for criterion in (TopK(2), Targeted("likeliest", k=2)):
+        with pytest.warns(RobustExtWarning, match="searches for"):
+            result = robust_accuracy(NETWORK, HOSTS[host], INPUTS, LABELS, model, criterion=criterion)
+        assert criterion.words in result.content["warnings"][0]
+        own = robust_accuracy(NETWORK, APGD(), INPUTS, LABELS, model, criterion=criterion)
+        assert not own.content["warnings"]
+        assert own.robust_accuracy(0.4) <= result.robust_accuracy(0.4)
 
 
 @pytest.mark.parametrize(
-    ("attack", "norm", "criterion", "message"),
+    ("attack", "criterion"),
     [
-        ("robust_ext:RayS()", "linf", Targeted(), "RayS.*cannot aim at a class; choose robust_ext:APGD"),
-        ("robust_ext:LinearRegion()", "l2", TopK(2), "LinearRegion.*not among the top 2; choose robust_ext:APGD"),
-        ("robust_ext:LinearRegion()", "l2", Targeted(k=2), "LinearRegion.*among the top 2; choose robust_ext:APGD"),
-        ("robust_ext:ObjectivePGD(objective='kl')", "linf", Targeted(), "looks at no labels"),
-        ("foolbox:LinfDeepFoolAttack()", "linf", TopK(2), "ends at the nearest misclassified point"),
-        ("foolbox:LinfFastGradientAttack()", "linf", Targeted(), "cannot aim"),
-        ("foolbox:HopSkipJumpAttack()", "l2", Targeted(), "cannot aim"),
+        ("robust_ext:RayS()", Targeted()),
+        ("robust_ext:ObjectivePGD(objective='kl')", Targeted()),
+        ("foolbox:LinfDeepFoolAttack()", TopK(2)),
+        (lambda model, x, y: x, Targeted("next")),
     ],
 )
-def test_attacks_that_cannot_are_refused_by_name(attack, norm, criterion, message):
-    with pytest.raises(AttackRefusedError, match=message):
-        robust_accuracy(NETWORK, attack, INPUTS, LABELS, ThreatModel(norm=norm, epsilon=0.1), criterion=criterion)
+def test_attacks_that_cannot_are_refused(attack, criterion):
+    with pytest.raises(AttackRefusedError):
+        robust_accuracy(NETWORK, attack, INPUTS, LABELS, LINF, criterion=criterion)
 
 
 def test_a_run_folder_belongs_to_its_criterion(tmp_path):
@@ -255,37 +227,18 @@ def test_a_run_folder_belongs_to_its_criterion(tmp_path):
     first = run(Targeted((LABELS + 1) % 3))
     assert load_result(tmp_path).content["criterion"] == "the sample's target is predicted"
     assert run(Targeted((LABELS + 1) % 3)) == first
-    assert "Success of an attack here: the sample&#39;s target is predicted." in (tmp_path / "report.html").read_text()
     for other, what in ((Targeted((LABELS + 2) % 3), "other targets"), (TopK(2), "criterion"), (None, "criterion")):
         with pytest.raises(RunFolderError, match=what):
             run(other)
 
 
-def test_an_attack_in_its_own_process_knows_the_criterion():
-    options = {"criterion": Targeted("likeliest"), "epsilons": [0.05, 0.1]}
-    here = robust_accuracy(NETWORK, "robust_ext:APGD(steps=5)", INPUTS, LABELS, LINF, **options)
-    there = robust_accuracy(NETWORK, "robust_ext:APGD(steps=5)", INPUTS, LABELS, LINF, isolate=True, **options)
-    assert here.content["attacks"][0]["robust_accuracy"] == there.content["attacks"][0]["robust_accuracy"]
-
-
-@pytest.mark.parametrize("criterion", [TopK(2), Targeted("next")], ids=repr)
+@pytest.mark.parametrize("criterion", [TopK(2), Targeted("next"), MultiLabel()], ids=repr)
 def test_evaluate(criterion):
-    result = evaluate(NETWORK, INPUTS, LABELS, LINF, criterion=criterion, budget="quick", planted=0)
-    best = robust_accuracy(NETWORK, BoundarySearch(), INPUTS, LABELS, LINF, criterion=criterion)
+    labels = (NETWORK(INPUTS) > 0).long() if isinstance(criterion, MultiLabel) else LABELS
+    result = evaluate(NETWORK, INPUTS, labels, LINF, criterion=criterion, budget="quick", planted=0)
+    best = robust_accuracy(NETWORK, BoundarySearch(), INPUTS, labels, LINF, criterion=criterion)
     assert result.robust_accuracy <= best.robust_accuracy(0.1)
     assert result.content["criterion"] == criterion.words
-    assert f"A sample is broken where {criterion.words}." in str(result).replace("\n  ", " ")
-    for beside in ({"detector": lambda x: x.flatten(1).mean(1)}, {"defense": "hd"}):
-        with pytest.raises(InvalidArgumentError, match=r"criterion: got .*none with a defense, a random"):
-            evaluate(NETWORK, INPUTS, LABELS, LINF, criterion=criterion, **beside)
-
-
-def test_evaluate_of_several_labels():
-    labels = (NETWORK(INPUTS) > 0).long()
-    result = evaluate(NETWORK, INPUTS, labels, LINF, criterion=MultiLabel(), budget="quick")
-    assert result.content["clean_accuracy"] == 1
-    best = robust_accuracy(NETWORK, BoundarySearch(), INPUTS, labels, LINF, criterion=MultiLabel())
-    assert result.robust_accuracy <= best.robust_accuracy(0.1)
 
 
 def test_mead_counts_by_the_criterion():

@@ -12,7 +12,6 @@ from robust_ext import ThreatModel, diagnose, evaluate_defense, mead, robust_acc
 from robust_ext.evaluations.adaptive.settings import AdaptiveSettings
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 from robust_ext.evaluations.diagnosis.settings import DiagnosisSettings
-from robust_ext.evaluations.mead import load_suite
 from robust_ext.evaluations.mead.settings import MeadSettings
 from robust_ext.evaluations.result import EvaluationResult
 from robust_ext.evaluations.robust_accuracy.settings import RobustAccuracySettings
@@ -82,15 +81,6 @@ def test_the_columns_of_results():
         (line,) = re.findall(rf"^\| `{cls.__name__}` \|[^|]*\|(.*)\|$", page, re.MULTILINE)
         assert re.findall(r"`(\w+)`", line) == list(cls.columns)
         assert {*cls.keys, *cls.shown, cls.value} <= {*cls.columns}
-
-
-def test_the_suite_can_be_loaded(tmp_path):
-    (text,) = re.findall(r"```toml\n(.*?)```", (DOCS / "mead.md").read_text(encoding="utf-8"), re.DOTALL)
-    file = tmp_path / "mine.toml"
-    file.write_text(text)
-    arms = load_suite(str(file))
-    assert len(arms) == 17
-    assert {arm.group for arm in arms} == {"linf 0.03", "linf 0.1", "DeepFool"}
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from robust_ext.cli import app as cli
+from tests.evaluations.small import timeless
 from tests.run_folders import records_of
 
 pytestmark = [
@@ -107,12 +108,6 @@ def finish(process):
 
 def essence(out):
     """All records of a run, and its result without times."""
-
-    def timeless(part):
-        if isinstance(part, dict):
-            return {key: timeless(value) for key, value in part.items() if key not in ("seconds", "time", "cost")}
-        return [timeless(value) for value in part] if isinstance(part, list) else part
-
     return records_of(out), timeless(json.loads((out / "result.json").read_text()))
 
 
@@ -171,7 +166,7 @@ def survive(files, out, command, *, kills, victims, seed, extra=()):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", ["robust-accuracy", "evaluate", "mead"])
+@pytest.mark.parametrize("command", ["robust-accuracy", "mead"])
 def test_a_few_kills(files, tmp_path, command):
     """Of those that are done soonest."""
     survive(files, tmp_path / "run", command, kills=2, victims=["command"], seed=0, extra=["--in-process"])
@@ -180,7 +175,7 @@ def test_a_few_kills(files, tmp_path, command):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("command", COMMANDS)
 def test_kills_at_arms_length(files, tmp_path, command):
-    survive(files, tmp_path / "run", command, kills=4, victims=["command", "worker"], seed=1)
+    survive(files, tmp_path / "run", command, kills=2, victims=["command", "worker"], seed=1)
 
 
 @pytest.mark.slow

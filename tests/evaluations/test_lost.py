@@ -10,14 +10,10 @@ from robust_ext import ThreatModel, binarization_test, evaluate_defense, mead, r
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
 from robust_ext.engine.task import run_task
-from robust_ext.evaluations.caveats import attack_warnings
 
 THREAT = ThreatModel(norm="linf", epsilon=0.2)
 APGD = "robust_ext:APGD(steps=20)"
-WORDS = {
-    "ended": "the attack's process ended: exit status 0",
-    "timed_out": "the attack was stopped after 3 seconds",
-}
+WORDS = {"ended": "the attack's process ended: exit status 0", "timed_out": "the attack was stopped after 3 seconds"}
 
 
 @pytest.fixture(scope="module")
@@ -49,13 +45,6 @@ def lost(request, monkeypatch):
     return request.param
 
 
-def shown_in(result, *sentences):
-    text, page = " ".join(str(result).split()), result.to_html().replace("&#39;", "'")
-    for sentence in sentences:
-        assert sentence in text
-        assert sentence in page
-
-
 def test_robust_accuracy_is_an_upper_bound(subject, lost):
     network, inputs, labels = subject
     result = robust_accuracy(network, {"APGD": APGD}, inputs, labels, THREAT, batch_size=10)
@@ -63,10 +52,8 @@ def test_robust_accuracy_is_an_upper_bound(subject, lost):
     found = result.attacks["APGD"]["outcomes"]
     assert (found[lost], row["not_attacked"], row["non_finite"]) == (20, 20, 0)
     assert row["robust_accuracy"] == 1 - found["found"] / 40 >= 0.5
-    warning = f"APGD: 20 of 40 samples: {WORDS[lost]}. These samples were not attacked, and count as not broken"
-    assert result.content["warnings"][0].startswith(warning)
-    percent = f"≤ {100 * row['robust_accuracy']:.1f}"
-    shown_in(result, warning, f"{percent} per cent; 20 of 40 count as robust though an attack on them ended")
+    assert result.content["warnings"][0].startswith(f"APGD: 20 of 40 samples: {WORDS[lost]}.")
+    assert f"≤ {100 * row['robust_accuracy']:.1f}" in str(result)
 
 
 def test_what_another_attack_breaks_is_broken(subject, lost):
@@ -86,9 +73,6 @@ def test_mead_counts_no_success_and_marks_what_it_states(subject, lost):
     (arm,), (row,) = result.content["arms"], result.detectors["spread"]["results"]
     assert (arm["outcomes"][lost], row["not_attacked"]) == (20, 20)
     assert arm["successes"] == arm["outcomes"]["found"] == row["positives"] <= 20
-    shown_in(result, "Samples that not every arm attacked, so that numbers are upper bounds: linf 0.2, 20 of 40.")
-    shown_in(result, f"20 of 40 samples: {WORDS[lost]}.")
-    assert f"≤ {100 * row['auroc']:.1f}" in str(result)
 
 
 def test_test_time_defenses_stand_as_they_are(subject, lost):
@@ -98,7 +82,6 @@ def test_test_time_defenses_stand_as_they_are(subject, lost):
         worst, (attack,) = result.content[side]["worst_case"], result.content[side]["attacks"]
         assert attack["outcomes"][lost] == worst["not_attacked"] == attack["not_attacked"] == 20
         assert worst["robust_accuracy"] >= 0.5
-    shown_in(result, f"20 of 40 samples: {WORDS[lost]}.", "Worst case of the defense: ≤")
 
 
 def test_the_binarization_test_says_what_was_not_attacked(subject, lost):
@@ -108,23 +91,4 @@ def test_the_binarization_test_says_what_was_not_attacked(subject, lost):
     attack = result.attacks["APGD"]
     assert attack["outcomes"][lost] == attack["samples"] - attack["outcomes"]["found"] == 20
     assert result.verdict == "failed"
-    reason = f"20 of 40 problems: {WORDS[lost]}; these were not attacked, and count as not found."
-    assert reason in attack["reason"]
-    shown_in(result, reason, f"Warning: APGD: 20 of 40 samples: {WORDS[lost]}."[9:])
-    assert {"ended": "Ended", "timed_out": "Timed out"}[lost] in result.to_html()
-
-
-def test_warnings_name_the_attacks_with_most_and_give_each_reason_once():
-    def records(found, broken, lost, error):
-        rest = [{"outcome": "ended", "error": error}] * lost
-        return [{"outcome": "found"}] * found + [{"outcome": "non_finite_logits"}] * broken + rest
-
-    attacks = [(f"arm{n}", records(4 - n, n, 1, "exit status 0" if n else "killed")) for n in range(5)]
-    broken, first, others = attack_warnings(attacks, consequence=" at all")
-    assert broken.startswith(
-        "The model returned NaN or infinite logits at verified points, arm4: 4 of 5, arm3: 3 of 5, arm2: 2 of 5 and 1 "
-        "more; it divides by zero"
-    )
-    assert first == "arm0: 1 of 5 samples: killed. These samples were not attacked at all."
-    assert others.startswith("arm1: 1 of 5, arm2: 1 of 5, arm3: 1 of 5 and 1 more samples: exit status 0. These")
-    assert attack_warnings([("arm", records(3, 0, 0, ""))], consequence="") == []
+    assert f"20 of 40 problems: {WORDS[lost]}" in attack["reason"]

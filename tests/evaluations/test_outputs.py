@@ -1,16 +1,11 @@
 """Models that return anything but logits: taken by agreement with the labels, or refused by the name of their task."""
 
-from __future__ import annotations
-
 import warnings
-from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import robust_ext
 from robust_ext import ModelError, RobustExtError, RobustExtWarning, ThreatModel
@@ -22,7 +17,7 @@ LINF = ThreatModel(norm="linf", epsilon=0.05)
 ATTACK = "robust_ext:APGD(steps=5)"
 
 
-def network() -> nn.Sequential:
+def network():
     torch.manual_seed(0)
     made = nn.Sequential(nn.Flatten(), nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 3)).eval()
     with torch.no_grad():
@@ -39,31 +34,31 @@ BINARY = (Y == 1).long()
 class Returns(nn.Module):
     """A network whose features and logits go through a function."""
 
-    def __init__(self, function: Callable[[Tensor, Tensor], Any]) -> None:
+    def __init__(self, function):
         super().__init__()
         self.network, self.function = network(), function
         self.eval()
 
-    def forward(self, x: Tensor) -> Any:
+    def forward(self, x):
         features = self.network[:3](x)
         return self.function(self.network[3](features), features)
 
 
-def margin(z: Tensor) -> Tensor:
+def margin(z):
     """The logit of class 1 against the others."""
     return z[:, 1] - z[:, [0, 2]].amax(1)
 
 
-def prepared(model: object, labels: Any = Y) -> Any:
+def prepared(model, labels=Y):
     return prepare_inputs(model, X, labels, threat_model=LINF, sample_ids=None, batch_size=16)
 
 
-def flawed(z: Tensor) -> Tensor:
+def flawed(z):
     """Logits of a weaker head, right on about every second sample."""
     return torch.where((torch.arange(len(z)) % 2 == 0)[:, None], z, z.roll(1, 1))
 
 
-TAKEN: dict[str, tuple[Callable[[Tensor, Tensor], Any], Any]] = {
+TAKEN = {
     "features first": (lambda z, f: (f, z), Y),
     "features first, as many as classes": (lambda z, f: (f[:, :3], z), Y),
     "in a dict": (lambda z, f: {"embedding": f, "scores": z}, Y),
@@ -74,7 +69,7 @@ TAKEN: dict[str, tuple[Callable[[Tensor, Tensor], Any], Any]] = {
 
 
 @pytest.mark.parametrize("name", TAKEN)
-def test_of_several_outputs_the_one_that_the_labels_agree_with_is_taken_and_stated(name: str) -> None:
+def test_of_several_outputs_the_one_that_the_labels_agree_with_is_taken_and_stated(name):
     function, labels = TAKEN[name]
     with pytest.warns(RobustExtWarning, match="which the labels agree with"):
         given = prepared(Returns(function), labels)
@@ -82,7 +77,7 @@ def test_of_several_outputs_the_one_that_the_labels_agree_with_is_taken_and_stat
     assert any(isinstance(part, LogitsOf) for part in given.module.modules())
 
 
-TWO: dict[str, Callable[[Tensor, Tensor], Any]] = {
+TWO = {
     "a sigmoid": lambda z, f: margin(z).sigmoid(),
     "a column of it": lambda z, f: margin(z).sigmoid()[:, None],
     "half precision": lambda z, f: margin(z).half().sigmoid(),
@@ -93,7 +88,7 @@ TWO: dict[str, Callable[[Tensor, Tensor], Any]] = {
 
 
 @pytest.mark.parametrize("name", TWO)
-def test_one_output_is_a_model_of_two_classes(name: str) -> None:
+def test_one_output_is_a_model_of_two_classes(name):
     with pytest.warns(RobustExtWarning, match="TwoClass"):
         given = prepared(Returns(TWO[name]), BINARY)
     assert given.correct.mean() == 1
@@ -103,7 +98,7 @@ def test_one_output_is_a_model_of_two_classes(name: str) -> None:
         torch.testing.assert_close(given.logits, expected.detach(), rtol=1e-3, atol=1e-4)
 
 
-def test_a_sigmoid_that_rounds_to_0_or_1_has_finite_logits_and_gradients() -> None:
+def test_a_sigmoid_that_rounds_to_0_or_1_has_finite_logits_and_gradients():
     z = torch.tensor([[-200.0], [-80.0], [0.0], [16.0], [200.0]], requires_grad=True)
     logits = TwoClass(nn.Sequential(nn.Sigmoid()), probability=True)(z)
     (gradient,) = torch.autograd.grad((logits[:, 1] - logits[:, 0]).sum(), z)
@@ -112,7 +107,7 @@ def test_a_sigmoid_that_rounds_to_0_or_1_has_finite_logits_and_gradients() -> No
     assert logits.argmax(1)[[0, 1, 3, 4]].tolist() == [0, 0, 1, 1]
 
 
-def test_a_sigmoid_is_evaluated_like_the_two_logits_it_came_from() -> None:
+def test_a_sigmoid_is_evaluated_like_the_two_logits_it_came_from():
     explicit = Returns(lambda z, f: torch.stack([torch.zeros(len(z)), margin(z)], 1))
     found = []
     for model in (explicit, Returns(TWO["a column of it"])):
@@ -125,40 +120,21 @@ def test_a_sigmoid_is_evaluated_like_the_two_logits_it_came_from() -> None:
     assert found[0][1] >= 0.9
 
 
-@pytest.mark.parametrize("library", ["foolbox", "art"])
-def test_models_of_libraries_are_read_alike(library: str) -> None:
-    for function, labels in (TAKEN["features first"], TAKEN["in a dict"], (TWO["a sigmoid"], BINARY)):
-        network = Returns(function)
-        if library == "foolbox":
-            model: Any = pytest.importorskip("foolbox").PyTorchModel(network, bounds=(0, 1), device="cpu")
-        else:
-            model = pytest.importorskip("art.estimators.classification").PyTorchClassifier(
-                network, loss=nn.CrossEntropyLoss(), input_shape=(1, 4, 4), nb_classes=3, clip_values=(0.0, 1.0)
-            )
-        with pytest.warns(RobustExtWarning, match="is taken as the"):
-            assert prepared(model, labels).correct.mean() == 1
-
-
-REFUSED: dict[str, tuple[Callable[[Tensor, Tensor], Any], Any, str]] = {
+REFUSED = {
     "heads alike": (lambda z, f: (z, z * 2), Y, r"LogitsOf\(model, 0\) or"),
     "features alone in a tuple": (lambda z, f: (f[:, :3], f[:, 3:6]), Y, "labels do not tell"),
     "sigmoid for each class": (lambda z, f: z.sigmoid(), Y, "multi-label"),
-    "two sigmoids": (lambda z, f: z[:, :2].sigmoid(), BINARY, "multi-label"),
     "softmax": (lambda z, f: z.softmax(1), Y, "probabilities"),
     "multi-label targets": (lambda z, f: z, torch.stack([Y == 1, Y != 0, Y < 9], 1).float(), "multi-label"),
-    "multi-label as booleans": (lambda z, f: z, np.stack([Y == 1, Y != 0, Y < 9], 1), "multi-label"),
-    "regression of three": (lambda z, f: z, torch.rand(40, 3), "regression"),
     "regression of one": (lambda z, f: z[:, :1], torch.rand(40), "regression"),
     "counts": (lambda z, f: z[:, :1], Y * 7, "regression"),
     "soft labels": (lambda z, f: z, network()(X).softmax(1).detach(), r"labels.argmax\(1\)"),
     "segmentation": (lambda z, f: z[:, :, None, None].expand(-1, -1, 8, 8), Y, "segmentation"),
-    "torchvision's segmentation": (lambda z, f: {"out": z[:, :, None, None].expand(-1, -1, 8, 8)}, Y, "segmentation"),
     "a map of labels": (lambda z, f: z, torch.zeros(40, 8, 8, dtype=torch.int64), "segmentation"),
     "an image": (lambda z, f: f[:, :16].view(-1, 1, 4, 4), Y, "autoencoder"),
     "positions of one": (lambda z, f: z[:, :, None, None], Y, r"flatten\(1\)"),
     "language": (lambda z, f: SimpleNamespace(logits=z[:, None].expand(-1, 7, -1)), Y, "language model"),
     "detection": (lambda z, f: [{"boxes": f[:, :4], "scores": f[:, 0], "labels": Y} for _ in z], Y, "detection"),
-    "queries with boxes": (lambda z, f: {"logits": z[:, None], "pred_boxes": z[:, None]}, Y, "detection"),
     "embeddings": (lambda z, f: SimpleNamespace(last_hidden_state=f[:, None], pooler_output=f), Y, "embeddings"),
     "predicted classes": (lambda z, f: z.argmax(1), Y, "argmax"),
     "a loss": (lambda z, f: z.sum(), Y, "loss"),
@@ -166,7 +142,7 @@ REFUSED: dict[str, tuple[Callable[[Tensor, Tensor], Any], Any, str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_other_tasks_are_refused_by_name_by_the_diagnosis_too(name: str) -> None:
+def test_other_tasks_are_refused_by_name_by_the_diagnosis_too(name):
     function, labels, words = REFUSED[name]
     with pytest.raises(RobustExtError, match=words):
         prepared(Returns(function), labels)
@@ -175,42 +151,17 @@ def test_other_tasks_are_refused_by_name_by_the_diagnosis_too(name: str) -> None
             robust_ext.diagnose(Returns(function), ATTACK, X, labels, LINF)
 
 
-def test_without_labels_several_candidates_are_refused_and_named_and_with_them_tested() -> None:
+def test_without_labels_several_candidates_are_refused_and_named_and_with_them_tested():
     model, attack = Returns(TAKEN["features first"][0]), "robust_ext:APGD(steps=20)"
-    with pytest.raises(ModelError, match=r"LogitsOf\(model, 0\) or .*LogitsOf\(model, 1\)"):
+    with pytest.raises(ModelError, match="LogitsOf"):
         robust_ext.binarization_test(model, attack, X, LINF)
     with pytest.warns(RobustExtWarning, match="which the labels agree with"):
         result = robust_ext.binarization_test(model, attack, X[:16], LINF, labels=Y[:16], inner_points=50)
     named = robust_ext.binarization_test(LogitsOf(model, 1), attack, X[:16], LINF, inner_points=50)
     assert (result.verdict, result.score) == (named.verdict, named.score)
-    with pytest.raises(RobustExtError, match="regression"):
-        robust_ext.binarization_test(network(), attack, X, LINF, labels=torch.rand(40, 3))
 
 
-TOKENS: dict[str, Callable[[], Tensor]] = {
-    "ids": lambda: torch.randint(0, 1000, (40, 12)),
-    "ids in 32 bits": lambda: torch.randint(0, 1000, (40, 12), dtype=torch.int32),
-    "small ids": lambda: torch.randint(0, 200, (40, 12)),
-    "ids as floats": lambda: torch.randint(0, 1000, (40, 12)).float() / 1000,
-}
-
-
-@pytest.mark.parametrize("name", TOKENS)
-def test_token_ids_are_named(name: str) -> None:
-    model = nn.Sequential(nn.Embedding(1000, 4), nn.Flatten(), nn.Linear(48, 3)).eval()
-    with pytest.raises(RobustExtError, match="inputs_embeds"):
-        robust_ext.robust_accuracy(model, ATTACK, TOKENS[name](), Y, LINF)
-
-
-@pytest.mark.parametrize(
-    "inputs", [torch.zeros(40, 1, 4, 4, dtype=torch.uint8), torch.zeros(40, 16, dtype=torch.uint8)]
-)
-def test_pixels_are_told_from_token_ids(inputs: Tensor) -> None:
-    with pytest.raises(RobustExtError, match="divide pixels"):
-        robust_ext.robust_accuracy(network(), ATTACK, inputs, Y, LINF)
-
-
-SOUND: dict[str, Callable[[Tensor, Tensor], Any]] = {
+SOUND = {
     "logits": lambda z, f: z,
     "logits in [0, 1]": lambda z, f: (z / 100 + 0.5).clamp(0, 1),
     "a sigmoid inside": lambda z, f: z.sigmoid() * 5,
@@ -221,7 +172,7 @@ SOUND: dict[str, Callable[[Tensor, Tensor], Any]] = {
 
 
 @pytest.mark.parametrize("name", SOUND)
-def test_logits_are_taken_in_silence(name: str) -> None:
+def test_logits_are_taken_in_silence(name):
     model = Returns(SOUND[name])
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -12,7 +12,6 @@ from torch import nn
 
 import robust_ext
 from robust_ext import RobustExtWarning, ThreatModel
-from robust_ext.core.errors import warn
 from robust_ext.demo.network import digits_network
 from tests.evaluations.small import KINDS, call
 
@@ -97,25 +96,15 @@ def test_wherever_they_come_from(given, tmp_path):
     assert len(texts) == 1
 
 
-def test_outside_an_evaluation_and_where_one_fails():
-    assert issued_by(lambda: warn("a text"))[0] == ["a text"]
-
-    def fails():
-        with pytest.raises(robust_ext.AttackError):
-            accuracy(make(), lambda model, x, y: 1 / 0)
-
-    assert len(issued_by(fails)[0]) == 1
-
-
 def test_as_errors_they_end_the_call_when_its_files_are_written(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with pytest.raises(RobustExtWarning, match="taken as the logits"):
+        with pytest.raises(RobustExtWarning) as raised:
             accuracy(make(), lambda model, x, y: x, out=tmp_path)
-    assert "taken as the logits" in robust_ext.load_result(tmp_path).content["warnings"][0]
+    assert str(raised.value) == robust_ext.load_result(tmp_path).content["warnings"][0]
 
 
-@pytest.mark.parametrize("more", [[], ["--attack", "nowhere:attack"]])
+@pytest.mark.parametrize("more", [[], pytest.param(["--attack", "nowhere:attack"], marks=pytest.mark.exhaustive)])
 def test_the_command_line_shows_each_once(more):
     """With the result, or on stderr where there is none."""
     command = ["robust-accuracy", "--model", f"{__file__}:network", "--data", "digits", "--eps", "0.1", "--in-process"]

@@ -6,12 +6,9 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from torch import nn
-from typer.testing import CliRunner
 
 from robust_ext import ThreatModel, as_attack, evaluate_defense
 from robust_ext.attacks.base import Attack, AttackTraits
-from robust_ext.cli import app as cli
 from robust_ext.core.errors import AttackRefusedError, InvalidArgumentError, RunFolderError
 from robust_ext.datasets import load_dataset
 from robust_ext.defenses import HedgeDefense
@@ -21,9 +18,8 @@ from robust_ext.evaluations.adaptive import AdaptiveSettings, Step
 from robust_ext.evaluations.adaptive.content import _worst_case
 from robust_ext.evaluations.adaptive.findings import find_signs
 from robust_ext.models.adaptive import AdaptiveDefense
-from robust_ext.models.function_purifier import FunctionPurifier, WholeDefense
 from robust_ext.models.rows import Solution
-from robust_ext.registry.defense import as_defense
+from tests.evaluations.small import timeless
 from tests.evaluations.subjects import rounded
 
 THREAT = ThreatModel(norm="linf", epsilon=0.15)
@@ -79,10 +75,7 @@ def accuracy(result, part="defended"):
 
 
 def plain(content):
-    found = json.loads(json.dumps({key: value for key, value in content.items() if key not in ("time", "cost")}))
-    for attack in (*found["static"]["attacks"], *found["defended"]["attacks"]):
-        attack.pop("seconds")
-    return found
+    return timeless(json.loads(json.dumps(content)))
 
 
 def test_rounding_hides_from_gradients_and_from_nothing_else(subject):
@@ -204,82 +197,8 @@ def test_groups_keep_their_composition(subject):
     with pytest.raises(InvalidArgumentError, match="multiple of 4"):
         evaluate_defense(Centred(network), None, inputs[:6], labels[:6], THREAT, **SHORT)
     step = Step(name="other order", category="black-box", attack=Leaving(batching="any"), exposure="defense")
-    with pytest.raises(AttackRefusedError, match="other batches"):
+    with pytest.raises(AttackRefusedError):
         evaluate(subject, Centred, attacks=[step])
-
-
-@pytest.mark.parametrize(
-    "defense", [pytest.param(rounded, marks=pytest.mark.exhaustive), Noise()], ids=["rounded", "noise"]
-)
-def test_stopped_and_gone_on_with(subject, tmp_path, defense):
-    def run(attack, **keywords):
-        step = Step(name="mine", category="black-box", attack=attack, exposure="defense")
-        return evaluate(subject, defense, repeats=2, draws=2, attacks=[step], **keywords)
-
-    whole = run(Leaving(), out=tmp_path.with_name(f"{tmp_path.name}_whole"))
-    with pytest.raises(Exception, match="stopped"):
-        run(Leaving(raises=True), out=tmp_path)
-    rest = Leaving()
-    resumed = run(rest, out=tmp_path)
-    assert rest.calls.call_count == 1
-    assert plain(resumed.content) == plain(whole.content)
-    assert json.loads((tmp_path / "result.json").read_text())["kind"] == "test_time"
-    assert "data:image/svg" in (tmp_path / "report.html").read_text()
-
-
-def test_what_breaks_the_rules_is_no_attempt(subject):
-    """A candidate out of the ball is judged as the clean input."""
-    far = as_attack(lambda model, x, y: 1 - x)
-    step = Step(name="far", category="black-box", attack=far, exposure="static")
-    result = evaluate(subject, rounded, attacks=[step])
-    assert accuracy(result)["far"] == result.content["defended"]["clean_accuracy"]
-
-
-def test_whole_models_and_probabilities(subject):
-    network, inputs, _ = subject
-    whole = nn.Sequential(network, nn.Softmax(1)).eval()
-    assert any("probabilities" in warning for warning in evaluate(subject, whole).content["warnings"])
-    defense = as_defense(whole, network, inputs[:2])
-    assert isinstance(defense, WholeDefense)
-    torch.testing.assert_close(defense(inputs), network(inputs).softmax(1))
-
-
-def test_what_defenses_can_be_made_of(subject, tmp_path):
-    network, inputs, _ = subject
-    file = tmp_path / "mine.py"
-    file.write_text("def halve(x):\n    return x / 2\n\ndef make(classifier):\n    return halve\n")
-    for given in (f"{file}:halve", f"{file}:make"):
-        made = as_defense(given, network, inputs[:2])
-        assert isinstance(made, FunctionPurifier)
-        torch.testing.assert_close(made(inputs), network(inputs / 2))
-    assert isinstance(as_defense(Centred, network, inputs[:2]), Centred)
-    for wrong in (3, lambda x: x[:, :1, :2], f"{file}:missing"):
-        with pytest.raises(InvalidArgumentError, match="defense"):
-            as_defense(wrong, network, inputs[:2])
-
-
-def test_a_defense_of_another_classifier_is_refused(subject):
-    network, inputs, _ = subject
-    other, mine = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).eval(), Centred(network)
-    with pytest.raises(InvalidArgumentError, match="other logits"):
-        as_defense(Centred(other), network, inputs[:2])
-    assert as_defense(mine, network, inputs[:2]) is mine
-
-
-class NumpyNoise(Noise):
-    def __call__(self, x):
-        return x + torch.from_numpy(np.random.normal(size=x.shape)).to(x)
-
-
-@pytest.mark.parametrize("noise", [Noise(), NumpyNoise()], ids=["torch", "numpy"])
-def test_a_random_purifier_draws_by_its_seed(subject, noise):
-    network, inputs, _ = subject
-    defense = as_defense(noise, network, inputs[:2])
-    with defense.seeded(3):
-        first, second = defense(inputs), defense(inputs)
-    with defense.seeded(3):
-        assert torch.equal(first, defense(inputs))
-    assert not torch.equal(first, second)
 
 
 def test_signs_of_a_weak_evaluation():
@@ -296,12 +215,14 @@ def test_signs_of_a_weak_evaluation():
         return find_signs(content, {one["name"]: (100, 0) for one in content["defended"]["attacks"]})
 
     white = ("white-box", 0.5)
-    assert _warnings(content(a=white)) == []
-    assert "One step" in _warnings(content(a=white, FGSM=("white-box", 0.3)))[0]
-    assert "masked" in _warnings(content(a=white, b=("black-box", 0.3)))[0]
-    assert "do not get through" in _warnings(content(a=white, b=("transfer", 0.3)))[0]
+    found = [
+        _warnings(content(a=white, **{name: (kind, 0.3)}))
+        for name, kind in (("FGSM", "white-box"), ("b", "black-box"), ("b", "transfer"))
+    ]
+    assert [len(one) for one in found] == [1, 1, 1]
+    assert len({one[0] for one in found}) == 3
     # One sample is no sign.
-    assert _warnings(content(a=white, b=("transfer", 0.49))) == []
+    assert _warnings(content(a=white)) == _warnings(content(a=white, b=("transfer", 0.49))) == []
 
 
 def test_points_are_transferred_from_further_networks(subject, tmp_path):
@@ -320,24 +241,3 @@ def test_points_are_transferred_from_further_networks(subject, tmp_path):
         next(iter(other.parameters())).add_(0.01)
     with pytest.raises(RunFolderError, match="surrogates"):
         evaluate(hidden, lambda x: x, **run | {"surrogates": {"bare": other}})
-    with pytest.raises(InvalidArgumentError, match=r"^surrogates: got"):
-        evaluate(hidden, lambda x: x, surrogates={"bare": 3})
-
-
-def test_command_line(tmp_path):
-    file = tmp_path / "mine.py"
-    file.write_text("def rounded(x):\n    return (x * 4).round() / 4\n")
-    command = ["test-time", "--model", "digits", "--defense", f"{file}:rounded", "--data", "digits", "--eps", "0.15"]
-    small = ["--samples", "8", "--steps", "4", "--queries", "10", "--no-progress", "--surrogate", "digits"]
-    small += ["--skip", "black-box", "--losses", "ce", "--losses", "targeted-margin", "--restarts", "2"]
-    done = CliRunner().invoke(cli.app, [*command, *small, "--out", str(tmp_path / "run")])
-    assert done.exit_code == 0, done.output
-    assert "worst case" in done.output
-    assert "APGD-ce on digits" in done.output
-    assert "APGD-targeted-margin on digits" in done.output
-    assert "APGD-margin" not in done.output
-    assert "Square" not in done.output
-    saved = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert saved["settings"]["defense_origin"] == f"{file}:rounded"
-    bad = CliRunner().invoke(cli.app, [*command, "--samples", "0"])
-    assert "--samples" in str(bad.exception)

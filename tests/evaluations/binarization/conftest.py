@@ -1,10 +1,10 @@
 import pytest
-import torch
 
 from robust_ext.core.threat import ThreatModel
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
 from robust_ext.evaluations.binarization import binarization_test
+from tests.evaluations.steps import climb
 
 
 @pytest.fixture(scope="session")
@@ -26,10 +26,7 @@ def linf():
 
 @pytest.fixture
 def judged(network, linf):
-    """The numbers of the one attack that is tested, on the digits network and in the infinity ball if not on others.
-
-    The test alone, without deeper problems.
-    """
+    """The numbers of one attack in the test alone, on the digits network and in the linf ball if not on others."""
 
     def run(attack, inputs, model=network, threat_model=linf, **settings):
         settings = {"depths": (1,), **settings}
@@ -40,19 +37,11 @@ def judged(network, linf):
 
 
 def hand_made_pgd(steps=20, relative_step=0.125, predicted_labels=False):
-    """Sign-gradient PGD from the clean input, written out."""
+    """Sign-gradient PGD from the clean input, on the given labels or on predicted ones."""
 
     def attack(model, x, y, threat_model):
-        if predicted_labels:
-            y = model(x).argmax(1)
-        epsilon, adversarial = threat_model.epsilon, x.clone()
-        for _ in range(steps):
-            adversarial.requires_grad_(True)
-            loss = torch.nn.functional.cross_entropy(model(adversarial), y, reduction="sum")
-            (gradient,) = torch.autograd.grad(loss, adversarial)
-            moved = adversarial.detach() + relative_step * epsilon * gradient.sign()
-            adversarial = torch.clamp(x + (moved - x).clamp(-epsilon, epsilon), *threat_model.bounds)
-        return adversarial
+        y = model(x).argmax(1) if predicted_labels else y
+        return climb(model, x, y, epsilon=threat_model.epsilon, steps=steps, step=relative_step)
 
     return attack
 

@@ -1,6 +1,8 @@
 """Problems as the paper defines them: what is planted is there, where it should be, and the same for everyone."""
 
 import math
+import re
+from ast import literal_eval
 from dataclasses import replace
 from itertools import pairwise
 
@@ -10,9 +12,12 @@ import torch
 from sklearn.covariance import EmpiricalCovariance
 from torch import nn
 
-from robust_ext import as_attack, binarization_test
+import robust_ext
+from robust_ext import ThreatModel, as_attack, binarization_test
 from robust_ext.core.target import Counted, PassCounter
-from robust_ext.core.threat import ThreatModel
+from robust_ext.datasets import load_dataset
+from robust_ext.demo.network import digits_network
+from robust_ext.evaluations.binarization import plant
 from robust_ext.evaluations.binarization.attacking import count_planted
 from robust_ext.evaluations.binarization.forward import Forward
 from robust_ext.evaluations.binarization.points import draw_candidates, draw_inner, farthest
@@ -37,7 +42,7 @@ def problems_of(network, inputs, settings, forward_batch=64):
 
 @pytest.mark.parametrize("threat_model", THREATS, ids=lambda t: t.norm)
 @pytest.mark.parametrize("boundary_points", [1, 10])
-@pytest.mark.parametrize("kappa", [0.0, 0.999, 0.9999])
+@pytest.mark.parametrize("kappa", [0.0, 0.9999])
 def test_planted_points_survive_the_whole_model(network, digits, threat_model, boundary_points, kappa):
     sizes = {"inner_points": 300, "boundary_points": boundary_points}
     settings = BinarizationSettings(threat_model=threat_model, kappa=kappa, **sizes)
@@ -62,11 +67,8 @@ def test_the_boundary_lies_at_kappa(network, digits, linf):
         boundary = anchor + module.threshold[i].double()
         assert float((boundary - inner) / (planted - inner)) == pytest.approx(0.75, abs=1e-5)
 
-
-def test_reference_convention_starts_half_way(linf):
-    settings = BinarizationSettings(threat_model=linf, kappa=0.8, kappa_convention="reference")
-    assert settings.boundary_position == pytest.approx(0.9)
-    assert replace(settings, kappa_convention="paper").boundary_position == 0.8
+    # The reference convention starts half way.
+    assert replace(settings, kappa_convention="reference").boundary_position == pytest.approx(0.875)
 
 
 def test_logits_span_the_range_of_the_network(network, digits, linf):
@@ -182,3 +184,78 @@ def test_random_search_of_the_attacks_own_effort(network, digits, linf):
     # What an attack does not state cannot be matched.
     own = binarization_test(network, lambda model, x, y: x, digits[:4], linf, random="match", **small)
     assert own.content["settings"]["random_inner"] == 30
+
+
+QUICK = {"inner_points": 100}
+
+
+def test_inputs_are_class_0_and_planted_points_class_1(network, digits, linf):
+    planted = plant(network, digits[:20], linf, **QUICK)
+    assert planted.samples == tuple(range(20))
+    assert torch.equal(planted.inputs, digits[:20])
+    assert planted.module(planted.inputs).argmax(1).tolist() == [0] * 20 == planted.labels.tolist()
+    assert planted.module(planted.planted[:, 0]).argmax(1).tolist() == [1] * 20
+    assert planted.score(planted.planted[:, 0]) == 1.0
+    assert planted.score(planted.inputs) == 0.0
+
+
+def test_the_problems_are_those_of_the_test(network, digits, linf, pgd):
+    result = robust_ext.binarization_test(network, pgd(), digits[:12], linf, canaries=0, **QUICK)
+    planted = plant(network, digits[:12], linf, **QUICK)
+    candidates = pgd()(planted.module, planted.inputs, planted.labels, linf)
+    weak = pgd(steps=2, relative_step=0.05)(planted.module, planted.inputs, planted.labels, linf)
+    assert planted.score(candidates) == result.content["attacks"][0]["score"]
+    assert planted.score(weak) < planted.score(candidates)
+    assert planted.verify(weak).outcomes.count("not_adversarial") > 0
+
+
+def test_a_single_problem_takes_any_points(network, digits, linf):
+    planted = plant(network, digits[:6], linf, **QUICK)
+    far = torch.rand(40, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    one = planted.single(2)
+    assert (len(one), one.samples) == (1, (2,))
+    torch.testing.assert_close(one.module(planted.inputs[2:3]), planted.module(planted.inputs[2:3]))
+    assert one.module(far).shape == (40, 2)
+
+
+def _dark(x):
+    """What lies in pixels that should be black: of noise there, little or much."""
+    return (x * (x < 0.15)).mean((1, 2, 3))
+
+
+def _grey(x):
+    """The share of values off the grid of clean digits, on which no point of a ball lies."""
+    return ((x * 16 - (x * 16).round()).abs() > 1e-4).double().mean((1, 2, 3)) + 1e-3 * x.mean((1, 2, 3)).double()
+
+
+@pytest.mark.parametrize(
+    ("score", "rate", "settings", "plants"),
+    [
+        (_dark, 0.1, {}, True),
+        (_dark, 0.1, {"boundary": "corners", "boundary_points": 2}, True),
+        (_grey, 0.1, {}, False),
+    ],
+)
+def test_a_detector_that_rejects_all_gets_settings_that_were_seen_to_plant(score, rate, settings, plants):
+    data = load_dataset("digits")
+    given = {"detector": score, "detector_data": data.take(range(200, 300))[0], "detector_fpr": rate, "depths": (1,)}
+    given |= {"inner_points": 50, "planting_tries": 48, "canaries": 0}
+    small = {"random_inner": 5, "random_corners": 5}
+
+    def regular(**changed):
+        result = robust_ext.binarization_test(
+            digits_network(),
+            "robust_ext:APGD(steps=3)",
+            data.take(range(12))[0],
+            ThreatModel(norm="linf", epsilon=0.1),
+            **{**given, **small, **changed},
+        )
+        return result.content["attacks"][0]["tests"]["regular"]
+
+    attack = regular(**settings)
+    assert (attack["samples"], attack["verdict"]) == (0, "inconclusive")
+    proposed = re.search(r"To settle it: (.*), which plants (\d+) of 12", attack["reason"])
+    assert (proposed is not None) == plants
+    if proposed is not None:
+        changed = {name: literal_eval(value) for name, value in re.findall(r"(\w+)=([^,]+)", proposed[1])}
+        assert regular(**{**settings, **changed})["samples"] == int(proposed[2]) > 0

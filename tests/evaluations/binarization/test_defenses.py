@@ -5,30 +5,21 @@ import torch
 
 from robust_ext import as_attack, binarization_test
 from robust_ext.attacks.adapted import AdaptedAttack
-from robust_ext.core.errors import AttackRefusedError, InvalidArgumentError, RunFolderError
-from robust_ext.core.random import stream
-from robust_ext.core.target import Target
+from robust_ext.core.errors import RunFolderError
 from robust_ext.core.threat import ThreatModel
 from robust_ext.datasets.load import load_dataset
 from robust_ext.defenses.adp import AdaptiveDenoising
 from robust_ext.defenses.anti_adversary import AntiAdversary
 from robust_ext.defenses.hd import HedgeDefense
 from robust_ext.demo.network import digits_network
+from tests.evaluations.steps import climb
 from tests.evaluations.subjects import Rounding
 
 LINF = ThreatModel(norm="linf", epsilon=0.1)
 
 
 def pgd(model, x, y, threat_model):
-    adversarial = x.clone()
-    for _ in range(15):
-        adversarial.requires_grad_()
-        logits = model(adversarial)
-        loss = (logits[:, 1] - logits[:, 0]).sum()
-        (gradient,) = torch.autograd.grad(loss, adversarial)
-        adversarial = adversarial.detach() + threat_model.epsilon / 5 * gradient.sign()
-        adversarial = (x + (adversarial - x).clamp(-threat_model.epsilon, threat_model.epsilon)).clamp(0, 1)
-    return adversarial
+    return climb(model, x, y, epsilon=threat_model.epsilon, steps=15, step=0.2)
 
 
 def by_bpda(**settings):
@@ -92,31 +83,3 @@ def test_another_setting_of_the_defense_is_another_run(tmp_path):
     run(Rounding(digits_network(), steps=1), by_bpda(), out=tmp_path)
     with pytest.raises(RunFolderError):
         run(Rounding(digits_network(), steps=2), by_bpda(), out=tmp_path)
-
-
-@pytest.mark.parametrize(("steps", "draws", "mode"), [(None, 1, "plain"), (1, 1, "plain"), (1, 2, "identity")])
-def test_the_same_attack_runs_on_the_defense_itself(steps, draws, mode):
-    inputs, labels = load_dataset("digits").take(range(5))
-    defense = HedgeDefense(digits_network(), steps=2)
-    target = Target(module=defense, bounds=(0, 1), classes=10, input_shape=(1, 8, 8), device=inputs.device)
-    attack = AdaptedAttack(attack=as_attack("foolbox:LinfPGD(steps=3)"), gradient_mode=mode, steps=steps, eot=draws)
-    runs = [attack.search(target, inputs, labels, threat_model=LINF, generator=stream(3, "through")) for _ in range(2)]
-    assert torch.equal(*runs)
-    assert 0 < float((runs[0] - inputs).abs().max()) <= 0.1001
-    assert all(parameter.requires_grad for parameter in defense.parameters())
-
-
-def test_what_is_wrong_is_refused():
-    inputs, labels = load_dataset("digits").take(range(2))
-    network = digits_network()
-    target = Target(module=network, bounds=(0, 1), classes=10, input_shape=(1, 8, 8), device=inputs.device)
-    with pytest.raises(AttackRefusedError, match="no test-time defense and not made of one; run pgd on it as it is"):
-        by_bpda().search(target, inputs, labels, threat_model=LINF, generator=stream(0, "through"))
-    for setting in ({"gradient_mode": "static"}, {"steps": -1}, {"eot": 0}):
-        with pytest.raises(InvalidArgumentError, match=f"{next(iter(setting))}: got"):
-            by_bpda(**setting)
-    listed = AdaptedAttack(attack=as_attack("art:AutoAttack"))
-    assert listed.refusal(threat_model=LINF) == listed.attack.refusal(threat_model=LINF)
-    assert "steps=None, eot=1" in listed.description
-    with pytest.raises(InvalidArgumentError, match=r"attack: got .*as_attack makes one"):
-        AdaptedAttack(attack=pgd)

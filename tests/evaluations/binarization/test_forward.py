@@ -1,14 +1,19 @@
-"""Points measured through a folded copy: the same features, or the network itself."""
+"""Points measured through a folded copy: the same features, or the network itself; and without waiting for a GPU."""
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 import robust_ext
 from robust_ext.core.target import Counted, PassCounter
+from robust_ext.core.threat import ThreatModel
 from robust_ext.evaluations.binarization.forward import Forward, choose_forward, folded_twin
-from robust_ext.models.features import LayerInput
+from robust_ext.evaluations.binarization.posing import random_reach
+from robust_ext.evaluations.binarization.problems import fit, measure
+from robust_ext.evaluations.binarization.settings import BinarizationSettings
+from robust_ext.models.features import LayerInput, split
 
 
 class Residual(nn.Module):
@@ -69,18 +74,6 @@ def test_what_cannot_be_folded_is_measured_as_it_is(network):
     assert (forward.module, forward.rows, forward.channels_last) == (features, 16, False)
 
 
-def test_decisions_depend_on_network_and_inputs_alone():
-    features, inputs = counted(Residual()), torch.rand(2, 3, 10, 10)
-    plain = choose_forward(features, inputs, rows=8, fold=False)
-    assert (plain.module, plain.rows) == (features, 8)
-    assert choose_forward(features, inputs, rows="auto", fold=True).module is not features
-    without = Counted(nn.Conv2d(3, 4, 3).eval(), PassCounter())
-    assert folded_twin(without, inputs) is None
-    sizes = {(1, 8, 8): 256, (1, 28, 28): 256, (3, 32, 32): 64, (3, 224, 224): 8, (5,): 256}
-    for shape, rows in sizes.items():
-        assert choose_forward(features, torch.zeros(1, *shape), rows="auto", fold=False).rows == rows
-
-
 def test_shared_layers_are_not_folded():
     """One convolution called twice, once before a normalisation: folding it would change the other call."""
 
@@ -122,3 +115,44 @@ def test_results_do_not_depend_on_folding(linf, pgd):
         assert folded[:2] == plain[:2]
         if plain[0]:
             assert folded[2]["attack"]["outcome"] == plain[2]["attack"]["outcome"]
+
+
+LINF = ThreatModel(norm="linf", epsilon=0.1)
+
+
+class Reads(TorchFunctionMode):
+    """How often a value is read inside: on a GPU, each waits for it."""
+
+    NAMES = ("item", "tolist", "cpu", "numpy", "nonzero", "__bool__", "__int__", "__float__", "__index__")
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        name = getattr(func, "__name__", "")
+        masked = name in ("__getitem__", "__setitem__") and any(
+            isinstance(one, torch.Tensor) and one.dtype == torch.bool
+            for one in (args[1] if isinstance(args[1], tuple) else args[1:2])
+        )
+        self.count += name in self.NAMES or masked
+        return func(*args, **(kwargs or {}))
+
+
+def test_search_waits_once_a_round_and_fitting_for_all_problems_at_once(network, digits):
+    settings = BinarizationSettings(threat_model=LINF, inner_points=40, random_inner=60, random_corners=60)
+    parts, counts = split(network, digits[:2]), []
+    for samples in (4, 16):
+        forward = Forward(parts.features, 256)
+        with Reads() as measuring:
+            measured = measure(forward, digits[:samples], range(samples), settings)
+        with Reads() as fitting:
+            problems = fit(measured, parts.readout, settings)
+        with Reads() as searching:
+            # No position can be reached, so every point is drawn, in three rounds.
+            random_reach(forward, [problems], [float("inf")], settings)
+        assert searching.count == 4
+        counts.append((measuring.count, fitting.count))
+    (measuring, fitting), (of_many, more) = counts
+    assert measuring == of_many
+    assert more < 1.5 * fitting

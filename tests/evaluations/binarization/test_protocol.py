@@ -2,14 +2,13 @@
 
 import json
 from functools import partial
-from math import ceil
 
 import pytest
 import torch
 from scipy.stats import beta
 from torch import nn
 
-from robust_ext import InvalidArgumentError, ThreatModel, binarization_test
+from robust_ext import ThreatModel, binarization_test
 from robust_ext.demo.network import digits_network
 from robust_ext.demo.run import Rounded, Saturated
 from robust_ext.evaluations.binarization import BinarizationSettings
@@ -30,6 +29,25 @@ def test_strong_passes_and_weak_fail(network, digits, linf, pgd):
         assert (attack["samples"], attack["not_separable"], attack["not_planted"]) == (64, 0, 0)
 
 
+@pytest.mark.parametrize(
+    ("change", "outcome"),
+    [(lambda x: x * torch.nan, "not_finite"), (lambda x: x + 2, "out_of_bounds"), (lambda x: 1 - x, "beyond_epsilon")],
+)
+def test_useless_candidates_are_outcomes(change, outcome, digits, judged):
+    attack = judged(lambda model, x, y: change(x), digits[:12], inner_points=40, canaries=0)
+    assert (attack["outcomes"][outcome], attack["score"], attack["verdict"]) == (12, 0.0, "failed")
+
+
+def test_nothing_separable_is_inconclusive(judged):
+    class Constant(nn.Module):
+        def forward(self, x):
+            return torch.ones(len(x), 3)
+
+    attack = judged(lambda model, x, y: x, torch.rand(4, 1, 4, 4), model=(Constant().eval(), nn.Linear(3, 2).eval()))
+    assert (attack["not_separable"], attack["samples"], attack["score"]) == (4, 0, None)
+    assert attack["verdict"] == "inconclusive"
+
+
 def test_gradients_that_vanish_fail(network, digits, judged, pgd):
     for model in (Saturated(network), Rounded(network)):
         attack = judged(pgd(), digits[:16], model=model)
@@ -43,7 +61,6 @@ def test_canaries_name_the_integration_bug(digits, judged, pgd):
     assert attack["score"] >= 0.95
     assert (attack["canaries"]["planted"], attack["verdict"]) == (10, "failed")
     assert attack["canaries"]["repaired"] >= 9
-    assert "predicted labels" in attack["reason"]
     honest = judged(pgd(), digits[:24], canaries=10)
     assert honest["canaries"] == {"planted": 10, "repaired": 0}
 
@@ -76,7 +93,6 @@ def test_sequential_stops_when_decided(network, digits, linf, pgd):
     strong, nothing = result.attacks["strong"], result.attacks["nothing"]
     # Of two attacks, a perfect one needs 38 samples, in groups of eight.
     assert (nothing["samples"], strong["samples"], strong["verdict"]) == (8, 40, "passed")
-    assert "its rate is above 0.9 (at error 0.05 shared by 2 attacks)" in strong["reason"]
     full = binarization_test(
         network, attacks["nothing"], inputs[:40], linf, batch_size=8, inner_points=300, depths=(1,)
     )
@@ -90,7 +106,6 @@ def test_sequential_stops_when_decided(network, digits, linf, pgd):
     rules = Rules(BinarizationSettings(threat_model=linf, sequential=True, **settings), 2)
     kept = until_decided(list(attacks), groups, rules)
     assert [record for group in kept for record in group] == result.records
-    assert f"random search found {strong['random_score']:.2f} of 8." in strong["reason"]
 
 
 def test_random_search_ends_at_a_look(network, digits, linf, pgd):
@@ -102,7 +117,7 @@ def test_random_search_ends_at_a_look(network, digits, linf, pgd):
     hits = [sum(reach > 0.999 for reach in reaches[:look]) for look in (8, 16)]
     # The whole of what depth 1 may be wrong by is .05; each look has a sixth.
     bounds = [beta.ppf(1 - 0.05 / 6, hit + 1, look - hit) for hit, look in zip(hits, (8, 16), strict=True)]
-    ends, found, bound = next(row for row in zip((8, 16), hits, bounds, strict=True) if row[-1] <= 0.5)
+    ends, found, _ = next(row for row in zip((8, 16), hits, bounds, strict=True) if row[-1] <= 0.5)
     for size in (32, 12, 7):
         result = run(batch_size=size, **settings)
         searched = [record["random_reach"] for record in result.records]
@@ -110,7 +125,6 @@ def test_random_search_ends_at_a_look(network, digits, linf, pgd):
         strong = result.attacks["strong"]
         assert (strong["random_samples"], strong["verdict"]) == (ends, full.attacks["strong"]["verdict"])
         assert strong["random_score"] == found / ends
-    assert f"that of random search at most {ceil(100 * bound) / 100:.2f}." in strong["reason"]
 
 
 def test_what_is_settled_is_not_searched_for_again(network, digits, linf, pgd, tmp_path):
@@ -149,9 +163,8 @@ def test_hardness_curve_is_that_of_other_kappas(digits, judged):
     ("norm", "epsilon", "attack"),
     [("l2", 0.8, "L2DeepFoolAttack()"), ("l1", 4.0, "EADAttack(steps=100, binary_search_steps=4)")],
 )
-@pytest.mark.parametrize("readout", ["logistic", "max-margin"])
-def test_other_norms_and_readouts(norm, epsilon, attack, readout, digits, judged):
-    settings = {"inner_points": 200, "readout": readout, "canaries": 0}
+def test_other_norms(norm, epsilon, attack, digits, judged):
+    settings = {"inner_points": 200, "readout": "max-margin", "canaries": 0}
     ball = ThreatModel(norm=norm, epsilon=epsilon)
     found = judged(f"foolbox:{attack}", digits[:16], threat_model=ball, **settings)
     assert found["score"] >= 0.95
@@ -159,86 +172,22 @@ def test_other_norms_and_readouts(norm, epsilon, attack, readout, digits, judged
     assert found["planted_points"] == {"drawn": 16, "adversarial": 16}
 
 
-def test_many_planted_points_make_it_easier(digits, judged, pgd):
-    few, many = (judged(pgd(), digits[:32], boundary_points=points, inner_points=200) for points in (1, 10))
-    assert many["planted_points"]["drawn"] == 320
-    assert many["planted_points"]["adversarial"] >= 0.99 * 320
-    assert many["random_score"] >= few["random_score"]
-
-
-class Normalised(nn.Module):
-    """The digits network behind a change of its inputs."""
-
-    def __init__(self, network, mean, std):
-        super().__init__()
-        self.network, self.mean, self.std = network, mean, std
-        self.eval()
-
-    def forward(self, x):
-        return self.network((x - self.mean) / self.std)
-
-
-def test_other_bounds_give_the_same_problems(network, digits, judged, pgd):
-    wide, shifted = ThreatModel(norm="linf", epsilon=0.2, bounds=(-1.0, 1.0)), Normalised(network, -1, 2)
-    ours = judged(pgd(), digits[:16], inner_points=100)
-    theirs = judged(pgd(), digits[:16] * 2 - 1, model=shifted, threat_model=wide, inner_points=100)
-    assert theirs["score"] == ours["score"] == 1.0
-    assert theirs["random_score"] == ours["random_score"]
-
-
-def test_models_of_the_hosts_keep_their_preprocessing(digits, linf, pgd):
-    pytest.importorskip("art")
-    from robust_ext.adapters.art.library import art  # noqa: F401
-
-    pytest.importorskip("foolbox")
-    from art.estimators.classification import PyTorchClassifier
-    from foolbox import PyTorchModel
-
-    mean, std, inner = 0.3, 0.35, digits_network()
-    loss = nn.CrossEntropyLoss()
-    estimator = PyTorchClassifier(
-        inner, loss=loss, input_shape=(1, 8, 8), nb_classes=10, clip_values=(0, 1), preprocessing=(mean, std)
-    )
-    inner.eval()
-    models = {
-        "torch": Normalised(inner, mean, std),
-        "foolbox": PyTorchModel(inner, bounds=(0, 1), preprocessing={"mean": [mean], "std": [std], "axis": -3}),
-        "art": estimator,
-    }
-    found = {}
-    for name, model in models.items():
-        result = binarization_test(model, pgd(), digits[:8], linf, inner_points=60)
-        found[name] = [(r["attacks"]["attack"]["outcome"], r["random_draws"]) for r in result.records]
-    assert found["torch"] == found["foolbox"] == found["art"]
-    other = ThreatModel(norm="linf", epsilon=0.1, bounds=(-1, 1))
-    with pytest.raises(InvalidArgumentError, match="bounds the model states"):
-        binarization_test(models["foolbox"], pgd(), digits[:2], other)
-
-
 def test_result_holds_what_is_documented(tmp_path, network, digits, linf, pgd):
-    settings = {"inner_points": 60, "out": tmp_path, "seed": 3}
-    result = binarization_test(network, pgd(), digits[:8], linf, **settings)
+    result = binarization_test(network, pgd(), digits[:8], linf, inner_points=60, out=tmp_path, seed=3)
     content = json.loads((tmp_path / "result.json").read_text())
     assert (content["kind"], content["seed"], content["verdict"]) == ("binarization", 3, result.verdict)
-    assert content["settings"]["epsilon"] == 0.1
-    assert "torch" in content["versions"]
     (attack,) = content["attacks"]
     for key in ("score", "random_score"):
-        assert isinstance(attack[key], float)
         assert attack[f"{key}_interval"][0] <= attack[key] <= attack[f"{key}_interval"][1]
-    assert all(isinstance(attack[key], int) for key in ("samples", "not_separable", "not_planted"))
-    assert (set(attack["canaries"]), set(attack["passes"])) == ({"planted", "repaired"}, {"forward", "backward"})
     total = attack["seconds"].pop("total")
     assert set(attack["seconds"]) == {"accepted", "features", "readout", "attack", "random", "verify", "witnesses"}
     assert total == pytest.approx(sum(attack["seconds"].values()))
     page = (tmp_path / "report.html").read_text()
-    assert "data:image/svg" in page
     assert page.count('alt="Planted, sample ') == page.count('alt="Candidate - input, sample ') == len(result.examples)
     for example in result.examples:
         # What was to be found lies in the ball, away from the input and from what a failing attack returns.
         assert 0 < abs(example.planted - example.clean).max() <= 0.1 + 1e-6
         assert example.planted.shape == example.clean.shape == digits[0].shape
-    assert f"Verdict: {result.verdict.upper()}." in str(result)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine")

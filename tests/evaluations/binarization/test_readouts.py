@@ -1,15 +1,19 @@
-"""The whole test with every readout: what is planted is there, attacks are judged, and random models by majority."""
+"""The whole test with every readout and precision, random models by majority, and points at the boundary."""
+
+import copy
 
 import pytest
 import torch
 from torch import nn
 
-from robust_ext.core.errors import InconsistentModelError, InvalidArgumentError, RunFolderError
-from robust_ext.evaluations.binarization import binarization_test, plant
-from robust_ext.evaluations.binarization.settings import BinarizationSettings
+from robust_ext import ThreatModel, binarization_test, plant
+from robust_ext.core.devices import precision_of, tolerance_of
+from robust_ext.core.errors import InconsistentModelError, RunFolderError
+from robust_ext.demo.network import digits_network
 from robust_ext.models.features import split
 from robust_ext.models.readouts.catalogue import READOUTS
 from robust_ext.registry.readout import as_readout
+from tests.evaluations.subjects import random_classifier
 
 SIZES = {"inner_points": 200, "random_inner": 20, "random_corners": 20}
 
@@ -112,19 +116,16 @@ def test_attacks_are_shown_single_draws(network, digits, linf):
 
 
 def test_features_may_be_methods_and_of_several_layers(network, digits, linf):
-    linear = [name for name, part in network.named_modules() if isinstance(part, nn.Linear)]
-    assert split(network, digits[:3], layer=", ".join(linear)).shape == (512 + 128,)
-    options = {"depths": (1,), **SIZES}
-    attack = "robust_ext:APGD(steps=20, loss='margin')"
-    result = binarization_test(network, attack, digits[:8], linf, layer=", ".join(linear), **options)
-    assert result.content["attacks"][0]["score"] == 1
+    linear = ", ".join(name for name, part in network.named_modules() if isinstance(part, nn.Linear))
+    assert split(network, digits[:3], layer=linear).shape == (512 + 128,)
     parts = split(network, digits[:2])
 
-    def features(x):
-        return parts.features(x)
+    def run(model, **more):
+        attack = "robust_ext:APGD(steps=20, loss='margin')"
+        return binarization_test(model, attack, digits[:8], linf, depths=(1,), **SIZES, **more)
 
-    by_pair = binarization_test((features, parts.readout), attack, digits[:8], linf, **options)
-    whole = binarization_test(network, attack, digits[:8], linf, **options)
+    assert run(network, layer=linear).score == 1
+    by_pair, whole = run((lambda x: parts.features(x), parts.readout)), run(network)
     assert [r["attacks"] for r in by_pair.records] == [r["attacks"] for r in whole.records]
 
 
@@ -133,24 +134,85 @@ def test_another_readout_is_refused_in_the_same_folder(tmp_path, network, digits
     base = "from robust_ext.models.readouts.linear import Logistic\n\nclass Own(Logistic):\n    factor = {}\n"
     options = {"out": tmp_path / "run", "depths": (1,), "readout": f"{file}:Own", **SIZES}
     file.write_text(base.format(1))
-    first = binarization_test(network, lambda model, x, y: x, digits[:4], linf, **options)
-    again = binarization_test(network, lambda model, x, y: x, digits[:4], linf, **options)
+    first, again = (binarization_test(network, lambda model, x, y: x, digits[:4], linf, **options) for _ in range(2))
     assert again == first
     file.write_text(base.format(2))
-    with pytest.raises(RunFolderError, match=r"readout code: changed \(own.py\)"):
+    with pytest.raises(RunFolderError):
         binarization_test(network, lambda model, x, y: x, digits[:4], linf, **options)
 
 
-def test_wrong_readouts_are_refused_before_any_work(network, digits, linf):
-    attack = "robust_ext:APGD(steps=2)"
-    with pytest.raises(InvalidArgumentError, match=r"^readout: got Ensemble.* for features of shape \(N, 128\)"):
-        binarization_test(network, attack, digits[:4], linf, readout="ensemble")
-    with pytest.raises(InvalidArgumentError, match=r"^readout: got 'svm', expected one of 'logistic', 'max-margin'"):
-        binarization_test(network, attack, digits[:4], linf, readout="svm")
+LINF = ThreatModel(norm="linf", epsilon=0.1)
 
 
-def test_settings_hold_the_readout_as_it_was_given(linf):
-    settings = BinarizationSettings(threat_model=linf, readout=as_readout("nearest(k=2)"), draws=3)
-    assert settings.fitting.description == "Majority(readout=Nearest(k=2), draws=3)"
-    assert settings.to_dict()["readout"] == "Nearest(k=2)"
-    assert BinarizationSettings(threat_model=linf, readout="code", C=2).fitting.C == 2
+SETTINGS = {"inner_points": 60, "planted_candidates": 1, "depths": (1,), "seed": 0}
+
+
+class Autocast(nn.Module):
+    """A network under autocast."""
+
+    def __init__(self, network):
+        super().__init__()
+        self.network = network
+        self.eval()
+
+    def forward(self, x):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return self.network(x)
+
+
+FORMS = {"half": nn.Module.half, "bfloat16": nn.Module.bfloat16, "double": nn.Module.double, "autocast": Autocast}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_in_its_own_precision_a_good_attack_passes_and_a_weak_one_fails(form, digits):
+    network = FORMS[form](copy.deepcopy(digits_network()))
+    attacks = {
+        "climbing": "robust_ext:APGD(steps=20, loss='margin')",
+        "one small step": lambda model, x, y: (x + 0.001).clamp(0, 1),
+    }
+    result = binarization_test(network, attacks, digits[:6], LINF, **SETTINGS)
+    scores = {entry["name"]: entry["score"] for entry in result.content["attacks"]}
+    assert scores["climbing"] == 1
+    assert scores["one small step"] < 0.5
+    planted = plant(network, digits[:6], LINF, inner_points=60)
+    assert planted.samples == tuple(range(6))
+    assert planted.score(planted.planted[:, 0]) == 1
+    assert planted.score(planted.inputs) == 0
+
+
+def test_tolerances_follow_from_the_coarsest_type():
+    layers = nn.Sequential(nn.Linear(2, 2).double(), nn.Linear(2, 2))
+    assert tolerance_of(layers, single=1e-4) == 1e-4
+    layers[0].half()
+    assert precision_of(layers) == torch.float16
+    assert tolerance_of(layers, single=1e-4) == pytest.approx(16 * 2**-10)
+    assert tolerance_of(layers, torch.zeros(1, dtype=torch.bfloat16), single=1e-4) == pytest.approx(16 * 2**-7)
+
+
+NETWORK, INPUTS, _ = random_classifier()
+
+
+EPSILONS = {"linf": 0.05, "l2": 0.15, "l1": 0.4}
+
+
+def at_reach(planted, reach):
+    """Points of these reaches ``(N,)`` between the inputs and what is planted."""
+    problems, index = planted.problems, range(len(planted))
+    low, high = planted.inputs.double(), planted.planted[:, 0].double()
+    for _ in range(50):
+        middle = (low + high) / 2
+        beyond = (problems.reach(planted.features(middle.float()), index) > reach).view(-1, 1, 1, 1)
+        low, high = torch.where(beyond, low, middle), torch.where(beyond, middle, high)
+    return low.float()
+
+
+@pytest.mark.parametrize("norm", EPSILONS)
+@pytest.mark.parametrize("readout", ["logistic", "max-margin", "nearest", "prototypes"])
+@pytest.mark.parametrize("kappa", [0.999, 0.9])
+def test_only_points_within_rounding_of_the_boundary_count_as_beyond(norm, readout, kappa):
+    ball = ThreatModel(norm=norm, epsilon=EPSILONS[norm])
+    planted = plant(NETWORK, INPUTS, ball, readout=readout, kappa=kappa, inner_points=60, planted_candidates=4)
+    tolerance = planted.problems.tolerance
+    assert bool(((tolerance > 0) & (tolerance <= 5e-4)).all())
+    assert planted.score(at_reach(planted, kappa - tolerance / 2)) == 1
+    assert planted.score(at_reach(planted, kappa - 2 * tolerance)) == 0

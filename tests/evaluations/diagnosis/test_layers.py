@@ -37,86 +37,9 @@ def test_a_parabola_has_no_error_and_a_cube_that_of_its_curvature():
     assert found.large == pytest.approx(0.01 / 6, rel=0.3)
 
 
-FAULTY = {
-    "zero": (lambda x: Zero.apply(x), "zero_gradient"),
-    "opposite": (lambda x: Opposite.apply(x), "wrong_gradient"),
-    "detached": (torch.detach, "zero_gradient"),
-    "rounded": (rounded, "zero_gradient"),
-    "k winners": (winners, "wrong_gradient"),
-    "few winners": (lambda x: winners(x, 0.05), "wrong_gradient"),
-    "steep sigmoid": (lambda x: torch.sigmoid(500 * x), "saturated_layer"),
-    "steep tanh": (lambda x: torch.tanh(200 * x), "saturated_layer"),
-}
-
-
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("name", FAULTY)
-def test_faulty_functions_are_named(name, seed):
-    function, fault = FAULTY[name]
-    assert compared(function, seed=seed).fault == fault
-
-
-SOUND = {
-    "ReLU": torch.relu,
-    "ReLU of zeros": lambda x: torch.relu(torch.relu(x)),
-    "GELU": nn.functional.gelu,
-    "clamp": lambda x: x.clamp(-0.5, 0.5),
-    "hard sigmoid": nn.functional.hardsigmoid,
-    "softmax": lambda x: (3 * x).softmax(1),
-    "tanh": lambda x: torch.tanh(5 * x),
-    "norm": lambda x: x / x.norm(dim=1, keepdim=True),
-    "rounding with the identity's gradient": lambda x: x + (rounded(x) - x).detach(),
-    "constant": lambda x: torch.ones_like(x),
-    "pairs": lambda x: x[:, :100] * x[:, 100:],
-    "maximum": lambda x: nn.functional.max_pool1d(x, 4),
-}
-
-
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("name", SOUND)
-def test_sound_functions_have_no_fault(name, seed):
-    found = compared(SOUND[name], seed=seed)
-    assert found.fault is None
-    assert found.large < 0.3 or "identity" in name
-
-
-@pytest.mark.parametrize("function", [torch.log, torch.sqrt, torch.reciprocal], ids=lambda one: one.__name__)
-def test_values_that_must_be_positive_stay_so(function):
-    found = compared(function, U.abs() + 1e-3)
-    assert found.fault is None
-    assert found.large < 0.3
-
-
 def test_zeros_in_front_of_a_kink_are_looked_at_beside_it():
     sparse = torch.where(torch.rand(U.shape, generator=torch.Generator().manual_seed(1)) < 0.9, 0.0, U)
     assert compared(torch.relu, sparse).large < 0.3
-
-
-def test_backward_passes_that_cannot_be_differentiated_are_followed_backwards():
-    class Once(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x, factor):
-            ctx.factor = factor
-            return 2 * x
-
-        @staticmethod
-        @torch.autograd.function.once_differentiable
-        def backward(ctx, gradient):
-            return ctx.factor * gradient, None
-
-    assert compared(lambda x: Once.apply(x, 2.0)).fault is None
-    assert compared(lambda x: Once.apply(x, -2.0)).fault == "wrong_gradient"
-    assert compared(lambda x: Once.apply(x, 0.0)).fault == "zero_gradient"
-
-
-def test_several_inputs_and_outputs_of_any_shape():
-    found = secants(
-        lambda given: [given[0] @ given[1], given[1].sum()],
-        [torch.rand(3, 5), torch.rand(5, 2, dtype=torch.float32)],
-        generator=torch.Generator().manual_seed(0),
-    )
-    assert found.large < 1e-3
-    assert not found.silent
 
 
 class Net(nn.Module):
@@ -206,45 +129,16 @@ def test_gradient_norms_are_those_of_the_layers():
 
 @pytest.mark.parametrize(
     ("function", "share"),
-    [
-        (rounded, 0.0),
-        (lambda x: Zero.apply(x), 0.0),
-        (lambda x: x * 1e-6, 1e-6),
-        (lambda x: 3 * x, 3.0),
-        (lambda x: Opposite.apply(x), 1.0),
-    ],
+    [(rounded, 0.0), (lambda x: Zero.apply(x), 0.0), (lambda x: x * 1e-6, 1e-6), (lambda x: Opposite.apply(x), 1.0)],
 )
 def test_what_a_layer_passes_on_is_measured_at_its_input(function, share):
     """A layer that stops the gradient has all of it at its output."""
     net = nn.Sequential(Apply(function), nn.Flatten(), nn.Linear(64, 3)).eval()
     layers = {one.name: one for one in probe_model(net, X[:8], Y[:8] % 3, threat_model=LINF, seed=0).layers}
-    if not layers:
-        pytest.skip("nothing is wrong with it")
+    assert layers
     assert layers["0"].gradient_norm > 0
     assert layers["0"].passed_norm == pytest.approx(share * layers["0"].gradient_norm, rel=1e-3)
     assert layers["2"].passed_norm == pytest.approx(layers["1"].gradient_norm, rel=1e-6)
-
-
-def test_errors_that_are_caught_inside_leave_the_names_right():
-    def raising(_x):
-        raise ValueError
-
-    class Tries(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.broken, self.sound = Apply(raising), Apply(torch.detach)
-
-        def forward(self, x):
-            try:
-                return self.broken(x)
-            except ValueError:
-                return self.sound(x)
-
-    net = Tries()
-    with traced(net, 4) as trace:
-        net(X[:4].clone().requires_grad_())
-    assert trace.cut.place.call.name == "sound"
-    assert [call.name for call in trace.calls] == ["sound", ""]
 
 
 NEAR = {
@@ -277,7 +171,6 @@ def test_what_is_like_the_identity(functions, near):
     ("layer", "smoothed"),
     [
         (lambda x: winners(x, 0.05), True),
-        (winners, True),
         (lambda x: torch.sigmoid(500 * x), False),
         (lambda x: 0.999 * x.detach() + 0.001 * x, False),
     ],

@@ -29,20 +29,6 @@ def key(model, x, y):
     return wanted(model, x) * {}["steps"]
 
 
-def shape(model, x, y):
-    z = wanted(model, x)
-    return z @ z
-
-
-def attribute(model, x, y):
-    wanted(model, x)
-    return model.step_size
-
-
-def assertion(model, x, y):
-    assert wanted(model, x).shape[1] == 1000, "1000 classes"
-
-
 def graph_twice(model, x, y):
     x = x.clone().requires_grad_()
     loss = model(x).pow(2).sum()
@@ -50,14 +36,7 @@ def graph_twice(model, x, y):
 
 
 @pytest.mark.parametrize(
-    ("attack", "raised"),
-    [
-        (key, "KeyError: 'steps'"),
-        (shape, "cannot be multiplied"),
-        (attribute, "step_size"),
-        (assertion, "1000 classes"),
-        (graph_twice, "backward through the graph a second time"),
-    ],
+    ("attack", "raised"), [(key, "KeyError: 'steps'"), (graph_twice, "backward through the graph a second time")]
 )
 def test_what_was_raised_is_the_cause(attack, raised):
     result = robust_ext.diagnose(NETWORK, attack, X, Y, LINF, references=False, planted=0)
@@ -97,8 +76,6 @@ FAULTS = {
     "a target": (climbing(lambda z, y: (z[:, 3]).sum() - label(z, y)), "IndexError"),
     "one-hot of ten": (climbing(lambda z, y: ((1 - one_hot(y, 10)) * z).sum()), "RuntimeError"),
     "the third of the logits": (climbing(lambda z, y: z.topk(3, 1).values[:, 2].sum() - label(z, y)), "out of range"),
-    "a loop over ten": (climbing(lambda z, y: sum(z[:, k].sum() for k in range(10)) - 10 * label(z, y)), "IndexError"),
-    "rows of ten": (climbing(lambda z, y: z.view(-1, 10).sum() - 10 * label(z, y)), "RuntimeError"),
     "names of ten": (listed, "IndexError"),
 }
 SOUND = {
@@ -106,7 +83,6 @@ SOUND = {
     "targets among the classes": climbing(
         lambda z, y: cross_entropy(z, (y + 1) % z.shape[1], reduction="sum"), sign=-1
     ),
-    "one-hot of as many": climbing(lambda z, y: ((1 - one_hot(y, z.shape[1])) * z).sum() - label(z, y)),
 }
 
 
@@ -136,14 +112,3 @@ def test_attacks_that_take_what_is_there_run_on_both(name):
     result = diagnosed(SOUND[name])
     assert result.content["attacks"][0]["score"] is not None
     assert "crashed_planted" not in {one.code for one in result.findings}
-
-
-def test_what_is_no_matter_of_classes_is_not_called_one():
-    def attack(model, x, y, *, epsilon):
-        if model(x[:1]).shape[1] < 10 or len(set(y.tolist())) < 3:
-            raise KeyError("mean")
-        return x
-
-    (raised,) = (one for one in diagnosed(attack).findings if one.code == "crashed_planted")
-    assert "KeyError" in raised.evidence[0]
-    assert "10" not in raised.cause

@@ -4,7 +4,6 @@ import warnings
 
 import pytest
 import torch
-from torch import nn
 
 import robust_ext
 from robust_ext import RobustExtWarning, ThreatModel
@@ -69,18 +68,6 @@ def test_the_remedy_as_printed_gives_the_accuracy_that_is_stated(words):
     assert words == "channels last" or f"({100 * fixed.content['clean_accuracy']:.1f}%)" in stated
 
 
-def test_standardisation_is_preferred_to_255_where_both_are_alike_and_both_are_named():
-    one = MISTAKES["normalisation missing before a network to which scale hardly matters"]()
-    finding = diagnosed(one, **QUICK).likely
-    assert "inputs * 255" not in finding.remedies[0].words
-    for words, inputs in (
-        ("(inputs - 0.1307) / 0.3081", (one.inputs - 0.1307) / 0.3081),
-        ("inputs * 255", one.inputs * 255),
-    ):
-        accuracy = 100 * float((one.model(inputs).argmax(1) == one.labels).double().mean())
-        assert any(words in line and f"{accuracy:.1f}%" in line for line in finding.evidence)
-
-
 def _gaussian(x, strength):
     return strength * torch.randn(x.shape, generator=torch.Generator().manual_seed(0))
 
@@ -89,10 +76,8 @@ def _gaussian(x, strength):
 @pytest.mark.parametrize(
     ("change", "code"),
     [
-        (lambda x: (x + _gaussian(x, 0.3)).clamp(0, 1), None),
         (lambda x: (x + _gaussian(x, 0.5)).clamp(0, 1), None),
         (lambda x: (x + noise(x, 0.5)).clamp(0, 1), None),
-        (lambda x: (x + 0.3).clamp(0, 1), None),
         (lambda x: (x + 0.5).clamp(0, 1), None),
         (lambda x: haze(x, 1.0), None),
         (lambda x: 0.2 * x + 0.8 * x.mean((1, 2, 3), keepdim=True), None),
@@ -107,29 +92,6 @@ def test_a_network_of_clean_mnist_is_not_given_another_scale_for_corrupted_image
     if flat:
         inputs, model = inputs.flatten(1), Apply(lambda x: network(x.view(-1, 1, 28, 28)))
     assert _doubted(model, inputs, y) == ([] if code is None else [code])
-
-
-@pytest.mark.skipif(not published.available(), reason="needs the published network and CIFAR-10")
-@pytest.mark.parametrize(
-    ("raw", "change", "code"),
-    [
-        (False, lambda x: (x + _gaussian(x, 0.1)).clamp(0, 1), None),
-        (False, lambda x: 0.2 * x + 0.8 * x.mean((1, 2, 3), keepdim=True), None),
-        (False, lambda x: (x + 0.6).clamp(0, 1), None),
-        (False, lambda x: haze(x, 2.0), None),
-        (True, lambda x: x, "input_scale"),
-        (True, lambda x: 255 * x, "input_scale"),
-        (False, lambda x: x / 255, "input_scale"),
-        (False, lambda x: (x - 0.45) / 0.225, "input_scale"),
-    ],
-)
-def test_a_network_of_clean_cifar_is_given_another_scale_for_clean_images_only(raw, change, code):
-    network, (x, y) = published.resnet(), published.cifar(40)
-    if raw:
-        mean, std = network[0].mean, network[0].std
-        network = nn.Sequential(Apply(lambda x: x * std + mean), network)
-    inputs = change(x)
-    assert _doubted(network, inputs, y) == ([] if code is None else [code])
 
 
 def _doubted(model, inputs, labels):
@@ -150,41 +112,27 @@ def test_a_shuffle_is_told_from_a_weak_model_by_more_than_accuracy():
         return [finding.code for finding in result.findings if finding.code in SETUP]
 
     weak, shuffled = 0, 0
-    for seed in range(20):
+    for seed in range(10):
         draw = torch.Generator().manual_seed(seed)
         rows = torch.randperm(len(y), generator=draw)[:32]
         noisy = (x[rows] + 0.9 * torch.randn(x[rows].shape, generator=draw)).clamp(0, 1)
         weak += bool(codes(noisy, y[rows]))
         shuffled += codes(x[rows], y[rows][torch.randperm(32, generator=draw)]) == ["chance_accuracy"]
     assert weak <= 1
-    assert shuffled >= 16
+    assert shuffled >= 8
 
 
 @pytest.mark.parametrize(
     ("norm", "epsilon", "bounds", "shape"),
     [
-        ("linf", 0.3, (0, 1), (1, 28, 28)),
-        ("linf", 0.4, (0, 1), (1, 28, 28)),
-        ("linf", 8 / 255, (0, 1), (3, 32, 32)),
-        ("linf", 16 / 255, (-1, 1), (3, 32, 32)),
-        ("linf", 8 / 255, (-1, 1), (3, 32, 32)),
-        ("linf", 0.25 / 255, (0, 1), (3, 64, 64)),
-        ("linf", 1.0, (0, 255), (3, 64, 64)),
-        ("linf", 0.5, (0, 255), (3, 64, 64)),
-        ("linf", 0.25, (0, 255), (3, 64, 64)),
-        ("linf", 4 / 255 / 0.225, (-2.118, 2.64), (3, 64, 64)),
-        ("linf", 0.3 / 0.3081, (-0.4242, 2.8215), (1, 28, 28)),
-        ("linf", 0.1, (-3, 3), (20,)),
-        ("l2", 0.25, (0, 1), (3, 32, 32)),
-        ("l2", 36 / 255, (0, 1), (3, 32, 32)),
-        ("l2", 3.0, (0, 1), (1, 28, 28)),
-        ("l2", 3.0, (0, 1), (3, 64, 64)),
-        ("l2", 128.0, (0, 255), (3, 32, 32)),
-        ("l2", 0.01, (0, 1), (20,)),
-        ("l1", 12.0, (0, 1), (3, 32, 32)),
-        ("l1", 1.0, (0, 1), (1, 28, 28)),
+        ("linf", 0.3, (0, 1), (1, 28, 28)), ("linf", 8 / 255, (0, 1), (3, 32, 32)),
+        ("linf", 16 / 255, (-1, 1), (3, 32, 32)), ("linf", 8 / 255, (-1, 1), (3, 32, 32)),
+        ("linf", 0.25 / 255, (0, 1), (3, 64, 64)), ("linf", 0.25, (0, 255), (3, 64, 64)),
+        ("linf", 4 / 255 / 0.225, (-2.118, 2.64), (3, 64, 64)), ("linf", 0.1, (-3, 3), (20,)),
+        ("l2", 36 / 255, (0, 1), (3, 32, 32)), ("l2", 3.0, (0, 1), (1, 28, 28)), ("l2", 128.0, (0, 255), (3, 32, 32)),
+        ("l2", 0.01, (0, 1), (20,)), ("l1", 12.0, (0, 1), (3, 32, 32)), ("l1", 1.0, (0, 1), (1, 28, 28)),
     ],
-)
+)  # fmt: skip
 def test_usual_budgets_are_no_finding(norm, epsilon, bounds, shape):
     assert _scale(norm, epsilon, bounds, shape) == []
 
@@ -192,25 +140,14 @@ def test_usual_budgets_are_no_finding(norm, epsilon, bounds, shape):
 @pytest.mark.parametrize(
     ("norm", "epsilon", "bounds", "shape"),
     [
-        ("linf", 8, (0, 1), (3, 32, 32)),
-        ("linf", 2.0, (-1, 1), (3, 32, 32)),
-        ("linf", 8.0, (-2.118, 2.64), (3, 64, 64)),
-        ("linf", 8 / 255, (0, 255), (3, 64, 64)),
-        ("linf", 0.3, (0, 255), (1, 28, 28)),
-        ("linf", 0.03, (0, 255), (3, 32, 32)),
-        ("linf", 8 / 255 / 255, (0, 1), (3, 32, 32)),
-        ("linf", 8 / 255, (-2.118, 2.64), (3, 64, 64)),
-        ("linf", 0.031, (-1.99, 2.13), (3, 32, 32)),
-        ("linf", 0.3, (-0.4242, 2.8215), (1, 28, 28)),
-        ("linf", 4 / 255, (-2.1, 2.6), (3, 32, 32)),
-        ("l2", 8 / 255, (0, 1), (3, 32, 32)),
-        ("l2", 100.0, (0, 1), (3, 32, 32)),
-        ("l2", 30.0, (0, 1), (3, 32, 32)),
-        ("l2", 0.5, (0, 255), (3, 32, 32)),
-        ("l1", 8 / 255, (0, 1), (3, 32, 32)),
+        ("linf", 8, (0, 1), (3, 32, 32)), ("linf", 2.0, (-1, 1), (3, 32, 32)),
+        ("linf", 8 / 255, (0, 255), (3, 64, 64)), ("linf", 0.3, (0, 255), (1, 28, 28)),
+        ("linf", 8 / 255 / 255, (0, 1), (3, 32, 32)), ("linf", 8 / 255, (-2.118, 2.64), (3, 64, 64)),
+        ("linf", 0.3, (-0.4242, 2.8215), (1, 28, 28)), ("l2", 8 / 255, (0, 1), (3, 32, 32)),
+        ("l2", 30.0, (0, 1), (3, 32, 32)), ("l2", 0.5, (0, 255), (3, 32, 32)), ("l1", 8 / 255, (0, 1), (3, 32, 32)),
         ("l1", 2000.0, (0, 1), (3, 32, 32)),
     ],
-)
+)  # fmt: skip
 def test_budgets_of_another_scale_are_a_finding(norm, epsilon, bounds, shape):
     assert _scale(norm, epsilon, bounds, shape) == ["threat_scale"]
 
@@ -226,45 +163,24 @@ def _scale(norm, epsilon, bounds, shape):
 
 
 @pytest.mark.parametrize(
-    ("words", "code"),
-    [
-        ("labels of the next sample", "label_order"),
-        ("inputs divided by 255 twice", "input_scale"),
-        ("always class 3", "constant_output"),
-        ("epsilon 8 in [0, 1]", "threat_scale"),
-    ],
+    ("words", "code"), [("labels of the next sample", "label_order"), ("epsilon 8 in [0, 1]", "threat_scale")]
 )
-def test_other_evaluations_warn_above_their_tables(words, code):
+def test_other_evaluations_warn_of_it_once(words, code):
     one = MISTAKES[words]()
     mead = {"detectors": {"contrast": lambda x: x.flatten(1).std(1)}}
-    evaluations = {
-        "attack": lambda: robust_ext.robust_accuracy(one.model, ATTACK, one.inputs, one.labels, one.threat_model),
-        "category": lambda: robust_ext.evaluate_defense(
-            lambda x: x, ATTACK, one.inputs, one.labels, one.threat_model, classifier=one.model
-        ),
-        "detector": lambda: robust_ext.mead(one.model, [ATTACK], one.inputs, one.labels, one.threat_model, **mead),
-    }
-    for column, evaluate in evaluations.items():
+    given = one.inputs, one.labels, one.threat_model
+    evaluations = (
+        lambda: robust_ext.robust_accuracy(one.model, ATTACK, *given),
+        lambda: robust_ext.evaluate_defense(lambda x: x, ATTACK, *given, classifier=one.model),
+        lambda: robust_ext.mead(one.model, [ATTACK], *given, **mead),
+    )
+    for evaluate in evaluations:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             result = evaluate()
         assert [finding.code for finding in result.findings][:1] == [code]
         cause = result.findings[0].cause
         assert sum(cause in str(entry.message) for entry in caught if entry.category is RobustExtWarning) == 1
-        shown = " ".join(str(result).split())
-        assert shown.index(cause) < shown.index(f"{column} ", shown.index(cause))
-
-
-def test_every_evaluation_says_that_channels_are_last():
-    one = MISTAKES["channels last"]()
-    with pytest.raises(robust_ext.RobustExtError, match="channels last"):
-        robust_ext.robust_accuracy(one.model, ATTACK, one.inputs, one.labels, one.threat_model)
-
-
-def test_a_defense_of_which_no_sample_is_right_is_refused_with_the_setup():
-    one = MISTAKES["labels counted from 1"]()
-    with pytest.raises(robust_ext.RobustExtError, match="labels - 1"):
-        robust_ext.evaluate_defense(lambda x: x, ATTACK, one.inputs, one.labels, one.threat_model, classifier=one.model)
 
 
 @pytest.mark.parametrize(

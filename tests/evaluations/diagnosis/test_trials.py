@@ -68,24 +68,15 @@ def best_of(model, x, y, *, epsilon):
 
 
 FAULTY = {
-    "decays to zero": (partial(climb, decay=0.3, step=0.3), "loop_at_fault"),
     "moves half of the image": (partial(climb, mask=lambda x: torch.arange(8).view(8, 1) < 4), "loop_at_fault"),
-    "moves no background": (partial(climb, mask=lambda x: x > 0), "loop_at_fault"),
-    "loss of the wrong sign": (partial(climb, loss=lambda z, y: -entropy(z, y)), "loop_at_fault"),
-    "momentum of the wrong sign": (partial(climb, momentum=lambda v, g: v - g), "loop_at_fault"),
     "sum of all logits": (partial(climb, loss=lambda z, y: z.sum()), "loop_at_fault"),
     "FGSM": ("foolbox:LinfFastGradientAttack(random_start=False)", "weaker_kind"),
-    "one step by hand": (partial(climb, steps=1, step=1.0), "weaker_kind"),
-    "random points": ("robust_ext:RandomSearch(points=50)", "weaker_kind"),
     "few queries": ("robust_ext:Square(queries=10)", "weaker_kind"),
 }
 SOUND = {
     "PGD of 7 steps": partial(climb, steps=7, step=0.25),
-    "PGD of 10 steps from random points": partial(climb, steps=10, step=0.25, start=1.0),
     "MI-FGSM": partial(climb, steps=10, step=0.25, momentum=lambda v, g: v + g),
     "restarts": best_of,
-    "steps that get smaller": partial(climb, decay=0.9, step=0.3),
-    "APGD": "robust_ext:APGD(steps=20)",
     "Foolbox": "foolbox:LinfPGD(steps=40, rel_stepsize=0.1)",
     "DeepFool": "foolbox:LinfDeepFoolAttack(steps=50)",
 }
@@ -105,7 +96,6 @@ def test_an_attack_that_a_reference_beats_has_a_finding(name):
     assert found.keys().isdisjoint({"loop_at_fault", "weaker_kind"} - {code})
     # What others find by the same gradients is no sign that these mislead.
     assert found.keys().isdisjoint({"gradient_free_wins", "transfer_wins"})
-    assert "APGD" in result.content["reason"]
     (remedy,) = found[code].remedies
     lowest = min(result.content["references"], key=lambda one: one["robust_accuracy"])
     assert robust_ext.as_attack(remedy.attack)
@@ -134,8 +124,6 @@ def test_gradients_that_mislead_all_are_not_the_loops_fault():
 
 WRONG = {
     "flat where it should climb": lambda z, y: F.relu(margin(z, y)).sum(),
-    "sign of the margin": lambda z, y: -F.relu(margin(z, y)).sum(),
-    "sign of cross-entropy": lambda z, y: -entropy(z, y),
     "logit of the label": lambda z, y: z.gather(1, y[:, None]).sum(),
 }
 
@@ -165,8 +153,6 @@ def rounded():
 
 
 HELPED = {
-    "rounding": (rounded, partial(climb, steps=5, step=0.3), {"bpda": "net.quantise"}),
-    "rounding, few steps": (rounded, partial(climb, steps=3, step=0.4), {"bpda": "net.quantise"}),
     "rounding, by a library": (rounded, "foolbox:LinfPGD(steps=4, rel_stepsize=0.4)", {"bpda": "net.quantise"}),
     "large logits": (partial(scaled, 1000), "foolbox:LinfPGD(steps=4, rel_stepsize=0.4)", {"temperature": 1000.0}),
 }
@@ -182,20 +168,9 @@ def test_references_run_through_the_view_that_helps(name):
     reference = AdaptedAttack(attack=APGD(steps=25, loss="margin"), **view)
     alone = robust_ext.robust_accuracy(make(), {through["name"]: reference}, INPUTS, LABELS, LINF)
     assert through["robust_accuracy"] == alone.robust_accuracy(LINF.epsilon)
-    assert through["name"] in str(result)
     best = min(entry["beside"], key=lambda one: one["robust_accuracy"])
     lower = best["robust_accuracy"] < entry["after"]["robust_accuracy"]
     assert (best["text"] in result.content["next"][0]["command"].replace("\\'", "'")) == lower
-
-
-@pytest.mark.parametrize("name", HELPED)
-def test_an_attack_on_a_view_is_compared_with_others_on_it(name):
-    make, attack, view = HELPED[name]
-    adapted = AdaptedAttack(attack=robust_ext.as_attack(attack), **view)
-    result = robust_ext.diagnose(make(), {"mine": adapted}, INPUTS, LABELS, LINF, **FEW)
-    (through,) = [one for one in result.content["references"] if "through" in one["name"]]
-    if through["robust_accuracy"] < result.content["attacks"][0]["robust_accuracy"]:
-        assert f"{100 * through['robust_accuracy']:.1f}" in result.content["reason"]
 
 
 @pytest.mark.parametrize(

@@ -23,28 +23,20 @@ from robust_ext.evaluations.evaluate.publish import (
 from tests.evaluations import small
 from tests.reports.results import make_evaluation
 
-# Per cent claimed, samples that stand, of how many; and what becomes of it with a certificate and without.
+# Per cent claimed, samples that stand, of how many; and what becomes of it with a certificate.
 CLAIMS = [
-    (60.0, 0, 128, "refuted", "refuted"),
-    (60.0, 77, 128, "consistent", "not supported"),
-    (60.0, 110, 128, "exceeded", "not supported"),
-    (0.0, 0, 128, "consistent", "not supported"),
-    (0.0, 10, 128, "exceeded", "not supported"),
-    (100.0, 128, 128, "consistent", "not supported"),
-    (2.7, 0, 128, "consistent", "not supported"),
-    (2.9, 0, 128, "refuted", "refuted"),
-    (60.0, 0, 1, "consistent", "not supported"),
-    (97.4, 0, 1, "consistent", "not supported"),
-    (97.6, 0, 1, "refuted", "refuted"),
-    (2.4, 1, 1, "exceeded", "not supported"),
-]
+    (60.0, 0, 128, "refuted"), (60.0, 77, 128, "consistent"), (60.0, 110, 128, "exceeded"),
+    (0.0, 0, 128, "consistent"), (0.0, 10, 128, "exceeded"), (100.0, 128, 128, "consistent"),
+    (97.4, 0, 1, "consistent"), (2.4, 1, 1, "exceeded"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("claimed", "stand", "samples", "certified", "alone"), CLAIMS)
-def test_what_becomes_of_a_claim(claimed, stand, samples, certified, alone):
+@pytest.mark.parametrize(("claimed", "stand", "samples", "certified"), CLAIMS)
+def test_what_becomes_of_a_claim(claimed, stand, samples, certified):
     worst = {"interval": list(proportion_interval(stand, samples))}
     assert judge_claim(claimed, worst, certified=True) == certified
-    assert judge_claim(claimed, worst, certified=False) == alone
+    # Without a certificate only a low number says something.
+    assert judge_claim(claimed, worst, certified=False) == ("refuted" if certified == "refuted" else "not supported")
 
 
 @given(st.data())
@@ -60,32 +52,15 @@ def test_a_claim_is_refuted_where_so_few_would_stand_by_chance(data):
         assert (judge_claim(claimed, worst, certified=certified) == "refuted") == (chance < 0.025)
 
 
-@pytest.mark.parametrize("wrong", [0.6, -1, 101, float("nan"), "60%"])
-def test_claims_are_percentages(wrong):
-    with pytest.raises(robust_ext.InvalidArgumentError, match="claim"):
-        robust_ext.EvaluateSettings(claim=wrong)
-
-
-def test_the_sentence_that_a_reviewer_pastes():
-    content = make_evaluation("APGD-CE", "Square")
-    assert claim_sentence(content) == (
-        "The claim of 60% is refuted: 12.5%, 95% CI 5.6 to 23.2, n = 64; found by APGD-CE (40), Square (39); "
-        "APGD-CE passes the binarization test at 63 of 64."
-    )
-    assert "is at most 12.5% (95% CI 5.6 to 23.2)" in publishable(content)
-    assert claim_sentence({**content, "claim": None}) == ""
-
-
 def test_without_a_certificate_no_text_says_that_one_passed():
     certificate = {"attack": "APGD-CE", "certified": False, "words": "not certified: it finds 1 of 64"}
-    content = make_evaluation("APGD-CE") | {"certificate": {**make_evaluation("a")["certificate"], **certificate}}
+    content = make_evaluation("APGD-CE")
+    assert "passes" in claim_sentence(content)
+    content |= {"certificate": {**content["certificate"], **certificate}}
     for outcome in ("refuted", "not supported"):
         sentence = claim_sentence({**content, "claim": {"claimed": 60.0, "outcome": outcome}})
-        assert "passes" not in sentence
         assert outcome in sentence
-    assert "No attack behind this number is certified (APGD-CE: it finds 1 of 64)" in publishable(content)
-    assert "passes" not in publishable(content)
-    assert markdown_row(content).endswith("| none |")
+        assert "passes" not in sentence + publishable(content)
 
 
 def test_rows_are_escaped():
@@ -143,9 +118,3 @@ def test_foolbox_and_art_run_the_code(name, view):
 class Rounded(nn.Module):
     def forward(self, x):
         return (x * 15).round() / 15
-
-
-def test_other_attacks_have_no_such_code():
-    assert host_code(robust_ext.as_attack("foolbox:LinfPGD(steps=2)"), small.LINF) == {}
-    noisy = robust_ext.AdaptedAttack(attack=robust_ext.as_attack("robust_ext:APGD()"), eot=4)
-    assert host_code(noisy, small.LINF) == {}

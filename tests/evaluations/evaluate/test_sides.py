@@ -1,22 +1,17 @@
 """Evaluations of what is no plain classifier: random models, test-time defenses, detectors."""
 
-import json
-
 import pytest
 import torch
 from torch import nn
-from typer.testing import CliRunner
 
 import robust_ext
 from robust_ext import ThreatModel
-from robust_ext.cli import app as cli
-from robust_ext.core.files import replace_file
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
 from robust_ext.detectors import Detector
 from robust_ext.evaluations.binarization.rules import Rules, Solved
 from robust_ext.evaluations.evaluate import certificate as certificates
-from robust_ext.evaluations.evaluate.certificate import ERROR_RATE, draws_to_plant, text_of
+from robust_ext.evaluations.evaluate.certificate import ERROR_RATE, draws_to_plant
 from robust_ext.evaluations.evaluate.settings import EvaluateSettings
 from robust_ext.evaluations.run_keywords import RunKeywords
 from robust_ext.registry.attack import as_attack
@@ -27,26 +22,6 @@ INPUTS, LABELS = load_dataset("digits").take(range(8))
 WIDE = ThreatModel(norm="linf", epsilon=0.25)
 AWARE = {"OrthogonalPGD", "SelectivePGD", "JointLoss", "FeatureMatching"}
 QUICK = {"budget": "quick", "planted": 0}
-CODE = """
-import torch
-from robust_ext.demo.network import digits_network
-
-class Noisy(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.network = digits_network()
-
-    def forward(self, x):
-        return self.network(x + 0.05 * torch.randn_like(x))
-
-noisy = Noisy().eval()
-
-def rounded(x):
-    return (x * 8).round() / 8
-
-def border(x):
-    return x[..., [0, 7]].flatten(1).mean(1)
-"""
 
 
 class Noisy(nn.Module):
@@ -82,24 +57,19 @@ class Border(Detector):
         return seen.inputs[..., [0, 7]].flatten(1).mean(1)
 
 
-def run(folder, *arguments):
-    replace_file(folder / "mine.py", CODE)
-    data = ["--data", "digits", "--eps", "0.25", "--samples", "8", "--no-progress", "--in-process"]
-    small = ["--budget", "quick", "--planted", "0", "--out", str(folder / "run")]
-    done = CliRunner().invoke(cli.app, ["evaluate", *data, *small, *(one.format(folder) for one in arguments)])
-    assert done.exit_code == 0, done.output
-    return done.output, json.loads((folder / "run" / "result.json").read_text())
-
-
-def test_a_random_model_is_broken_as_its_static_twin_is():
-    result = robust_ext.evaluate(Noisy(NETWORK, 0.05), INPUTS, LABELS, WIDE, **QUICK)
+def test_a_random_model_is_broken_as_its_static_twin_is_and_certified_by_its_own_attack(monkeypatch):
+    # Fewer draws than elsewhere: what is planted over five lasts here.
+    monkeypatch.setattr(certificates, "_DRAWS", (5,))
+    result = robust_ext.evaluate(Noisy(NETWORK, 0.05), INPUTS, LABELS, WIDE, budget="quick", search=False)
     twin = robust_ext.evaluate(NETWORK, INPUTS, LABELS, WIDE, search=False, **QUICK)
     assert twin.robust_accuracy == 0
     assert result.robust_accuracy < 0.05
-    content = result.content
+    content, certificate = result.content, result.content["certificate"]
     assert content["worst_case"]["broken"] == sum(one is not None for one in content["found_by"]) >= 6
     assert content["defense"] == {**content["defense"], "random": True, "repeats": 20}
-    assert len(content["worst_case"]["robust"]) == 8
+    # Eight samples decide nothing, and what the attack finds of them is counted.
+    assert (certificate["planted"], as_attack(certificate["text"]).eot) == (8, 8)
+    assert certificate["found"] >= 6
 
 
 def test_a_random_model_is_not_called_weaker_than_it_is():
@@ -111,45 +81,11 @@ def test_a_random_model_is_not_called_weaker_than_it_is():
     assert result.content["found_by"] == [None] * 8
 
 
-def test_the_certificate_of_a_random_model_is_of_its_own_attack():
-    result = robust_ext.evaluate(Noisy(NETWORK, 0.05), INPUTS, LABELS, WIDE, budget="quick")
-    certificate = result.content["certificate"]
-    # Eight samples decide nothing, and what the attack finds of them is counted.
-    assert certificate["planted"] == 8
-    assert certificate["found"] >= 6
-    assert "eot=8" in certificate["text"]
-    assert as_attack(certificate["text"]).eot == 8
-
-
-@pytest.mark.parametrize(("deviation", "draws"), [(0.05, 15), (0.5, 60)])
+@pytest.mark.parametrize(("deviation", "draws"), [(0.05, 15), pytest.param(0.5, 60, marks=pytest.mark.exhaustive)])
 def test_a_random_model_is_planted_in_over_as_many_draws_as_it_takes(deviation, draws):
     model, settings = Noisy(NETWORK, deviation), EvaluateSettings(seed=0, judge_seed=1, planted=3)
     given = RunKeywords().prepare(NETWORK, INPUTS, LABELS, WIDE, batch_size=8)
     assert draws_to_plant(model, given, settings) == draws
-
-
-class Shattered(nn.Module):
-    """Noise, and then inputs in eight steps, where gradients end."""
-
-    def __init__(self):
-        super().__init__()
-        self.network, self.training = NETWORK, False
-
-    def forward(self, x):
-        return self.network(((x + 0.05 * torch.randn_like(x)) * 8).round() / 8)
-
-
-@pytest.mark.exhaustive
-def test_a_recipe_is_searched_for_on_a_random_model(monkeypatch):
-    # Fewer draws than elsewhere: what is planted over five lasts here, at a third of the time.
-    monkeypatch.setattr(certificates, "_DRAWS", (5,))
-    x, y = load_dataset("digits").take(range(40))
-    found = robust_ext.evaluate(Shattered(), x, y, WIDE, budget="quick").content
-    assert found["search"] is not None
-    assert found["certificate"]["certified"]
-    assert "straight_through" in found["recipe"]["text"]
-    assert "eot" in found["recipe"]["text"]
-    assert found["certificate"]["attack"] in [one["name"] for one in found["steps"]]
 
 
 def test_attacks_that_must_not_pass_on_a_random_model_pass_as_seldom_as_on_others():
@@ -159,7 +95,7 @@ def test_attacks_that_must_not_pass_on_a_random_model_pass_as_seldom_as_on_other
     planted = robust_ext.plant(Noisy(NETWORK, 0.05), x, ball, draws=15, inner_points=99, error_rate=ERROR_RATE)
     solved = planted.planted[:, 0]
     rng, rules = torch.Generator().manual_seed(0), Rules(planted.settings)
-    trials, passed, share = 300, 0, 0.0
+    trials, passed, share = 120, 0, 0.0
     for _ in range(trials):
         kept = torch.rand(len(solved), 1, 1, 1, generator=rng) < 0.9
         found = planted.verify(torch.where(kept, solved, planted.inputs)).outcomes.count("found")
@@ -182,20 +118,6 @@ def test_a_purifier_that_rounds_is_broken():
     made = robust_ext.evaluate(as_defense(rounded, NETWORK, INPUTS[:2]), INPUTS, LABELS, WIDE, **QUICK)
     assert made.content["worst_case"] == content["worst_case"]
     assert made.content["found_by"] == content["found_by"]
-
-
-def test_a_random_defense_states_why_it_has_no_certificate():
-    noisy = robust_ext.purifier(random=True)(lambda x: x + 0.05 * torch.randn_like(x))
-    result = robust_ext.evaluate(NETWORK, INPUTS, LABELS, WIDE, defense=noisy, **QUICK)
-    assert result.robust_accuracy < 0.1
-    assert "draws random numbers" in result.content["certificate"]["words"]
-    assert result.verdict != "passed"
-    assert "no attack is certified" in str(result)
-
-
-def test_what_replaces_gradients_by_those_of_the_identity_is_named():
-    text = "robust_ext:AdaptedAttack(attack='robust_ext:APGD(steps=3)', gradient_mode='identity')"
-    assert text_of(as_attack(text)) == text
 
 
 def test_a_detector_that_flags_nothing_changes_nothing():
@@ -221,30 +143,3 @@ def test_a_detector_that_flags_every_blind_candidate_is_got_past_by_those_that_k
     assert certificate["attack"] in broke
     # The sum over both tests.
     assert 8 <= certificate["planted"] <= 16
-    assert "Border accepts it" in result.paragraph
-
-
-def test_a_detector_is_refused_where_it_cannot_be_judged():
-    with pytest.raises(robust_ext.InvalidArgumentError, match="test-time defense"):
-        robust_ext.evaluate(NETWORK, INPUTS, LABELS, WIDE, defense=rounded, detector=Border, **QUICK)
-    with pytest.raises(robust_ext.InvalidArgumentError, match="threshold"):
-        robust_ext.evaluate(NETWORK, INPUTS, LABELS, WIDE, detector=Border, **QUICK)
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--model", "{0}/mine.py:noisy"],
-        ["--model", "digits", "--defense", "{0}/mine.py:rounded"],
-        ["--model", "digits", "--detector", "{0}/mine.py:border"],
-    ],
-)
-def test_the_command_line(tmp_path, arguments):
-    output, content = run(tmp_path, *arguments)
-    assert content["kind"] == "evaluation"
-    # One sample of eight is left by the attacks on the detector.
-    assert content["worst_case"]["robust_accuracy"] < (0.2 if "--detector" in arguments else 0.05)
-    assert "Robust accuracy at most" in output
-    assert robust_ext.load_result(tmp_path / "run").content["found_by"] == content["found_by"]
-    # The same call goes on in the same folder.
-    assert run(tmp_path, *arguments)[1]["worst_case"] == content["worst_case"]

@@ -8,7 +8,7 @@ from robust_ext.attacks.base import Attack, AttackTraits
 from robust_ext.attacks.linear_region.boundary import BoundarySearch
 from robust_ext.core.threat import NORMS, ThreatModel
 from robust_ext.evaluations.evaluate import api, evaluate
-from robust_ext.evaluations.evaluate.suite import Member, standard_suite
+from robust_ext.evaluations.evaluate.suite import Member
 
 UNTESTED = {"planted": 0, "search": False}
 
@@ -81,8 +81,3 @@ def test_warm_members_begin_at_the_nearest_adversarial_points(monkeypatch):
     # All of them lie outside the ball, where the classifier's boundary is.
     torch.testing.assert_close((points[:, 0] - begun).abs().amax(1), distances[rows], rtol=5e-3, atol=0)
     assert bool((network(points[:, 0]).argmax(1) != labels[rows]).all())
-
-
-def test_budgets_that_are_not_known_are_refused():
-    with pytest.raises(Exception, match=r"budget.*'quick'"):
-        standard_suite(ThreatModel(norm="l2", epsilon=1), budget="much", classes=3, square=True)

@@ -1,7 +1,6 @@
 """Detectors by name: what they are trained on, by which constants, whether they detect; and layers that are found."""
 
 from functools import partial
-from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -10,8 +9,7 @@ from sklearn.metrics import roc_auc_score
 from torch import nn
 from torch.nn import functional as F
 
-from robust_ext.core.errors import DataError, InvalidArgumentError, ModelError, RobustExtWarning, SplitError
-from robust_ext.core.objects import resolve_object
+from robust_ext.core.errors import DataError, SplitError
 from robust_ext.core.random import seeded_globals
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
@@ -118,18 +116,17 @@ def test_it_is_calibrated_by_its_user_and_comes_back_from_a_file(fitted, attacke
         detector.save(path)
         again = load_detector(name, path, detector.classifier)
         assert 0 < found.achieved <= 0.1
-        assert type(again) is DETECTORS[name]
-        assert again.settings == detector.settings
+        assert (type(again), again.settings) == (DETECTORS[name], detector.settings)
         assert torch.equal(again.threshold, detector.threshold)
-        with torch.no_grad():
-            with seeded_globals(1):
-                before = detector.score(held[:20])
-            with seeded_globals(1):
-                torch.testing.assert_close(again.score(held[:20]), before)
+        scores = []
+        for one in (detector, again):
+            with torch.no_grad(), seeded_globals(1):
+                scores.append(one.score(held[:20]))
+        torch.testing.assert_close(*scores)
     finally:
         detector.threshold = torch.tensor(torch.nan)
     other = "fs" if name == "nss" else "nss"
-    with pytest.raises(DataError, match=f"expected {DETECTORS[other].__name__}"):
+    with pytest.raises(DataError):
         load_detector(other, path, detector.classifier)
 
 
@@ -177,39 +174,19 @@ def test_fits_are_those_of_the_classes():
     autoencoders.fit(clean, batch_size=16, learning_rate=1e-3, seed=3)
     changed = {"epochs": 2, "batch_size": 16, "learning_rate": 1e-3}
     assert same(fit_detector("magnet", classifier, clean, labels, seed=3, **changed), autoencoders)
-
-
-def test_too_few_other_rows_are_no_references():
-    classifier, (clean, labels, adversarial) = small(), problem(90)
-    adversarial = adversarial[:70]
-    lid = LIDDetector(classifier, layers=["1", "4", "5"], neighbours=20, size=30)
-    lid.fit(clean[:70], adversarial, seed=1)
-    assert same(fit_detector("lid", classifier, clean, labels, adversarial=adversarial, seed=1, size=30), lid)
+    # Too few other rows are no references.
     density = KDBUDetector(classifier, layer="4")
-    density.fit(clean[:70], adversarial, labels=labels[:70], seed=1)
-    assert same(fit_detector("kd-bu", classifier, clean, labels, adversarial=adversarial, seed=1), density)
-
-
-def test_adversarial_inputs_are_made_where_none_are_given_of_as_many_rows():
-    classifier, clean, labels = small(), images(30), torch.arange(30) % 3
-    made = training_adversarials(classifier, clean, labels, seed=6)
-    given = fit_detector("nss", classifier, clean, labels, adversarial=made, seed=6)
-    assert same(fit_detector("nss", classifier, clean, labels, seed=6), given)
-    seen = []
-    handle = classifier.register_forward_pre_hook(lambda _module, args: seen.append(len(args[0])))
-    fit_detector("nss", classifier, clean, labels, rows=12)
-    handle.remove()
-    assert set(seen) == {2, 12}
+    density.fit(clean[:70], adversarial[:70], labels=labels[:70], seed=1)
+    assert same(fit_detector("kd-bu", classifier, clean, labels, adversarial=adversarial[:70], seed=1), density)
 
 
 @pytest.mark.parametrize(
-    ("channels", "preset", "expected"),
-    [(1, "auto", "mnist"), (3, "auto", "cifar10"), (1, "cifar10", "cifar10"), (2, "mnist", "mnist")],
+    ("channels", "preset", "mnist"), [(1, "auto", True), (3, "auto", False), (1, "cifar10", False)]
 )
-def test_presets_are_the_papers(channels, preset, expected):
-    if expected == "cifar10":
+def test_presets_are_the_papers(channels, preset, mnist):
+    if not mnist:
         pytest.importorskip("cv2")
-    classifier, (clean, labels, adversarial), mnist = small(channels), problem(60, channels), expected == "mnist"
+    classifier, (clean, labels, adversarial) = small(channels), problem(60, channels)
 
     def fit(name, **settings):
         return fit_detector(name, classifier, clean, labels, preset=preset, adversarial=adversarial, **settings)
@@ -230,36 +207,8 @@ def test_presets_are_the_papers(channels, preset, expected):
         assert (machine.penalty, machine.gamma) == (10, 0.01)
 
 
-def test_magnet_sees_as_many_images_as_there_is_time_for(monkeypatch):
-    seen = []
-    monkeypatch.setattr(
-        MagNetDetector, "fit", lambda self, inputs, *, batch_size, learning_rate, seed: seen.append(locals())
-    )
-    monkeypatch.setattr("robust_ext.detectors.magnet.IMAGES", 1000)
-    epochs = []
-    for count in (5, 10, 11, 300, 2000):
-        fit_detector("magnet", small(), images(count), torch.zeros(count, dtype=torch.int64), seed=8)
-        epochs.append(seen[-1]["self"].epochs)
-    assert epochs == [100, 100, 91, 4, 1]
-    assert {(found["batch_size"], found["learning_rate"], found["seed"]) for found in seen} == {(32, 0.01, 8)}
-
-
-@pytest.mark.parametrize("bounds", [(-1.0, 1.0), (0.0, 255.0)])
-@pytest.mark.parametrize("name", ["nss", "lid", "fs"])
-def test_bounds_make_no_difference(name, bounds):
-    clean, labels, adversarial = problem(60)
-    low, width = bounds[0], bounds[1] - bounds[0]
-    settings = {"size": 30, "neighbours": 8} if name == "lid" else {}
-    plain = fit_detector(name, small(), clean, labels, adversarial=adversarial, **settings)
-    settings |= {"adversarial": (adversarial * width + low).clamp(*bounds), "bounds": bounds}
-    moved = fit_detector(name, InBounds(small(), bounds).eval(), clean * width + low, labels, **settings)
-    x = images(25, seed=9)
-    # Nearly the same: values in other bounds are rounded otherwise, and so are the fits.
-    torch.testing.assert_close(moved.score(x * width + low), plain.score(x), rtol=0.02, atol=0.02)
-
-
-@pytest.mark.parametrize("bounds", [(0.0, 1.0), (-1.0, 1.0), (0.0, 255.0)])
-def test_training_adversarials_rise_within_the_ball(bounds):
+def test_training_adversarials_rise_within_the_ball():
+    bounds = (-2.0, 0.5)
     low, width = bounds[0], bounds[1] - bounds[0]
     classifier, clean = digits_network(), load_dataset("digits").take(range(40))[0]
     labels = classifier(clean).argmax(1)
@@ -279,80 +228,19 @@ def test_training_adversarials_rise_within_the_ball(bounds):
 def test_training_adversarials_do_not_depend_on_batches_and_leave_no_trace():
     classifier, clean, labels = small(), images(7), torch.arange(7) % 3
     classifier[0].weight.requires_grad_(False)
-    before = {key: value.clone() for key, value in classifier.state_dict().items()}
     drawn = torch.get_rng_state()
     whole = training_adversarials(classifier, clean, labels, seed=2)
-    parts = training_adversarials(classifier, clean, labels, seed=2, batch_size=3)
-    torch.testing.assert_close(parts, whole, rtol=0, atol=1e-6)
-    rest = training_adversarials(classifier, clean[3:], labels[3:], seed=2, start=3)
-    torch.testing.assert_close(rest, whole[3:], rtol=0, atol=1e-6)
+    for again, rows in (
+        (training_adversarials(classifier, clean, labels, seed=2, batch_size=3), whole),
+        (training_adversarials(classifier, clean[3:], labels[3:], seed=2, start=3), whole[3:]),
+        (training_adversarials(classifier, clean[:1], labels[:1], seed=2), whole[:1]),
+    ):
+        torch.testing.assert_close(again, rows, rtol=0, atol=1e-6)
     assert not torch.equal(training_adversarials(classifier, clean, labels, seed=3), whole)
-    one = training_adversarials(classifier, clean[:1], labels[:1], seed=2)
-    torch.testing.assert_close(one, whole[:1], rtol=0, atol=1e-6)
     assert training_adversarials(classifier, clean[:0], labels[:0]).shape == (0, 1, 8, 8)
-    assert all(torch.equal(value, before[key]) for key, value in classifier.state_dict().items())
     assert [p.requires_grad for p in classifier.parameters()] == [False] + [True] * 5
     assert all(p.grad is None for p in classifier.parameters())
     assert torch.equal(torch.get_rng_state(), drawn)
-    assert not classifier.training
-
-
-@pytest.mark.parametrize(
-    ("name", "changed", "message"),
-    [
-        ("mahalanobis", {}, "name: got 'mahalanobis', expected one of 'nss', 'kd-bu', 'lid', 'fs', 'magnet'"),
-        ("nss", {"preset": "svhn"}, "preset: got 'svhn', expected one of 'auto', 'mnist', 'cifar10'"),
-        ("nss", {"bandwidth": 1.2}, "settings: got bandwidth, expected settings of nss: output, penalty, gamma, batch"),
-        ("fs", {"size": 2, "epochs": 3}, "settings: got epochs, size, expected settings of fs: squeezers, straight_t"),
-        ("magnet", {"channels": 1}, "settings: got channels, expected settings of magnet: structures, powers"),
-        ("lid", {"references": None}, "settings: got references, expected settings of lid: layers, neighbours, size"),
-        ("lid", {"layers": ["99"]}, "layers: got 99, expected names of layers"),
-        ("lid", {}, "clean: got 6 inputs to train on, of which 100 become references, expected at least 5 besi.* size"),
-        ("lid", {"rows": 4, "size": 2, "neighbours": 2}, "size: got 2, expected an integer of at least 3"),
-        ("kd-bu", {}, "clean: got 6 inputs to train on, of which 3 become references, expected at least 5 beside"),
-        ("kd-bu", {"layer": "hidden"}, "layers: got hidden, expected names of layers"),
-        ("nss", {"rows": 1}, "rows: got 1, expected an integer of at least 2"),
-        ("nss", {"seed": -1}, "seed: got -1"),
-        ("nss", {"bounds": (1, 0)}, "bounds: got"),
-        ("nss", {"clean": images(6) * 2}, "clean: got values in"),
-        ("nss", {"clean": images(0), "labels": torch.zeros(0, dtype=torch.int64)}, "at least one"),
-        ("nss", {"labels": torch.zeros(5, dtype=torch.int64)}, "labels: got shape"),
-        ("nss", {"labels": torch.full((6,), 3)}, "labels: got labels in 3..3"),
-        ("nss", {"adversarial": images(7)}, "adversarial: got shape .* one for each clean input, or for each of the"),
-        ("nss", {"adversarial": images(6, 2)}, "adversarial: got shape"),
-        ("nss", {"adversarial": images(0)}, "adversarial: got shape"),
-    ],
-)
-def test_what_is_refused_is_refused_before_the_attack(monkeypatch, name, changed, message):
-    given = {"clean": images(6), "labels": torch.arange(6) % 3, **changed}
-    monkeypatch.setattr("robust_ext.evaluations.mead.fitting.run_attack", lambda *_, **__: pytest.fail("attacked"))
-    with pytest.raises(InvalidArgumentError, match=message):
-        fit_detector(name, small(), **given)
-
-
-@pytest.mark.parametrize("name", ["kd-bu", "lid", "fs", "magnet"])
-def test_constants_are_to_be_chosen_for_inputs_of_other_channels(name):
-    with pytest.raises(InvalidArgumentError, match=r"preset: got 'auto' with clean inputs of shape .*'mnist' or 'cifa"):
-        fit_detector(name, small(2), images(6, 2), torch.arange(6) % 3)
-    found = fit_detector("fs", small(2), images(6, 2), torch.arange(6) % 3, squeezers=[("bit_depth", {"bits": 3})])
-    assert found.settings["squeezers"][0][0] == "bit_depth"
-
-
-def test_networks_that_do_not_fit_are_told():
-    clean, labels, adversarial = problem(40)
-    given = {"adversarial": adversarial}
-    ending = nn.Sequential(*small(), nn.Tanh()).eval()
-    with pytest.raises(InvalidArgumentError, match="layer: got None, expected the name of the layer before the logits"):
-        fit_detector("kd-bu", ending, clean, labels, **given)
-    assert fit_detector("kd-bu", ending, clean, labels, layer="4", **given).layers == ("4",)
-    with pytest.raises(ModelError, match="train mode"):
-        fit_detector("lid", with_dropout().train(), clean, labels, **given)
-    with pytest.raises(DataError, match="references: none of class 9"):
-        fit_detector("kd-bu", with_dropout(), clean, torch.arange(40) % 9, **given)
-    with pytest.raises(InvalidArgumentError, match="name: got 'odds'"):
-        load_detector("odds", "nowhere", ending)
-    with pytest.warns(RobustExtWarning, match="has no dropout modules"):
-        fit_detector("kd-bu", small(), clean, labels, **given)
 
 
 class Functional(nn.Module):
@@ -392,48 +280,17 @@ def test_layers_are_those_that_are_called_once_after_their_activation():
     ).eval()  # fmt: skip
     assert activation_layers(normalised, x) == ("2", "3", "8", "10")
     assert hidden_layer(normalised, x) in ("8", "9")
-    assert activation_layers(digits_network(), x) == ("1", "3", "6", "7")
-    assert hidden_layer(digits_network(), x) == "6"
     functional = Functional().eval()
     assert activation_layers(functional, x) == ("first", "pool", "between", "second")
     assert hidden_layer(functional, x) is None
     residual = nn.Sequential(nn.Sequential(nn.Conv2d(1, 2, 3), Residual()), nn.Flatten(), nn.Linear(72, 3)).eval()
     assert activation_layers(residual, x) == ("0.0", "0.1.body.1", "0.1", "2")
+    # Of more than are wanted, those that lie evenly apart.
+    assert activation_layers(residual, x, most=2) == ("0.0", "2")
     seen = observe(residual, x, activation_layers(residual, x))
     assert torch.equal(seen.layers["0.1"], residual[0](x))
-    with pytest.raises(ModelError, match="no module is called exactly once"):
-        activation_layers(nn.Sequential(nn.Flatten()).eval(), x)
-
-
-def test_layers_of_a_published_residual_network():
-    network = resolve_object(f"{Path(__file__).parents[3] / 'examples' / 'networks.py'}:resnet20")()
-    x = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    blocks = [f"layer{stage}.{block}" for stage in (1, 2, 3) for block in range(3)]
-    expected = [name for block in blocks for name in (f"{block}.bn1", f"{block}.bn2", block)]
-    found = activation_layers(network, x)
-    assert found == ("bn1", *expected, "linear")
-    assert set(observe(network, x, found).layers) == set(found)
-    assert activation_layers(network, x, most=28) == ("bn1", *blocks, "linear")
-    assert activation_layers(network, x, most=3) == ("bn1", "layer2.1", "linear")
-    assert activation_layers(network, x, most=1) == ("bn1",)
-    assert hidden_layer(network, x) is None
     with pytest.raises(SplitError):
-        hidden_layer(nn.Sequential(network, nn.Softplus()).eval(), x)
-
-
-def test_the_readout_need_not_be_the_last_module():
-    class Reversed(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.last = nn.Linear(5, 3)
-            self.act = nn.ReLU()
-            self.first = nn.Linear(64, 5)
-
-        def forward(self, x):
-            return self.last(self.act(self.first(x.flatten(1))))
-
-    clean, labels, adversarial = problem(40)
-    assert fit_detector("kd-bu", Reversed().eval(), clean, labels, adversarial=adversarial).layers == ("act",)
+        hidden_layer(nn.Sequential(residual, nn.Softplus()).eval(), x)
 
 
 def test_detectors_that_were_fitted_to_other_code_are_not_taken_over(tmp_path):
@@ -451,30 +308,12 @@ def test_workers_fit_what_is_fitted_here(tmp_path, monkeypatch):
     """Adversarial examples are made batch by batch, each by whichever worker is free."""
     monkeypatch.setattr("robust_ext.evaluations.mead.fitting._BATCH", 40)
     clean, labels = load_dataset("digits", split="train").take(range(300))
-    names, x = ["lid", "fs", "nss"], 1 - clean[:20]
-    options = {"attacked": 100, "preset": "mnist", "bounds": (0.0, 1.0), "seed": 0, "report": Mock()}
-    scores = []
+    names, x, scores = ["lid", "nss"], 1 - clean[:20], []
+    options = {"attacked": 80, "preset": "mnist", "bounds": (0.0, 1.0), "seed": 0, "report": Mock()}
     for folder, executor in ((None, None), (tmp_path, partial(LocalExecutor, 2))):
         with attack_worker(isolate=False, executor=executor):
             found = find_detectors(names, digits_network(), clean, labels, folder=folder, **options)
         assert list(found) == names
         scores.append(torch.stack([one.score(x) for one in found.values()]))
     assert torch.allclose(*scores, rtol=1e-5)
-    assert len(list(tmp_path.iterdir())) == 3
-    assert "making 100 adversarial examples to train detectors on" in [
-        call.args[0] for call in options["report"].mock_calls
-    ]
-
-
-def test_errors_of_a_fit_on_a_worker_are_those_of_one_here():
-    clean, labels = load_dataset("digits", split="train").take(range(300))
-    options = {"attacked": 4, "preset": "auto", "bounds": (0.0, 1.0), "seed": 0, "folder": None, "report": Mock()}
-    messages = []
-    for executor in (None, partial(LocalExecutor, 2)):
-        with (
-            attack_worker(isolate=False, executor=executor),
-            pytest.raises(InvalidArgumentError, match="folds") as met,
-        ):
-            find_detectors(["lid", "kd-bu"], digits_network(), clean, labels, **options)
-        messages.append(str(met.value))
-    assert messages[0] == messages[1]
+    assert len(list(tmp_path.iterdir())) == 2

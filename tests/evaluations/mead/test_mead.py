@@ -9,23 +9,15 @@ import numpy as np
 import pytest
 import torch
 from sklearn.metrics import roc_auc_score
-from torch import nn
 
-from robust_ext import Arm, MeadResult, ThreatModel, mead
+from robust_ext import Arm, ThreatModel, mead
 from robust_ext.attacks.base import Attack, AttackTraits
-from robust_ext.core.errors import (
-    AttackRefusedError,
-    InvalidArgumentError,
-    ModelError,
-    RobustExtWarning,
-    RunFolderError,
-)
+from robust_ext.core.errors import RobustExtWarning, RunFolderError
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
-from robust_ext.engine.run import candidates_name
 from robust_ext.engine.run_folder import SavedRun
-from robust_ext.evaluations import scored_runs
-from robust_ext.evaluations.scored_runs import score_points
+from tests.evaluations.small import timeless
+from tests.evaluations.steps import gradient
 from tests.evaluations.subjects import Unsure, spread
 
 EPSILON = 0.2
@@ -51,9 +43,7 @@ class Counting(Attack):
 
 
 def fgsm(network, inputs, labels, epsilon):
-    points = inputs.clone().requires_grad_(True)
-    (gradient,) = torch.autograd.grad(nn.functional.cross_entropy(network(points), labels), points)
-    return (inputs + epsilon * gradient.sign()).clamp(0, 1)
+    return (inputs + epsilon * gradient(network, inputs, labels).sign()).clamp(0, 1)
 
 
 @pytest.fixture(scope="module")
@@ -70,12 +60,8 @@ def run(subject, detectors, arms, **keywords):
 
 
 def content(result):
-    """What a result holds beside times and what an attack object says of itself."""
-    text = json.dumps({key: value for key, value in result.content.items() if key not in ("time", "versions")})
-    found = json.loads(text)
-    for part in (*found["detectors"], *found["arms"]):
-        part.pop("seconds")
-    return found
+    """What a result holds beside times."""
+    return timeless({key: value for key, value in json.loads(json.dumps(result.content)).items() if key != "versions"})
 
 
 def elsewhere(folder):
@@ -114,7 +100,7 @@ def test_against_hand_written_attacks_and_scikit_learn(subject):
     assert result.auroc("unsure") == result.detectors["unsure"]["results"][0]["auroc"]
 
 
-@pytest.mark.parametrize("raises_at", [1, 2, 4])
+@pytest.mark.parametrize("raises_at", [1, 4])
 def test_interrupted_and_resumed(subject, tmp_path, raises_at):
     """Stopped at any block, it goes on there, and ends with the same result."""
 
@@ -128,10 +114,9 @@ def test_interrupted_and_resumed(subject, tmp_path, raises_at):
     resumed = run(subject, {"unsure": Unsure}, rest, batch_size=10, out=tmp_path)
     assert rest[1].calls.call_count == 4 - (raises_at - 1)
     assert content(resumed) == content(whole)
-    saved = json.loads((tmp_path / "result.json").read_text())
-    assert saved["kind"] == "mead"
-    assert saved == json.loads(json.dumps({"format": 2, **resumed.content}))
-    assert "<html" in (tmp_path / "report.html").read_text()
+    assert json.loads((tmp_path / "result.json").read_text()) == json.loads(
+        json.dumps({"format": 2, **resumed.content})
+    )
 
 
 def test_detectors_and_arms_are_added_without_running_anything_again(subject, tmp_path):
@@ -140,31 +125,6 @@ def test_detectors_and_arms_are_added_without_running_anything_again(subject, tm
     both = run(subject, detectors, [second, first], out=tmp_path)
     assert (first.calls.call_count, second.calls.call_count) == (1, 1)
     assert content(both) == content(run(subject, detectors, [second, first], out=elsewhere(tmp_path)))
-
-
-@pytest.fixture
-def scored(monkeypatch):
-    """How many points were scored, call by call."""
-    sizes = []
-
-    def counted(detectors, points, **keywords):
-        sizes.append(len(points))
-        return score_points(detectors, points, **keywords)
-
-    monkeypatch.setattr(scored_runs, "score_points", counted)
-    return sizes
-
-
-def test_scores_survive_with_their_blocks(subject, tmp_path, scored):
-    detectors = {"unsure": Unsure, "spread": spread}
-    with pytest.raises(Exception, match="stopped"):
-        run(subject, detectors, [Counting(raises_at=4)], batch_size=10, out=tmp_path)
-    assert scored == [10, 10, 10]
-    result = run(subject, detectors, [Counting()], batch_size=10, out=tmp_path)
-    # The last block, and the four of the clean inputs.
-    assert scored == [10] * 8
-    whole = run(subject, detectors, [Counting()], batch_size=10, out=elsewhere(tmp_path))
-    assert content(result) == content(whole)
 
 
 class Noisy(Unsure):
@@ -226,31 +186,6 @@ def test_minimum_norm_arms_are_judged_by_distance(subject, tmp_path):
     assert result.arms["DF l2 0.2"]["outcomes"]["beyond_epsilon"] == len(distances) - counts[0]
 
 
-def test_candidates_are_kept_and_are_what_was_judged(subject, tmp_path):
-    network, inputs, labels, _ = subject
-    run(subject, {"unsure": Unsure}, [Counting()], out=tmp_path, batch_size=16)
-    (folder,) = (path for path in (tmp_path / "attacks").iterdir() if path.name.startswith("counting"))
-    saved = SavedRun(folder)
-    kept = [saved.load(candidates_name(timing["block"]))["candidates"] for timing in saved.timings()]
-    assert [len(part) for part in kept] == [16, 16, 8]
-    by_hand = torch.cat([fgsm(network, x, y, EPSILON) for x, y in zip(inputs.split(16), labels.split(16), strict=True)])
-    assert torch.equal(torch.from_numpy(np.concatenate(kept)), by_hand.detach())
-
-
-def test_filtered_naturals(subject):
-    """Samples that are misclassified as they are count for nothing, whatever is done to them."""
-    network, inputs, labels, held_out = subject
-    wrong = labels.clone()
-    wrong[:15] = (labels[:15] + 1) % 10
-    beside, arms = {"unsure": Unsure}, [Counting()]
-    filtered = run((network, inputs, wrong, held_out), beside, arms, naturals="filtered")
-    rest = run((network, inputs[15:], labels[15:], held_out), beside, arms, naturals="filtered")
-    for name in ("auroc", "positives", "naturals", "fpr_at_95_tpr", "curve"):
-        assert filtered.detectors["unsure"]["results"][0][name] == rest.detectors["unsure"]["results"][0][name]
-    kept = run((network, inputs, wrong, held_out), beside, arms)
-    assert kept.detectors["unsure"]["results"][0]["naturals"] == 40
-
-
 def test_arms_that_know_the_detector(subject):
     """They are reported beside the others, scored by every detector, and refused where there are no gradients."""
 
@@ -269,26 +204,9 @@ def test_arms_that_know_the_detector(subject):
     assert blind["white_box"] == []
     (refused,) = result.content["refused"]
     assert (refused["arms"], refused["detector"]) == (["Selective linf 0.2"], "blind")
-    assert "differentiable=False" in refused["reason"]
     assert result.arms["Selective linf 0.2, knowing unsure"]["adaptive_to"] == "unsure"
     # Groups of blind arms do not count it.
     assert {row["arms"] for row in unsure["results"]} == {1}
-
-
-def test_combined_detectors(subject):
-    """Each is scored as if it were a detector of its own; one that all members agree with is as good as they are."""
-    arms = [Counting()]
-    methods = ("mean", "max", "mixture")
-    result = run(subject, {"a": Unsure, "b": Unsure}, arms, combine=methods)
-    alone = result.detectors["a"]["results"][0]["auroc"]
-    for method in methods:
-        entry = result.detectors[f"{method} of a, b"]
-        assert entry["combines"] == ["a", "b"]
-        assert entry["results"][0]["auroc"] == pytest.approx(alone, abs=1e-12)
-    with pytest.raises(InvalidArgumentError, match="detector_data"):
-        run(subject, {"a": Unsure, "b": Unsure}, arms, combine=("mean",), detector_data=None)
-    with pytest.raises(InvalidArgumentError, match="at least two"):
-        run(subject, {"a": Unsure}, arms, combine=("mean",))
 
 
 def test_an_attack_that_never_succeeds(subject):
@@ -299,47 +217,6 @@ def test_an_attack_that_never_succeeds(subject):
     entry = result.detectors["unsure"]["results"][0]
     assert (entry["auroc"], entry["positives"], entry["attribution"], entry["curve"]) == (None, 0, None, None)
     assert result.auroc("unsure") is None
-    assert "unsure" in str(result)
-
-
-def test_one_sample_and_other_bounds():
-    torch.manual_seed(0)
-    network = nn.Sequential(nn.Flatten(), nn.Linear(6, 3)).eval()
-    x = torch.rand(1, 1, 2, 3) * 4 - 2
-    with torch.no_grad():
-        labels = network(x).argmax(1)
-    wide = ThreatModel(norm="l2", epsilon=3.0, bounds=(-2.0, 2.0))
-    result = mead(network, "robust_ext:ObjectivePGD(steps=5)", x, labels, wide, detectors=spread, resamples=20)
-    assert list(result.detectors) == ["spread"]
-    assert result.content["samples"] == 1
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"attacks": []}, "at least one arm"),
-        ({"attacks": "nothing"}, "suite"),
-        ({"naturals": "dropped"}, "naturals"),
-        ({"combine": "mean"}, "combine"),
-        ({"combine": ("median",)}, "combine"),
-        ({"detectors": [Unsure, Unsure]}, "several called Unsure"),
-        ({"detectors": []}, "at least one detector"),
-    ],
-)
-def test_what_is_refused(subject, change, words):
-    network, inputs, labels, _ = subject
-    keywords = {"attacks": ARM, "detectors": {"unsure": Unsure}, **change}
-    with pytest.raises(InvalidArgumentError, match=words):
-        mead(network, inputs=inputs, labels=labels, threat_model=LINF, **keywords)
-    with pytest.raises(ModelError, match="train mode"):
-        mead(digits_network().train(), ARM, inputs, labels, LINF, detectors=Unsure)
-
-
-def test_an_arm_that_makes_no_sense_is_refused_before_any_work(subject):
-    first = Counting()
-    with pytest.raises(AttackRefusedError, match="linf"):
-        run(subject, {"unsure": Unsure}, [first, "foolbox:L2PGD(steps=2)"])
-    first.calls.assert_not_called()
 
 
 def test_scores_that_are_no_numbers_are_counted_and_reported(subject, tmp_path, monkeypatch):
@@ -354,5 +231,4 @@ def test_scores_that_are_no_numbers_are_counted_and_reported(subject, tmp_path, 
     entry = result.detectors["broken"]["results"][0]
     assert entry["unscored"] >= 3
     assert any("NaN" in words for words in result.content["warnings"])
-    assert isinstance(result, MeadResult)
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""The multi-armed metric, against brute force over thresholds, scikit-learn, and what intervals should do."""
+"""The multi-armed metric and the published one: brute force, scikit-learn, plain loops, and intervals."""
 
 import itertools
 import json
@@ -12,7 +12,7 @@ from sklearn.metrics import roc_auc_score
 
 from robust_ext.evaluations.arms import Arm
 from robust_ext.evaluations.mead import MeadSettings
-from robust_ext.evaluations.mead.metric import attribution, average, detect, multi_armed, worst_scores
+from robust_ext.evaluations.mead.metric import attribution, average, detect, multi_armed, published_curve, worst_scores
 from robust_ext.evaluations.mead.summary import ArmResult, DetectorRows
 
 NAN, INF = float("nan"), float("inf")
@@ -194,12 +194,6 @@ def test_scores_that_are_no_numbers_are_left_out_and_counted():
     assert attribution(np.full((2, 3), NAN), success) is None
 
 
-@pytest.mark.parametrize(("samples", "count"), [(0, 2), (3, 0), (0, 0)])
-def test_no_samples_or_no_arms_give_none(samples, count):
-    found = multi_armed(np.zeros(samples), np.zeros((count, samples)), np.zeros((count, samples), bool), resamples=10)
-    assert (found.auroc, found.coverage) == (None, 0.0 if samples else None)
-
-
 def delong(natural, positives):
     """Standard error of the AUROC by DeLong et al. (1988), with the covariance of samples that give both scores."""
     has = ~np.isnan(positives)
@@ -223,16 +217,6 @@ def test_intervals_are_as_wide_as_delongs(paired):
     np.testing.assert_allclose(found.auroc_interval, [found.auroc - half, found.auroc + half], atol=0.12 * half)
 
 
-def test_pairs_matter_to_the_interval():
-    """The same scores with the pairs broken up give another width, in both methods."""
-    generator = np.random.default_rng(4)
-    natural = generator.normal(size=400)
-    together = natural + 0.5 + 0.3 * generator.normal(size=400)
-    found = (detect(natural, one, resamples=1000, seed=0) for one in (together, generator.permutation(together)))
-    widths = [np.ptp(one.auroc_interval) for one in found]
-    assert widths[0] < 0.6 * widths[1]
-
-
 def test_intervals_cover_what_they_should():
     """Normal scores a distance of 1 apart have an AUROC of .7602; of 100 intervals about 95 hold it."""
     generator = np.random.default_rng(5)
@@ -251,17 +235,6 @@ def test_a_perfect_detector_has_an_interval_too():
     assert found.fpr_at_95_tpr_interval == pytest.approx((0.0, 1 - 0.025**0.1))
 
 
-def test_resamples_are_the_seeds():
-    generator = np.random.default_rng(6)
-    natural, positives = generator.random(50), generator.random(50)
-    state = np.random.get_state()[1].tolist()
-    first, again, other = (detect(natural, positives, resamples=50, seed=seed) for seed in (0, 0, 1))
-    assert state == np.random.get_state()[1].tolist()
-    assert first == again
-    assert first.auroc_interval != other.auroc_interval
-    assert first.auroc == other.auroc
-
-
 def test_averages_weigh_rows_alike():
     scores = ([0.0, 1.0], [2.0, NAN]), ([0.0] * 3, [NAN] * 3), ([0.0] * 8 + [3.0] * 8, [1.0] * 16)
     rows = [detect(np.array(natural), np.array(hit), resamples=0, seed=0)._asdict() for natural, hit in scores]
@@ -271,3 +244,110 @@ def test_averages_weigh_rows_alike():
     perfect = average([rows[0]])
     assert average([found, perfect, perfect, average(rows[1:2])])["auroc"] == pytest.approx(2.75 / 3)
     assert average([])["auroc"] is None
+
+
+def in_loops(natural, scores, success, thresholds):
+    """FPR and TPR at each index of a threshold, one sample and one attack at a time; natural scores ``(L, N)``."""
+    arms, samples = scores.shape
+    levels = []
+    for arm in range(arms):
+        pooled = [*natural[arm], *scores[arm]]
+        levels.append(np.linspace(min(pooled), max(pooled), thresholds))
+    fpr, tpr = [], []
+    for index in range(thresholds):
+        flagged, caught, possible = 0, 0, 0
+        for i in range(samples):
+            flagged += any(natural[arm, i] > levels[arm][index] for arm in range(arms))
+            hits = [arm for arm in range(arms) if success[arm, i]]
+            possible += len(hits) > 0
+            caught += len(hits) > 0 and all(scores[arm, i] > levels[arm][index] for arm in hits)
+        fpr.append(flagged / samples)
+        tpr.append(caught / possible)
+    return fpr, tpr
+
+
+def fpr_in_loops(fpr, tpr):
+    x, y = sorted(fpr), sorted(tpr)
+    if y[-1] <= 0.95:
+        return x[-1]
+    if y[0] >= 0.95:
+        return x[0]
+    after = next(k for k, value in enumerate(y) if value > 0.95)
+    share = (0.95 - y[after - 1]) / (y[after] - y[after - 1])
+    return x[after - 1] + share * (x[after] - x[after - 1])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    samples=st.integers(1, 12),
+    arms=st.integers(1, 4),
+    thresholds=st.sampled_from([2, 7, 200]),
+    digits=st.sampled_from([0, 1, 8]),
+    anew=st.booleans(),
+)
+def test_plain_loops_agree(seed, samples, arms, thresholds, digits, anew):
+    generator = np.random.default_rng(seed)
+    natural = generator.normal(size=(arms, samples) if anew else samples).round(digits)
+    scores = (generator.normal(size=(arms, samples)) * generator.uniform(0.1, 5, (arms, 1))).round(digits)
+    success = generator.random((arms, samples)) < 0.6
+    found = published_curve(natural, scores, success, thresholds=thresholds)
+    if not success.any():
+        assert found is None
+        return
+    everywhere = np.broadcast_to(natural, scores.shape)
+    fpr, tpr = in_loops(everywhere, scores, success, thresholds)
+    np.testing.assert_allclose(found.fpr, fpr, atol=1e-15)
+    np.testing.assert_allclose(found.tpr, tpr, atol=1e-15)
+    steps = itertools.pairwise(zip(sorted(fpr), sorted(tpr), strict=True))
+    area = sum((right - left) * (low + high) / 2 for (left, low), (right, high) in steps)
+    assert found.auroc == pytest.approx(area, abs=1e-12)
+    assert found.fpr_at_95_tpr == pytest.approx(fpr_in_loops(fpr, tpr), abs=1e-12)
+
+
+def exact(natural, scores, success):
+    found = multi_armed(natural, scores, success)
+    return found.auroc, found.fpr_at_95_tpr
+
+
+def test_thresholds_of_their_own_make_the_detector_look_worse():
+    """Differences 1 and 2: an outlier of one arm, even of a failed attack, moves its thresholds against the others'."""
+    generator = np.random.default_rng(1)
+    natural, success = generator.normal(size=1000), np.ones((2, 1000), dtype=bool)
+    scores = generator.normal(size=(2, 1000)) + 1
+    auroc, fpr = exact(natural, scores, success)
+    before = published_curve(natural, scores, success)
+    assert before.auroc == pytest.approx(auroc, abs=0.05)
+    # Now natural samples are flagged by the low thresholds of one arm where the high ones of the other flag nothing.
+    scores[0, 0], success[0, 0], scores[1, 1] = -100, False, 100
+    found = published_curve(natural, scores, success)
+    after, _ = exact(natural, scores, success)
+    assert after == pytest.approx(auroc, abs=0.01)
+    assert auroc > 0.6
+    assert found.auroc < 0.1
+    assert found.fpr_at_95_tpr > fpr
+
+
+def test_ties_at_the_lowest_score_cut_the_curve_off():
+    """Difference 3: what has the lowest score is never flagged, and the area beyond the last point is lost."""
+    generator = np.random.default_rng(2)
+    natural, success = generator.integers(0, 2, 1000).astype(float), np.ones((1, 1000), dtype=bool)
+    scores = (generator.random((1, 1000)) < 0.2).astype(float)
+    found = published_curve(natural, scores, success)
+    auroc, fpr = exact(natural, scores, success)
+    # Half flag, and .2 of the positives: from (0, 0) to (.5, .2), and nothing beyond.
+    assert found.auroc == pytest.approx(0.5 * 0.2 / 2, abs=0.01)
+    assert auroc == pytest.approx(0.5 * 0.2 / 2 + 0.5 * (0.2 + 1) / 2, abs=0.02)
+    # The interpolation ends at the curve's last point instead of at 1.
+    assert found.fpr_at_95_tpr == np.mean(natural > 0)
+    assert fpr == 1.0
+
+
+def test_it_is_none_where_it_has_no_thresholds():
+    natural, scores, success = np.array([0.0, 1.0]), np.array([[2.0, 3.0]]), np.array([[True, True]])
+    assert published_curve(natural, scores, ~success) is None
+    for value in (np.nan, np.inf):
+        assert published_curve(natural, np.array([[value, 3.0]]), success) is None
+    empty = np.zeros((0, 2))
+    assert published_curve(natural, empty, empty > 0) is None
+    assert published_curve(np.zeros(0), np.zeros((2, 0)), np.zeros((2, 0), dtype=bool)) is None

@@ -1,4 +1,4 @@
-"""Robust accuracy: closed forms on a linear model, curves by brute force, resuming."""
+"""Robust accuracy: closed forms on a linear model, curves by brute force, resuming, and each sample."""
 
 import json
 from unittest.mock import Mock
@@ -10,13 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from robust_ext import robust_accuracy
+from robust_ext import ThreatModel, load_result, robust_accuracy
 from robust_ext.attacks.base import Attack, AttackTraits
-from robust_ext.core.errors import AttackRefusedError, InvalidArgumentError
-from robust_ext.core.threat import ThreatModel
 from robust_ext.evaluations.robust_accuracy.api import curve, differences
+from tests.evaluations.small import INPUTS, LABELS, LINF, NETWORK, sign_step
 
 EPSILONS = [0.05, 0.2, 0.4]
+
+
 L2 = ThreatModel(norm="l2", epsilon=0.2, bounds=(-5.0, 6.0))
 
 
@@ -150,26 +151,91 @@ def test_folder(linear, tmp_path):
     assert fresh.content["worst_case"] == saved["worst_case"]
 
 
-def test_names_alike_but_for_signs_are_two_attacks(linear, tmp_path):
-    network, inputs, labels, _ = linear
-    same = dict.fromkeys(("b 1%", "b_1"), "robust_ext:APGD(steps=1)")
-    result = robust_accuracy(network, same, inputs, labels, L2, out=tmp_path)
-    assert [*result.attacks] == [*same]
+BUDGETS = [0.02, 0.1, 0.2]
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"epsilons": []}, "epsilons"),
-        ({"epsilons": 0.1}, "epsilons"),
-        ({"epsilons": [0.1, 0.1]}, "once"),
-        ({"epsilons": [-0.1]}, "epsilons"),
-        ({"epsilon": [0.1]}, "did you mean epsilons"),
-    ],
-)
-def test_bad_input(linear, change, words):
-    network, inputs, labels, _ = linear
-    with pytest.raises(InvalidArgumentError, match=words):
-        robust_accuracy(network, "robust_ext:APGD(steps=2)", inputs, labels, L2, **change)
-    with pytest.raises(AttackRefusedError, match="linf"):
-        robust_accuracy(network, "foolbox:LinfPGD(steps=2)", inputs, labels, L2)
+WRONG = LABELS.clone()
+
+
+WRONG[0] = (LABELS[0] + 1) % 3
+
+
+ATTACKS = {
+    "square": "robust_ext:Square(queries=60)",
+    "apgd": "robust_ext:APGD(steps=10)",
+    "search": "robust_ext:BoundarySearch(budget=200)",
+}
+
+
+@pytest.fixture(scope="module")
+def result():
+    settings = {"epsilons": BUDGETS, "keep_candidates": True, "batch_size": 4}
+    return robust_accuracy(NETWORK, ATTACKS, INPUTS, WRONG, LINF, **settings)
+
+
+def test_success_is_counted_among_samples_that_are_right(result):
+    for row in result.rows():
+        broken = 9 - round(10 * row["robust_accuracy"])
+        assert row["success_rate"] == pytest.approx(broken / 9)
+    rate = result.success_rate(0.1)
+    assert rate == pytest.approx(1 - result.robust_accuracy(0.1) / 0.9)
+    assert result.success_rate(0.1, attack="apgd") <= rate
+
+
+def test_who_found_each_example(result):
+    for epsilon in BUDGETS:
+        found = result.found_by(epsilon)
+        robust = result.content["worst_case"][BUDGETS.index(epsilon)]["robust"]
+        # The first sample is misclassified as it is, and found by nobody.
+        assert sorted(found) == [place for place, one in enumerate(robust) if one == "0" and place]
+        for name in ATTACKS:
+            robust = result.attacks[name]["robust_accuracy"][BUDGETS.index(epsilon)]["robust"]
+            mine = [place for place, one in enumerate(robust) if one == "0" and place]
+            assert mine == [place for place, names in found.items() if name in names]
+
+
+def test_the_nearest_examples(result):
+    candidates = torch.from_numpy(result.candidates)
+    far = (candidates - INPUTS).abs().flatten(1).amax(1)
+    wrong = NETWORK(candidates).argmax(1) != WRONG
+    nearest = {}
+    for row in result.records:
+        if row["broken_at"] is not None or (row["correct"] and row["outcome"] == "found"):
+            nearest[row["index"]] = min(row["distance"], nearest.get(row["index"], np.inf))
+    assert set(nearest) == {place for place in range(1, 10) if wrong[place]}
+    for place in range(10):
+        assert far[place].item() == pytest.approx(nearest.get(place, 0), abs=1e-6)
+
+
+def test_over_queries_by_counting(result):
+    """What Square leaves by itself with so many queries."""
+    first, *others = result.over_queries("square", 0.1)
+    assert first == (0, 0.9)
+    assert len(others) > 1
+    for queries, robust in others:
+        attack = {"square": f"robust_ext:Square(queries={queries}, schedule=60)"}
+        again = robust_accuracy(NETWORK, attack, INPUTS, WRONG, LINF, batch_size=4)
+        assert robust == pytest.approx(again.robust_accuracy(0.1))
+    with pytest.raises(KeyError):
+        result.over_queries("search", 0.1)
+
+
+def test_a_point_that_was_never_queried():
+    """A function that returns what it did not query counts at the end of its queries."""
+    result = robust_accuracy(NETWORK, sign_step, INPUTS, LABELS, ThreatModel(norm="linf", epsilon=0.3))
+    points = result.over_queries("sign_step", 0.3)
+    assert [queries for queries, _ in points] == [0, 1]
+    assert points[-1][1] == pytest.approx(result.robust_accuracy(0.3))
+
+
+def test_a_frame_and_a_loaded_result(result, tmp_path):
+    pytest.importorskip("pandas")
+    frame = result.sample_frame()
+    # Two attacks at three budgets, one for all of them.
+    assert len(frame) == 10 * (2 * 3 + 1)
+    right = frame[frame["correct"] & (frame["attack"] == "apgd") & (frame["epsilon"] == 0.1)]
+    assert right["broken_at"].notna().mean() == pytest.approx(result.success_rate(0.1, attack="apgd"), abs=0.12)
+    result.save(tmp_path)
+    loaded = load_result(tmp_path)
+    assert loaded == result
+    assert (list(loaded.records), loaded.candidates) == ([], None)

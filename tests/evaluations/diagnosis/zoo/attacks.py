@@ -29,19 +29,9 @@ def pgd(
 ):
     """Sign-gradient PGD on cross-entropy from the clean input; its settings after ``step`` are its faults.
 
-    Args:
-        model: From inputs to logits.
-        x: Inputs.
-        y: Labels.
-        epsilon: Budget.
-        steps: How many.
-        step: Relative to epsilon.
-        sign: -1 to descend where it should climb.
-        targeted: Whether the labels are taken for classes to aim at.
-        bounds: What it clamps to.
-        labels: Those ``"given"``, or those that are ``"predicted"`` at each step.
-        stop: The share of rows that may be fooled before all stop; None for never.
-        projected: Whether it returns to the ball.
+    ``step`` is relative to epsilon; ``sign`` -1 descends; ``targeted`` takes labels for classes to aim at; ``bounds``
+    are what it clamps to; ``labels`` are ``"given"`` or ``"predicted"`` at each step; all rows stop once more than a
+    share ``stop`` is fooled; ``projected`` returns to the ball.
     """
     points = x.clone()
     for _ in range(steps):
@@ -59,16 +49,7 @@ def pgd(
 
 
 def swinging(model, x, y, *, epsilon, steps=40, keep="last"):
-    """Climbs where a point is classified right and goes back towards the input where it is not, as DDN does.
-
-    Args:
-        model: From inputs to logits.
-        x: Inputs.
-        y: Labels.
-        epsilon: Budget.
-        steps: How many.
-        keep: What it returns: the ``"last"`` point, or the ``"best"`` one.
-    """
+    """Climbs where a point is right, goes back elsewhere, as DDN; keeps the ``"last"`` or ``"best"`` point."""
     points, best = x.clone(), x.clone()
     for number in range(steps):
         points.requires_grad_(True)
@@ -88,17 +69,10 @@ def swinging(model, x, y, *, epsilon, steps=40, keep="last"):
 def ascending(model, x, y, *, epsilon, steps=40, step=0.1, fault=None):
     """Sign steps on cross-entropy from the clean input, with a momentum that adds up normalised gradients.
 
-    Args:
-        model: From inputs to logits.
-        x: Inputs.
-        y: Labels.
-        epsilon: Budget.
-        steps: How many.
-        step: Relative to epsilon.
-        fault: ``"momentum"`` subtracts the momentum; ``"normalised"`` standardises inputs that the model takes as they
-            are; ``"rounded"`` keeps points on the grid of 8 bits; ``"named"`` looks up what is not there;
-            ``"ten"`` has weights for ten classes; ``"batch"`` divides the step by the rows; ``"early"`` ends where the
-            loss rises by less than a tenth of itself; ``"fading"`` takes a step that gets shorter by a third.
+    A ``fault``: ``"momentum"`` subtracts it; ``"normalised"`` standardises inputs that the model takes as they are;
+    ``"rounded"`` keeps points on the grid of 8 bits; ``"named"`` looks up what is not there; ``"ten"`` has weights for
+    ten classes; ``"batch"`` divides the step by the rows; ``"early"`` ends where the loss rises by less than a tenth of
+    itself; ``"fading"`` takes a step that gets shorter by a third.
     """
     points, velocity, before = x.clone(), torch.zeros_like(x), None
     settings = {"mean": 0.5, "std": 0.01}

@@ -3,61 +3,22 @@
 import shlex
 import tempfile
 from collections.abc import Callable
-from functools import partial
 
 import pytest
 import torch
-from sklearn.ensemble import RandomForestClassifier
-from torch import nn
-from torch.ao import quantization as ao
 from typer.testing import CliRunner
 
 import robust_ext
 from robust_ext.adapters.foolbox.library import foolbox
 from robust_ext.cli.app import app
-from robust_ext.datasets import load_dataset
-from robust_ext.demo.network import digits_network
 from robust_ext.registry.attack import as_attack
-from tests.evaluations.diagnosis.zoo import attacks
-from tests.evaluations.diagnosis.zoo.cases import FAULTS, FOOLBOX, Fault
-from tests.evaluations.diagnosis.zoo.networks import digits
+from tests.evaluations.diagnosis.zoo.cases import FAULTS
 from tests.evaluations.diagnosis.zoo.running import samples
 
 SHORT = {"planted": 0, "references": False}
 
 
-def quantised(*, faulty, static=False):
-    """The demo's network, of which the linear layers or all layers are in integers."""
-    network = nn.Sequential(ao.QuantStub(), digits_network(), ao.DeQuantStub()).eval()
-    if not faulty:
-        return network
-    if not static:
-        return ao.quantize_dynamic(network, {nn.Linear}, dtype=torch.qint8)
-    network.qconfig = ao.get_default_qconfig(torch.backends.quantized.engine)
-    prepared = ao.prepare(network)
-    prepared(digits()[0])
-    return ao.convert(prepared)
-
-
-class Trees(nn.Module):
-    """A forest of scikit-learn, through numpy."""
-
-    def __init__(self, *, faulty=True):
-        super().__init__()
-        images, classes = load_dataset("digits", split="train").take(range(400))
-        self.forest = RandomForestClassifier(20, random_state=0).fit(images.flatten(1).numpy(), classes)
-        self.eval()
-
-    def forward(self, x):
-        return torch.from_numpy(self.forest.predict_proba(x.detach().flatten(1).numpy())).float().add(1e-3).log()
-
-
-INTEGERS = (
-    Fault(name="int8", code="cut_gradient", model=quantised, attack=FOOLBOX),
-    Fault(name="int8, static", code="cut_gradient", model=partial(quantised, static=True), attack=attacks.pgd),
-    Fault(name="trees", code="cut_gradient", model=Trees, attack=FOOLBOX),
-)
-BY_NAME = {fault.name: fault for fault in (*FAULTS, *INTEGERS) if not fault.published}
+BY_NAME = {fault.name: fault for fault in FAULTS if not fault.published}
 
 
 def blocks(text):

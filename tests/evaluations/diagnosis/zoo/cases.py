@@ -33,19 +33,11 @@ ADV_LIB = "adv_lib:pgd_linf(steps=40)"
 class Fault:
     """A fault, and its healthy twin.
 
-    Args:
-        name: What is wrong, in a few words.
-        code: What it should be called.
-        layer: The module at fault; None where it is none.
-        model: Makes the model, with the fault or without; a fault of the attack has one healthy model.
-        attack: With the fault; also without it where the model is at fault.
-        twin: The attack without the fault; the same where left out.
-        threat_model: The norm, epsilon and bounds.
-        harm: What shows the fault: the ``"score"`` of a binarization test, or robust ``"accuracy"``. ``"refused"``: the
-            accuracy of the healthy model on what is found by hand, as evaluations refuse the one with the fault.
-        remedy: What fixes it, found by hand: an attack, or settings of another view of the model; None where the code
-            has to be changed.
-        published: Whether it needs the published network and CIFAR-10, which are not part of the project.
+    ``code`` and ``layer`` are what it should be called; ``model`` makes the model, with the fault or without, or the
+    healthy one where there is a ``twin``, the ``attack`` without its fault. ``harm`` shows the fault: the ``"score"``
+    of a binarization test, robust ``"accuracy"``, or, where evaluations refuse the faulty model, ``"refused"``: the
+    accuracy of the healthy one on what is found by hand. ``remedy`` was found by hand: an attack, or settings of
+    another view; None where the code has to be changed. ``published`` faults need the published network and CIFAR-10.
     """
 
     name: str
