@@ -77,7 +77,7 @@ def test_a_detector_on_the_command_line(tmp_path, files):
     assert content["settings"]["detector_calibration"]["achieved"] <= 0.2
     assert "  inverted" in output
     assert {path.name for path in out.iterdir()} == {
-        *("regular", "inverted", "result.json", "report.html", "badge.svg", "study.toml", "evaluation.json", ".lock"),
+        *("regular", "inverted", "result.json", "report.html", "badge.svg", "study.toml", "evaluation.json", ".lock")
     }
     refused = invoke(*BASE, *QUICK, "--attack", "robust_ext:APGD", *detector, "--detector-samples", "5")
     assert "at least 20 clean inputs" in str(refused.exception)

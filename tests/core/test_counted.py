@@ -134,8 +134,7 @@ def test_a_flipped_bit_of_a_row_or_place_flips_half_of_the_bits():
 
 
 @pytest.mark.parametrize(
-    ("kind", "law", "moments"),
-    [("normals", stats.norm, (1, 3, 15)), ("laplaces", stats.laplace, (2, 24, 720))],
+    ("kind", "law", "moments"), [("normals", stats.norm, (1, 3, 15)), ("laplaces", stats.laplace, (2, 24, 720))]
 )
 def test_numbers_are_means_between_quantiles(kind, law, moments):
     """Against the integral of scipy's quantile function over each share of 2**-16, by Gauss-Legendre quadrature."""

@@ -8,13 +8,7 @@ import pytest
 import torch
 
 from robust_ext.core.errors import InvalidArgumentError
-from robust_ext.core.settings import (
-    Settings,
-    declared,
-    setting,
-    settings_class,
-    trial_settings,
-)
+from robust_ext.core.settings import Settings, declared, setting, settings_class, trial_settings
 
 
 def even(value):

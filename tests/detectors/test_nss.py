@@ -17,14 +17,7 @@ from sklearn.calibration import CalibratedClassifierCV
 from sklearn.svm import SVC
 
 from robust_ext.core.errors import InvalidArgumentError, MissingDependencyError
-from robust_ext.detectors.nss import (
-    HIGHEST_SHAPE,
-    LOWEST_SHAPE,
-    NSSDetector,
-    contrast_of,
-    fit_aggd,
-    natural_features,
-)
+from robust_ext.detectors.nss import HIGHEST_SHAPE, LOWEST_SHAPE, NSSDetector, contrast_of, fit_aggd, natural_features
 from tests.detectors.cases import flat
 
 network = partial(flat, inputs=64)

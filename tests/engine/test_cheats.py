@@ -41,14 +41,8 @@ class Keeping(Rounded):
 
 def judged(attack, *, model=Rounded, **options):
     x = torch.rand(12, 1, 6, 6, generator=torch.Generator().manual_seed(1))
-    options = {
-        "inner_points": 50,
-        "planted_candidates": 1,
-        "random_inner": 20,
-        "random_corners": 20,
-        "canaries": 0,
-        **options,
-    }
+    few = {"inner_points": 50, "planted_candidates": 1, "random_inner": 20, "random_corners": 20, "canaries": 0}
+    options = {**few, **options}
     return binarization_test(model().eval(), attack, x, THREAT_MODEL, **options)
 
 

@@ -25,7 +25,6 @@ from robust_ext.engine import code_digest as code_digest_module
 from robust_ext.engine import identity
 from robust_ext.engine.code_digest import attack_code, code_digest, module_code, text_code
 from robust_ext.engine.identity import describe, model_digest
-from robust_ext.evaluations.mead import Arm
 from tests.evaluations.subjects import Unsure, spread
 
 SCRIPT = (
@@ -98,44 +97,25 @@ def of_script(text):
     return attack_code(as_attack(scope["attack"]))
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("UNUSED = 1", "UNUSED = 2"),
-        ("return 1\n", "return 2\n"),
-        ("\nimport math", "\n\n\n# Further down.\nimport math"),
-        ("STEPS = 40", "STEPS = 4 * 10"),
-        ("def ascend(x):", "def other():\n    pass\n\ndef ascend(x):  # Up."),
-    ],
-)
-def test_an_unrelated_line_of_a_script_changes_nothing(old, new):
-    assert SCRIPT.count(old) == 1
-    assert of_script(SCRIPT.replace(old, new)) == of_script(SCRIPT)
+UNRELATED = [
+    *[("UNUSED = 1", "UNUSED = 2"), ("return 1\n", "return 2\n"), ("STEPS = 40", "STEPS = 4 * 10")],
+    ("\nimport math", "\n\n\n# Further down.\nimport math"),
+    ("def ascend(x):", "def other():\n    pass\n\ndef ascend(x):  # Up."),
+]
+RELATED = [
+    *[("STEPS = 40", "STEPS = 0"), ("0.05", "0.04"), ('x + SCHEDULE["first"]', 'x - SCHEDULE["first"]')],
+    *[("rate = 0.5", "rate = 0.6"), ("Deep(3)", "Deep(4)"), ("def f99(x): return x", "def f99(x): return -x")],
+    *[("class Deep(dict):", "class Deep(dict):\n    other = 1"), ("x * self.rate", "x / self.rate")],
+    *[("self.floor = 0.25", "self.floor = 0.75"), ('"d"}', '"e"}'), ("2 * x", "3 * x"), ("scale=1.0", "scale=2.0")],
+    *[("* 3 for", "* 4 for"), ("return function(*arguments)", "return arguments[1]"), ("math.sqrt", "math.exp")],
+]
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("STEPS = 40", "STEPS = 0"),
-        ("0.05", "0.04"),
-        ('x + SCHEDULE["first"]', 'x - SCHEDULE["first"]'),
-        ("rate = 0.5", "rate = 0.6"),
-        ("Deep(3)", "Deep(4)"),
-        ("def f99(x): return x", "def f99(x): return -x"),
-        ("class Deep(dict):", "class Deep(dict):\n    other = 1"),
-        ("x * self.rate", "x / self.rate"),
-        ("self.floor = 0.25", "self.floor = 0.75"),
-        ('"d"}', '"e"}'),
-        ("2 * x", "3 * x"),
-        ("scale=1.0", "scale=2.0"),
-        ("* 3 for", "* 4 for"),
-        ("return function(*arguments)", "return arguments[1]"),
-        ("math.sqrt", "math.exp"),
-    ],
-)
-def test_what_a_script_s_attack_consists_of_changes_it(old, new):
-    assert SCRIPT.count(old) == 1
-    assert of_script(SCRIPT.replace(old, new)) != of_script(SCRIPT)
+def test_what_a_script_s_attack_consists_of_changes_it_and_an_unrelated_line_does_not():
+    whole = of_script(SCRIPT)
+    for old, new in (*UNRELATED, *RELATED):
+        assert SCRIPT.count(old) == 1
+        assert (of_script(SCRIPT.replace(old, new)) == whole) == ((old, new) in UNRELATED), new
 
 
 def test_a_script_s_imports_in_functions_count(tmp_path, monkeypatch):
@@ -208,16 +188,13 @@ def network(seed):
 class Raising:
     """Cannot be looked at."""
 
-    def __init__(self, steps):
-        self.steps = steps
-
     def __getattribute__(self, name):
         raise ValueError(name)
 
 
 def beside(steps):
     """An attack that holds something that cannot be looked at, too."""
-    raising = Raising(steps)
+    raising = Raising()
 
     def attack(model, x, y):
         return raising, steps
@@ -263,18 +240,14 @@ VALUES = {
 }
 
 
-@pytest.mark.parametrize("made", VALUES.values(), ids=VALUES)
-def test_the_values_that_attacks_hold(made):
-    first, again, other = (attack_code(as_attack(made(k))) for k in (1, 1, 2))
+@pytest.mark.parametrize("name", VALUES)
+def test_the_values_that_attacks_hold_count_and_their_file_through_whatever_holds_it(name):
+    """Own attacks consist of nothing but their settings."""
+    first, again, other = (attack_code(as_attack(VALUES[name](k))) for k in (1, 1, 2))
     assert first == again
     assert first != other
-
-
-def test_the_file_of_an_attack_counts_through_whatever_holds_it():
-    """Own attacks consist of nothing but their settings."""
-    for name, made in VALUES.items():
-        inside = any(one.endswith("test_code_digest.py") for one in attack_code(as_attack(made(1))))
-        assert inside == (name not in ("BPDA of own", "transfer", "host")), name
+    inside = any(one.endswith("test_code_digest.py") for one in first)
+    assert inside == (name not in ("BPDA of own", "transfer", "host"))
 
 
 def test_globals_of_files_count(monkeypatch):
@@ -376,10 +349,6 @@ def test_what_a_model_computes_does_not_change_it():
     assert described(made) == before
 
 
-def digest_of(text):
-    return code_digest(text_code(text))
-
-
 def test_text_that_names_code(tmp_path, monkeypatch):
     """Without running it; equal for equal contents, wherever they lie, and for the same arguments only."""
     for name in ("one", "two"):
@@ -387,16 +356,19 @@ def test_text_that_names_code(tmp_path, monkeypatch):
         (tmp_path / name / "mine.py").write_text("import beside\nraise SystemExit\n")
         (tmp_path / name / "beside.py").write_text("K = 1\n")
     first, second = (tmp_path / name / "mine.py" for name in ("one", "two"))
-    assert digest_of(f"{first}:attack") == digest_of(f"{second}:attack")
-    assert len({digest_of(f"{first}:{call}") for call in ("attack", "attack(k=1)", "attack(k=2)", "other")}) == 4
-    before = digest_of(f"{first}:attack")
+    assert text_code(f"{first}:attack") == text_code(f"{second}:attack")
+    assert (
+        len({code_digest(text_code(f"{first}:{call}")) for call in ("attack", "attack(k=1)", "attack(k=2)", "other")})
+        == 4
+    )
+    before = text_code(f"{first}:attack")
     (tmp_path / "one" / "beside.py").write_text("K = 2\n")
-    assert digest_of(f"{first}:attack") != before
+    assert text_code(f"{first}:attack") != before
     monkeypatch.chdir(tmp_path)
     assert set(text_code("two.mine:attack")) == {"two/mine.py", "values"}
     for text in (f"{tmp_path}/none.py:attack", "no_such_module:attack"):
         with pytest.raises(InvalidArgumentError, match="attack: got"):
-            digest_of(text)
+            text_code(text)
 
 
 def test_attacks_are_described_by_their_files_whatever_these_are_loaded_as(tmp_path):
@@ -414,16 +386,15 @@ def test_attacks_are_described_by_their_files_whatever_these_are_loaded_as(tmp_p
 DIGESTS = ("model_digest", "module_code", "attack_code", "object_code", "text_code", "code_digest")
 LINF = ThreatModel(norm="linf", epsilon=0.1)
 QUICK = "robust_ext:APGD(steps=1)"
+FEW = {"steps": 1, "queries": 2, "repeats": 1, "draws": 1}
 EVALUATIONS = {
-    "robust accuracy": lambda model, x, y, out: robust_ext.robust_accuracy(model, QUICK, x, y, LINF, out=out),
-    "binarization": lambda model, x, y, out: robust_ext.binarization_test(
-        model, QUICK, x, LINF, inner_points=9, out=out
+    "robust accuracy": lambda model, x, y, **out: robust_ext.robust_accuracy(model, QUICK, x, y, LINF, **out),
+    "binarization": lambda model, x, y, **out: robust_ext.binarization_test(
+        model, QUICK, x, LINF, inner_points=9, **out
     ),
-    "mead": lambda model, x, y, out: robust_ext.mead(
-        model, [Arm(attack=QUICK, norm="linf", epsilon=0.1)], x, y, LINF, detectors=spread, out=out
-    ),
-    "test time": lambda model, x, y, out: robust_ext.evaluate_defense(
-        lambda x: x.round(), None, x, y, LINF, classifier=model, steps=1, queries=2, repeats=1, draws=1, out=out
+    "mead": lambda model, x, y, **out: robust_ext.mead(model, [QUICK], x, y, LINF, detectors=spread, **out),
+    "test time": lambda model, x, y, **out: robust_ext.evaluate_defense(
+        lambda x: x.round(), None, x, y, LINF, classifier=model, **FEW, **out
     ),
 }
 
@@ -433,34 +404,24 @@ def test_digests_are_computed_for_a_run_folder_only(name, tmp_path, monkeypatch)
     calls = []
 
     def counting(function):
-        def counted(*arguments, **keywords):
-            calls.append(function.__name__)
-            return function(*arguments, **keywords)
+        return lambda *arguments, **keywords: (calls.append(function.__name__), function(*arguments, **keywords))[1]
 
-        return counted
-
-    made = {
-        getattr(place, key): key for place in (code_digest_module, identity) for key in DIGESTS if hasattr(place, key)
-    }
-    counted = {function: counting(function) for function in made}
+    made = [vars(place)[key] for place in (code_digest_module, identity) for key in DIGESTS if key in vars(place)]
     for module in [one for key, one in sys.modules.items() if key.startswith("robust_ext")]:
         for key, value in list(vars(module).items()):
-            if isinstance(value, types.FunctionType) and value in counted:
-                monkeypatch.setattr(module, key, counted[value])
+            if isinstance(value, types.FunctionType) and value in made:
+                monkeypatch.setattr(module, key, counting(value))
     model, x = digits_network(), torch.rand(4, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     y = model(x).argmax(1)
-    EVALUATIONS[name](model, x, y, None)
+    EVALUATIONS[name](model, x, y)
     assert calls == []
-    EVALUATIONS[name](model, x, y, tmp_path / "run")
+    EVALUATIONS[name](model, x, y, out=tmp_path / "run")
     assert {"model_digest", "module_code", "attack_code"} <= set(calls)
 
 
 def test_detectors_without_a_run_folder_keep_their_own_scores(tmp_path):
     model, x = digits_network(), torch.rand(6, 1, 8, 8, generator=torch.Generator().manual_seed(0))
-    arms, both = [Arm(attack=QUICK, norm="linf", epsilon=0.1)], {"spread": spread, "unsure": Unsure}
-    here, there = (
-        robust_ext.mead(model, arms, x, model(x).argmax(1), LINF, detectors=both, out=out)
-        for out in (None, tmp_path / "run")
-    )
-    scores = [[{**one, "seconds": 0} for one in result.content["detectors"]] for result in (here, there)]
+    given, both = (model, [QUICK], x, model(x).argmax(1), LINF), {"spread": spread, "unsure": Unsure}
+    results = [robust_ext.mead(*given, detectors=both, out=out) for out in (None, tmp_path / "run")]
+    scores = [[{**one, "seconds": 0} for one in result.content["detectors"]] for result in results]
     assert scores[0] == scores[1]

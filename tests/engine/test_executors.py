@@ -53,7 +53,7 @@ def test_an_executor(name, tmp_path, monkeypatch):
         executor.submit(os._exit, 1).result()
     if name == "local":
         executor.shutdown()
-        check_records(make, tmp_path)
+        check_records(make, tmp_path, both=True)
         return
     assert executor.submit(pow, 2, 3).result(timeout=60) == 8
     check_records(executor, tmp_path)
@@ -76,8 +76,8 @@ def check_calls(executor, folder):
     assert executor.submit(os.getenv, "OMP_NUM_THREADS").result() == "1"
 
 
-def check_records(executor, folder):
-    """Two evaluations give the records of a run in this process, also where a worker is killed once in the midst."""
+def check_records(executor, folder, *, both=False):
+    """Evaluations give the records of a run in this process, also where a worker is killed once in the midst."""
     marker = folder / "killed"
 
     def kills(model, x, y, threat_model):
@@ -87,18 +87,16 @@ def check_records(executor, folder):
         return sign_step(model, x, y, threat_model)
 
     attacks = {"kills": robust_ext.as_attack(kills, name="kills"), "APGD": "robust_ext:APGD(steps=3)"}
-    given = {"executor": executor, "out": folder / "run"}
-    there = [essence(robust_ext.robust_accuracy(NETWORK, attacks, INPUTS, LABELS, LINF, batch_size=2, **given))]
-    assert marker.exists()
-    planted = {"inner_points": 30, "random_inner": 10, "random_corners": 10, "batch_size": 4}
     # Without early ends of random search, whose passes tell how many blocks were ahead.
-    planted["random_stops"] = False
-    there.append(essence(robust_ext.binarization_test(NETWORK, attacks, INPUTS, LINF, executor=executor, **planted)))
-    here = [
-        essence(robust_ext.robust_accuracy(NETWORK, attacks, INPUTS, LABELS, LINF, batch_size=2, out=folder / "here")),
-        essence(robust_ext.binarization_test(NETWORK, attacks, INPUTS, LINF, **planted)),
-    ]
-    assert there == here
+    planted = {"inner_points": 30, "random_inner": 10, "random_corners": 10, "batch_size": 4, "random_stops": False}
+    found = []
+    for name, where in (("there", {"executor": executor}), ("here", {})):
+        given = {"batch_size": 2, "out": folder / name, **where}
+        found.append([essence(robust_ext.robust_accuracy(NETWORK, attacks, INPUTS, LABELS, LINF, **given))])
+        assert marker.exists()
+        if both:
+            found[-1].append(essence(robust_ext.binarization_test(NETWORK, attacks, INPUTS, LINF, **planted, **where)))
+    assert found[0] == found[1]
 
 
 def gone(pid, seconds=30.0):
@@ -140,15 +138,19 @@ def test_workers_end_with_a_process_that_is_killed(tmp_path):
 
 
 def test_what_workers_are_counted_as():
-    assert workers_of(make_executor("local", workers=3)()) == 3
-    assert workers_of(make_executor("local", devices=["cpu", "cpu"])()) == 2
-    assert workers_of(make_executor("local")()) == cores()
-    assert workers_of(ProcessPoolExecutor(4)) == 4
-    # Those of executors that others write.
-    assert workers_of(SimpleNamespace(max_workers=5)) == 5
-    assert workers_of(SimpleNamespace(num_workers=0)) == 1
-    assert workers_of(SimpleNamespace(_client=SimpleNamespace(ncores=lambda: {"tcp://a": 1, "tcp://b": 1}))) == 2
-    assert workers_of(SimpleNamespace()) == cores()
+    dask = SimpleNamespace(ncores=lambda: {"tcp://a": 1, "tcp://b": 1})
+    for executor, expected in (
+        (make_executor("local", workers=3)(), 3),
+        (make_executor("local", devices=["cpu", "cpu"])(), 2),
+        (make_executor("local")(), cores()),
+        (ProcessPoolExecutor(4), 4),
+        # Those that others write.
+        (SimpleNamespace(max_workers=5), 5),
+        (SimpleNamespace(num_workers=0), 1),
+        (SimpleNamespace(_client=dask), 2),
+        (SimpleNamespace(), cores()),
+    ):
+        assert workers_of(executor) == expected
 
 
 REFUSED = {
@@ -165,22 +167,15 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("text", REFUSED)
-def test_what_is_refused(text):
-    keywords, words = REFUSED[text]
-    with pytest.raises(InvalidArgumentError, match=words):
-        make_executor(text, **keywords)
-
-
-MINE = """
-from concurrent.futures import ProcessPoolExecutor
-def make(workers=2):
-    return ProcessPoolExecutor(workers)
-"""
+def test_what_is_refused():
+    for text, (keywords, words) in REFUSED.items():
+        with pytest.raises(InvalidArgumentError, match=words):
+            make_executor(text, **keywords)
 
 
 def test_an_executor_of_a_file(tmp_path):
-    (tmp_path / "mine.py").write_text(MINE)
+    code = "from concurrent.futures import ProcessPoolExecutor as Pool\ndef make(workers=2): return Pool(workers)\n"
+    (tmp_path / "mine.py").write_text(code)
     assert workers_of(make_executor(f"{tmp_path}/mine.py:make")()) == 2
     make = make_executor(f"{tmp_path}/mine.py:make(workers=3)")
     assert workers_of(make()) == 3
@@ -194,9 +189,7 @@ def test_an_executor_of_a_file(tmp_path):
 def test_dask_clusters_that_are_refused(monkeypatch):
     distributed = pytest.importorskip("distributed")
     monkeypatch.setattr("robust_ext.engine.executors._PATIENCE", 0.5)
-    with pytest.raises(
-        InvalidArgumentError, match=r"dask:tcp://127\.0\.0\.1:9, expected the address of a Dask scheduler"
-    ):
+    with pytest.raises(InvalidArgumentError, match="expected the address of a Dask scheduler"):
         make_executor("dask:tcp://127.0.0.1:9")()
     with pytest.raises(InvalidArgumentError, match="devices: got cuda:1, expected devices without numbers"):
         make_executor("dask:tcp://127.0.0.1:9", devices=["cuda:1"])

@@ -29,6 +29,7 @@ from robust_ext.engine.isolation.messages import pack
 from robust_ext.engine.running import attack_worker
 from robust_ext.engine.task import run_task
 from robust_ext.engine.trace import no_values
+from robust_ext.evaluations.binarization import kernel, problems
 
 ROOT = Path(__file__).parents[2]
 THREAT_MODEL = ThreatModel(norm="linf", epsilon=0.1)
@@ -72,12 +73,18 @@ class Unloadable:
 CALLS = {
     "binarization": lambda attack, **kw: binarization_test(digits_network(), attack, X, THREAT_MODEL, **PLANTED, **kw),
     "robust accuracy": lambda attack, **kw: robust_accuracy(digits_network(), attack, X, Y, THREAT_MODEL, **kw),
-    "diagnosis": lambda attack, **kw: diagnose(digits_network(), attack, X, Y, THREAT_MODEL, try_remedies=True, **kw),
+    "diagnosis": lambda attack, **kw: diagnose(digits_network(), attack, X, Y, THREAT_MODEL, **kw),
     "mead": lambda attack, **kw: mead(digits_network(), [attack], X, Y, THREAT_MODEL, detectors=brightness, **kw),
     "test-time": lambda attack, **kw: evaluate_defense(
         rounded, [attack], X, Y, THREAT_MODEL, classifier=digits_network(), **kw
     ),
 }
+
+
+def accuracy(attacks, samples=4, **more):
+    """What robust accuracy states of attacks, each in a process of its own, on a batch of four samples."""
+    options = {"batch_size": 4, "isolate": True, **more}
+    return robust_accuracy(digits_network(), attacks, X[:samples], Y[:samples], THREAT_MODEL, **options)
 
 
 @pytest.fixture
@@ -88,8 +95,9 @@ def new_server():
     forkserver._forkserver._stop()
 
 
-@pytest.mark.parametrize("broken", ["start", "import", "load"])
-@pytest.mark.parametrize("evaluation", CALLS)
+@pytest.mark.parametrize(
+    ("evaluation", "broken"), [*[(name, "load") for name in CALLS], ("robust accuracy", "start"), ("mead", "import")]
+)
 def test_a_process_that_cannot_start_ends_the_evaluation_with_the_cause(
     evaluation, broken, monkeypatch, new_server, tmp_path
 ):
@@ -111,30 +119,18 @@ def test_a_process_imports_the_package_of_its_parent_whatever_the_working_direct
     (tmp_path / "robust_ext" / "__init__.py").write_text("raise SystemExit(7)")
     (tmp_path / "torch.py").write_text("raise SystemExit(7)")
     monkeypatch.chdir(tmp_path)
-    found = robust_accuracy(digits_network(), ATTACKS["foolbox"], X, Y, THREAT_MODEL, isolate=True)
+    found = accuracy(ATTACKS["foolbox"])
     assert found.content["isolated"]
     assert found.content["warnings"] == []
-
-
-def leaves(model, x, y):
-    sys.exit(0)
 
 
 def dies(model, x, y):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def exits(model, x, y):
-    os._exit(0)
-
-
 def hangs(model, x, y):
     while True:
         time.sleep(1)
-
-
-def fills_memory(model, x, y):
-    raise MemoryError("none left")
 
 
 class Sends:
@@ -179,31 +175,24 @@ MESSAGES = [
 
 @pytest.mark.parametrize("attack", MESSAGES, ids=range(len(MESSAGES)))
 def test_no_message_of_an_attacks_process_harms_the_judge(attack):
-    options = {"batch_size": 4, "isolate": True, "attack_timeout": 5.0}
-    result = robust_accuracy(digits_network(), {"one": attack}, X[:4], Y[:4], THREAT_MODEL, **options)
-    assert result.content["attacks"][0]["outcomes"]["ended"] == 4
+    assert accuracy({"one": attack}, attack_timeout=5.0).content["attacks"][0]["outcomes"]["ended"] == 4
     assert not Path("robust_ext_was_here").exists()
 
 
-@pytest.mark.parametrize("error", ["AttackError", "InvalidArgumentError", "Exception", "os", "RobustExtError"])
+ERRORS = dict.fromkeys(("AttackError", "InvalidArgumentError", "Exception", "os", "RobustExtError"), RobustExtError)
+# A process does not judge the time or the run folder.
+ERRORS |= dict.fromkeys(("OutOfTimeError", "RunFolderError", "RunFolderBusyError"), AttackError)
+
+
+@pytest.mark.parametrize("error", ERRORS)
 def test_errors_that_are_sent_become_errors_of_this_project(error):
-    attack = Sends(pack({"error": error, "text": "mine"}))
-    with pytest.raises(RobustExtError, match="mine"):
-        robust_accuracy(digits_network(), {"one": attack}, X[:4], Y[:4], THREAT_MODEL, isolate=True)
-
-
-@pytest.mark.parametrize("error", ["OutOfTimeError", "RunFolderError", "RunFolderBusyError"])
-def test_a_process_does_not_judge_the_time_or_the_run_folder(error):
-    attack = Sends(pack({"error": error, "text": "mine"}))
-    with pytest.raises(AttackError, match=r"^one: mine"):
-        robust_accuracy(digits_network(), {"one": attack}, X[:4], Y[:4], THREAT_MODEL, isolate=True)
+    with pytest.raises(ERRORS[error], match="^one: mine" if ERRORS[error] is AttackError else "mine"):
+        accuracy({"one": Sends(pack({"error": error, "text": "mine"}))})
 
 
 @pytest.mark.parametrize("stated", [{"seconds": 1e308}, {"seconds": 10**400}, {"passes": [10**400, 10**400]}])
 def test_counts_that_no_attack_reaches_are_cut_off(stated):
-    attack = Sends(pack({**GOOD, **stated}, FOUND))
-    options = {"batch_size": 4, "isolate": True, "attack_timeout": 60.0}
-    result = robust_accuracy(digits_network(), {"one": attack}, X[:4], Y[:4], THREAT_MODEL, **options)
+    result = accuracy({"one": Sends(pack({**GOOD, **stated}, FOUND))}, attack_timeout=60.0)
     (found,) = result.content["attacks"]
     assert found["outcomes"] == {"not_adversarial": 4}
     assert math.isfinite(float(found["seconds"]) + float(found["passes"]["forward"]))
@@ -213,10 +202,7 @@ def test_counts_that_no_attack_reaches_are_cut_off(stated):
 def test_a_shape_is_compared_before_memory_is_taken_for_it():
     for isolate in (False, True):
         with pytest.raises(AttackError, match=r"returned shape \(1073741824, 1073741824\)"):
-            robust_accuracy(
-                digits_network(), lambda model, x, y: x[0, 0, 0, :1].expand(2**30, 2**30), X, Y, THREAT_MODEL,
-                isolate=isolate,
-            )  # fmt: skip
+            accuracy(lambda model, x, y: x[0, 0, 0, :1].expand(2**30, 2**30), isolate=isolate)
 
 
 def drips(model, x, y):
@@ -254,9 +240,7 @@ def hands_on(model, x, y):
 @pytest.mark.parametrize("attack", [drips, floods, stops_all, hands_on], ids=lambda attack: attack.__name__)
 def test_a_deadline_is_kept_whatever_a_process_does(attack):
     begun = time.monotonic()
-    attacks = {"one": attack, "other": ATTACKS["noise"]}
-    options = {"batch_size": 4, "isolate": True, "attack_timeout": 4.0}
-    result = robust_accuracy(digits_network(), attacks, X[:4], Y[:4], THREAT_MODEL, **options)
+    result = accuracy({"one": attack, "other": ATTACKS["noise"]}, attack_timeout=4.0)
     first, second = result.content["attacks"]
     assert first["outcomes"] == {"timed_out": 4}
     assert sum(second["outcomes"].values()) == 4
@@ -269,28 +253,32 @@ def closes_everything(model, x, y):
     return x
 
 
-@pytest.mark.parametrize(
-    ("attack", "outcome", "words"),
-    [
-        (leaves, "ended", "SystemExit(0)"),
-        (exits, "ended", "exit status 0"),
-        (dies, "ended", "SIGKILL"),
-        (fills_memory, "ended", "out of memory"),
-        (closes_everything, "ended", "ended"),
-        (hangs, "timed_out", "more than 4 seconds"),
-    ],
-)
-def test_a_lost_process_costs_its_attack_these_rows_and_nothing_else(attack, outcome, words):
-    def sometimes(model, x, y):
-        return attack(model, x, y) if float(x[0, 0, 0, 0]) == float(X[4, 0, 0, 0]) else x + 0
+def fills_memory(model, x, y):
+    raise MemoryError("none left")
 
+
+LOST = {
+    "SystemExit(0)": lambda model, x, y: sys.exit(0),
+    "exit status 0": lambda model, x, y: os._exit(0),
+    "SIGKILL": dies,
+    "out of memory": fills_memory,
+    "ended": closes_everything,
+    "more than 4 seconds": hangs,
+}
+
+
+@pytest.mark.parametrize("words", LOST)
+def test_a_lost_process_costs_its_attack_these_rows_and_nothing_else(words):
+    def sometimes(model, x, y):
+        return LOST[words](model, x, y) if float(x[0, 0, 0, 0]) == float(X[4, 0, 0, 0]) else x + 0
+
+    timed_out = LOST[words] is hangs
     attacks = {"first": sometimes, "second": ATTACKS["ours"]}
-    options = {"batch_size": 4, "isolate": True, "attack_timeout": 4.0 if attack is hangs else 60.0}
-    result = robust_accuracy(digits_network(), attacks, X, Y, THREAT_MODEL, **options)
+    result = accuracy(attacks, samples=10, attack_timeout=4.0 if timed_out else 60.0)
     first, second = result.content["attacks"]
-    assert (first["outcomes"][outcome], first["outcomes"]["not_adversarial"]) == (4, 6)
+    assert first["outcomes"] == {"timed_out" if timed_out else "ended": 4, "not_adversarial": 6}
     assert words in str(result)
-    alone = robust_accuracy(digits_network(), {"second": ATTACKS["ours"]}, X, Y, THREAT_MODEL, batch_size=4)
+    alone = accuracy({"second": ATTACKS["ours"]}, samples=10, isolate=False)
     assert plain(second) == plain({**alone.content["attacks"][0], "difference": second["difference"]})
 
 
@@ -298,52 +286,51 @@ def test_errors_of_an_attack_end_the_evaluation_as_they_do_here():
     def raises(model, x, y):
         raise ZeroDivisionError("by zero")
 
-    for attack, error, words in (
-        (raises, AttackError, "raised ZeroDivisionError: by zero"),
-        (lambda model, x, y: None, AttackError, "returned NoneType"),
-        (lambda model, x, y: x[:1], AttackError, "returned shape"),
-        (lambda model, x, y: x.long(), AttackError, "returned dtype torch.int64"),
-        (lambda model, x, y: x.to(torch.uint8), AttackError, "returned dtype torch.uint8"),
+    for attack, words in (
+        (raises, "raised ZeroDivisionError: by zero"),
+        (lambda model, x, y: None, "returned NoneType"),
+        (lambda model, x, y: x[:1], "returned shape"),
+        (lambda model, x, y: x.long(), "returned dtype torch.int64"),
     ):
-        with pytest.raises(error) as here:
-            robust_accuracy(digits_network(), {"one": attack}, X, Y, THREAT_MODEL)
-        with pytest.raises(error) as there:
-            robust_accuracy(digits_network(), {"one": attack}, X, Y, THREAT_MODEL, isolate=True)
-        assert words in str(there.value)
-        assert str(there.value) == str(here.value)
+        texts = []
+        for isolate in (False, True):
+            with pytest.raises(AttackError) as raised:
+                accuracy({"one": attack}, isolate=isolate)
+            texts.append(str(raised.value))
+        assert words in texts[0]
+        assert texts[0] == texts[1]
 
 
 def test_what_cannot_travel_is_named():
     locked = functools.partial(lambda lock, model, x, y: x, threading.Lock())
     with pytest.raises(ModelError, match=r"cannot be sent to the attack's process .*isolate=False"):
-        robust_accuracy(digits_network(), {"one": locked}, X, Y, THREAT_MODEL, isolate=True)
+        accuracy({"one": locked})
 
 
 def test_a_timeout_needs_a_process_that_can_be_stopped():
     with pytest.raises(InvalidArgumentError, match=r"attack_timeout: got 5, expected None, or .*isolate=True"):
-        robust_accuracy(digits_network(), ATTACKS["ours"], X, Y, THREAT_MODEL, attack_timeout=5)
+        accuracy(ATTACKS["ours"], isolate=False, attack_timeout=5)
     with pytest.raises(InvalidArgumentError, match="attack_timeout: got -1"):
-        robust_accuracy(digits_network(), ATTACKS["ours"], X, Y, THREAT_MODEL, isolate=True, attack_timeout=-1)
+        accuracy(ATTACKS["ours"], attack_timeout=-1)
 
 
 def test_nothing_that_is_sent_tells_what_is_planted(tmp_path, monkeypatch):
-    sent = []
-    real = messages.pickled
-    monkeypatch.setattr(messages, "pickled", lambda *args, **how: sent.append(real(*args, **how)) or sent[-1])
-    planted = []
-    from robust_ext.evaluations.binarization import kernel, problems
-
-    find, draw = kernel.find_witnesses, problems.draw_candidates
+    sent, planted = [], []
+    pickled, find, draw = messages.pickled, kernel.find_witnesses, problems.draw_candidates
 
     def find_and_note(*args, **settings):
         for witness in find(*args, **settings):
             planted.extend(witness.points.values())
             yield witness
 
+    def draw_and_note(*args):
+        points = draw(*args)
+        planted.extend(points.flatten(0, 1))
+        return points
+
+    monkeypatch.setattr(messages, "pickled", lambda *args, **how: sent.append(pickled(*args, **how)) or sent[-1])
     monkeypatch.setattr(kernel, "find_witnesses", find_and_note)
-    monkeypatch.setattr(
-        problems, "draw_candidates", lambda *args: planted.extend((points := draw(*args)).flatten(0, 1)) or points
-    )
+    monkeypatch.setattr(problems, "draw_candidates", draw_and_note)
     out = tmp_path / "the run folder"
     result = binarization_test(digits_network(), ATTACKS, X, THREAT_MODEL, isolate=True, out=out, inner_points=60)
     seed, everything = result.content["settings"]["judge_seed"], b"".join(sent)
@@ -491,28 +478,23 @@ def test_a_process_that_is_killed_by_mistake_costs_nothing(tmp_path):
             dies(model, x, y)
         return x + 0
 
-    result = robust_accuracy(digits_network(), {"one": killed_once}, X, Y, THREAT_MODEL, isolate=True)
-    assert result.content["attacks"][0]["outcomes"] == {"not_adversarial": 10}
+    assert accuracy({"one": killed_once}).content["attacks"][0]["outcomes"] == {"not_adversarial": 4}
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has this")
-def test_attacks_share_no_process_and_are_closed_to_each_other(tmp_path):
+def test_attacks_share_no_process_and_are_closed_to_each_other_as_is_the_judge(tmp_path):
+    dumpable = functools.partial(ctypes.CDLL(None).prctl, 3)
+
     def states(model, x, y):
         with (tmp_path / "seen").open("a") as file:
             file.write(f"{os.getpid()} {ctypes.CDLL(None).prctl(3)}\n")
         return x
 
-    attacks = {name: as_attack(states, name=name) for name in ("first", "second", "third")}
-    robust_accuracy(digits_network(), attacks, X, Y, THREAT_MODEL, isolate=True, batch_size=10)
-    processes, dumpable = zip(*(line.split() for line in (tmp_path / "seen").read_text().splitlines()), strict=True)
+    accuracy({name: as_attack(states, name=name) for name in ("first", "second", "third")})
+    processes, closed = zip(*(line.split() for line in (tmp_path / "seen").read_text().splitlines()), strict=True)
     assert len(set(processes)) == 3
     assert str(os.getpid()) not in processes
-    assert set(dumpable) == {"0"}
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has this")
-def test_the_judges_memory_is_closed_to_others_meanwhile():
-    dumpable = functools.partial(ctypes.CDLL(None).prctl, 3)
+    assert set(closed) == {"0"}
     before = dumpable()
     with attack_worker(isolate=True):
         assert dumpable() == 0
@@ -525,19 +507,15 @@ def test_a_new_process_takes_the_place_of_a_lost_one_and_of_what_it_was_forked_f
         assert worker is not run_task
         forkserver.ensure_running()
         server, reported = forkserver._forkserver._forkserver_pid, time.monotonic() + 0.4
-        # A busy system reports the end of a process after its connections fail.
-        monkeypatch.setattr(
-            os,
-            "waitpid",
-            lambda pid, flags, waitpid=os.waitpid: (
-                (0, 0) if pid == server and time.monotonic() < reported else waitpid(pid, flags)
-            ),
-        )
+
+        def waited(pid, flags, waitpid=os.waitpid):
+            """A busy system reports the end of a process after its connections fail."""
+            return (0, 0) if pid == server and time.monotonic() < reported else waitpid(pid, flags)
+
+        monkeypatch.setattr(os, "waitpid", waited)
         os.kill(server, signal.SIGKILL)
-        result = robust_accuracy(digits_network(), ATTACKS["ours"], X, Y, THREAT_MODEL, isolate=True)
-    assert plain(result.content) == plain(
-        robust_accuracy(digits_network(), ATTACKS["ours"], X, Y, THREAT_MODEL).content
-    )
+        result = accuracy(ATTACKS["ours"])
+    assert plain(result.content) == plain(accuracy(ATTACKS["ours"], isolate=False).content)
 
 
 class Mine(nn.Module):
@@ -589,14 +567,13 @@ def test_an_attack_that_is_code_is_adapted_in_its_own_process(tmp_path):
     data = ["--model", f"{file}:make", "--data", "digits", "--samples", "12", "--eps", "0.3", "--no-progress"]
     adapted = f"both=robust_ext:AdaptedAttack(attack='{text}', bpda='0', eot=2)"
     more = ["--jobs", "2", "--out", str(out / "a")]
-    for given in (
-        ["--attack", f"plain={text}", "--attack", adapted, *more],
-        ["--attack", f"mine={text}", "--bpda", "0", "--out", str(out / "b")],
+    found = {}
+    for folder, given in (
+        ("a", ["--attack", f"plain={text}", "--attack", adapted, *more]),
+        ("b", ["--attack", f"mine={text}", "--bpda", "0", "--out", str(out / "b")]),
     ):
         done = CliRunner().invoke(cli.app, ["robust-accuracy", *data, *given])
         assert done.exit_code == 0, done.output
-    found = {}
-    for folder in ("a", "b"):
         for attack in json.loads((out / folder / "result.json").read_text())["attacks"]:
             found[attack["name"]] = attack["robust_accuracy"][0]["robust_accuracy"], attack["passes"]
     assert [score for score, _ in found.values()] == [pytest.approx(1.0, abs=0.17), 0.0, 0.0]
@@ -616,17 +593,14 @@ def test_settings_of_an_attacks_process_stay_there():
         torch.use_deterministic_algorithms(True)
         return x
 
-    network = digits_network()
-
     def state():
         return (
             *(torch.get_default_dtype(), torch.is_grad_enabled(), torch.get_num_threads()),
             *(torch.are_deterministic_algorithms_enabled(), torch.random.get_rng_state().sum().item()),
         )
 
-    before = state()
-    attacks = {"leaks": leaks, "ours": ATTACKS["ours"]}
-    result = binarization_test(network, attacks, X[:4], THREAT_MODEL, isolate=True, batch_size=2, **PLANTED)
+    network, before, given, ours = digits_network(), state(), {"batch_size": 2, **PLANTED}, {"ours": ATTACKS["ours"]}
+    result = binarization_test(network, {"leaks": leaks, **ours}, X[:4], THREAT_MODEL, isolate=True, **given)
     assert state() == before
-    alone = binarization_test(network, {"ours": ATTACKS["ours"]}, X[:4], THREAT_MODEL, batch_size=2, **PLANTED)
+    alone = binarization_test(network, ours, X[:4], THREAT_MODEL, **given)
     assert [one["attacks"]["ours"] for one in result.records] == [one["attacks"]["ours"] for one in alone.records]

@@ -7,11 +7,7 @@ import torch
 from torch import nn
 
 from robust_ext.attacks.base import CallableAttack
-from robust_ext.core.errors import (
-    AttackError,
-    AttackRefusedError,
-    RunFolderError,
-)
+from robust_ext.core.errors import AttackError, AttackRefusedError, RunFolderError
 from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
 from robust_ext.engine.context import repairing
@@ -66,11 +62,9 @@ def essence(outcome):
 def test_memory_and_folder_hold_the_same(tmp_path):
     here, there = run(made())["one"], run(made(), out=tmp_path)["one"]
     assert essence(here) == essence(there)
-    assert [[one[key] for key in ("index", "sample", "twice")] for one in here.records] == [
-        [i, i, 2 * i] for i in range(7)
-    ]
+    kept = [[one[key] for key in ("index", "sample", "twice")] for one in here.records]
+    assert kept == [[i, i, 2 * i] for i in range(7)]
     assert here.spent("attack").forward == 7
-    assert {file.name for file in (tmp_path / "one").iterdir()} == {"records.jsonl", "arrays.bin", ".lock"}
 
 
 def test_a_worker_is_given_no_more_than_an_attacker_has():
@@ -139,12 +133,3 @@ def test_a_folder_of_other_points_from_the_same_seed_is_refused(tmp_path, monkey
     monkeypatch.setattr("robust_ext.engine.run.STREAMS", 3)
     with pytest.raises(RunFolderError, match="streams: begun by a version that draws other points from the same seed"):
         run(made(), out=tmp_path)
-
-
-def test_a_torn_block_is_completed(tmp_path):
-    whole = run(made(), out=tmp_path)["one"].records
-    file = tmp_path / "one" / "records.jsonl"
-    lines = file.read_text().splitlines(keepends=True)
-    for keep, line in enumerate(lines):
-        file.write_text("".join(lines[:keep]) + line[: len(line) // 2])
-        assert run(made(), out=tmp_path)["one"].records == whole

@@ -1,15 +1,25 @@
+"""Folders of runs: what is kept, compared and refused, and what is lost where the system or a kill stops a write."""
+
+import errno
 import multiprocessing
 import os
 import shutil
+import time
+from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
-from robust_ext.core.errors import RobustExtWarning, RunFolderError
+from robust_ext.core.errors import DataError, RobustExtWarning, RunFolderError
 from robust_ext.core.files import replace_file
 from robust_ext.engine.run_folder import RunFolder, SavedRun
+from robust_ext.reports import save
+from tests.reports.results import make_robust_accuracy
+
+resource = pytest.importorskip("resource", reason="limits of file sizes are POSIX")
 
 
 def opened(path, settings=None, **options):
@@ -23,6 +33,31 @@ def tree(path):
 
 def record(index, value=0):
     return {"index": index, "value": value}
+
+
+def made(block):
+    """The records, timing and arrays of a block of four samples."""
+    rows = range(4 * block, 4 * block + 4)
+    arrays = {f"candidates-{rows[0]}": {"candidates": np.random.default_rng(block).random(50)}}
+    return [record(row, "x" * (row % 97)) for row in rows], {"block": rows[0]}, arrays
+
+
+def fill(folder, blocks=3):
+    """Work on what is missing; what is then there."""
+    for block in range(blocks):
+        if not folder.holds(range(4 * block, 4 * block + 4)):
+            folder.append(*made(block))
+    check(folder, blocks)
+
+
+def check(folder, blocks):
+    """Every block is there with its arrays."""
+    assert [timing["block"] for timing in folder.timings()] == [4 * block for block in range(blocks)]
+    for block in range(blocks):
+        records, _, arrays = made(block)
+        assert folder.block(range(4 * block, 4 * block + 4)) == records
+        for name, array in arrays.items():
+            np.testing.assert_array_equal(folder.load(name)["candidates"], array["candidates"])
 
 
 def test_records_survive_closing(tmp_path):
@@ -60,35 +95,25 @@ def test_a_torn_last_line_is_dropped(tmp_path, torn):
 def test_a_block_counts_once_its_last_byte_is_there(tmp_path):
     """Wherever a kill cuts the file, a block is there as a whole or is none, and can be stored again."""
     with opened(tmp_path / "whole") as folder:
-        for block in (0, 1):
-            folder.append([record(2 * block), record(2 * block + 1)], {"block": 2 * block}, {"a": {"x": np.arange(3)}})
-        expected = folder.records()
+        fill(folder, 2)
     content = (tmp_path / "whole" / "records.jsonl").read_bytes()
     for cut in range(0, len(content) + 1, 7):
         path = shutil.copytree(tmp_path / "whole", tmp_path / f"{cut}")
         (path / "records.jsonl").write_bytes(content[:cut])
         with opened(path) as folder:
-            for block in (0, 1):
-                rows = range(2 * block, 2 * block + 2)
-                if not folder.holds(rows):
-                    folder.append([record(row) for row in rows], {"block": rows[0]})
-            assert folder.records() == expected
+            fill(folder, 2)
 
 
 def test_other_settings_are_refused_and_named(tmp_path):
-    first = {"epsilon": 0.1, "norm": "linf", "seed": 0, "old": 1}
-    words = ("with other settings", "epsilon: 0.1 there, 0.2 now", "old: 1 there, None now", "new: None there, 'xxx")
-    opened(tmp_path, first).close()
+    opened(tmp_path).close()
     content = (tmp_path / "records.jsonl").read_text()
-    with pytest.raises(RunFolderError) as caught:
-        opened(tmp_path, {"epsilon": 0.2, "norm": "linf", "seed": 0, "new": "x" * 100})
-    text = str(caught.value)
-    assert all(word in text for word in words)
-    assert not any(word in text for word in ("norm", "seed"))
-    assert len(text) < 400 + len(str(tmp_path))
+    with pytest.raises(RunFolderError, match=r"with other settings.*epsilon: 0.1 there, 0.2 now") as caught:
+        opened(tmp_path, {"epsilon": 0.2, "bounds": (0, 1), "new": "x" * 1000})
+    assert "bounds" not in str(caught.value)
+    assert len(str(caught.value)) < 400 + len(str(tmp_path))
     assert (tmp_path / "records.jsonl").read_text() == content
     # The refused one lets go of the folder, even while its error is kept.
-    opened(tmp_path, first).close()
+    opened(tmp_path).close()
     assert caught.value is not None
 
 
@@ -148,29 +173,6 @@ def test_links_and_pipes_are_refused_and_not_waited_for(tmp_path, name, kind):
     assert outside.read_bytes() == before
 
 
-def hold(path, pipe):
-    with opened(path) as folder:
-        folder.append([{"index": 7}], {"block": 7})
-        pipe.send("held")
-        pipe.recv()
-
-
-@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-def test_two_processes_do_not_write_the_same_folder(tmp_path):
-    pytest.importorskip("fcntl", reason="folders are guarded by POSIX locks only")
-    processes = multiprocessing.get_context("fork")
-    ours, theirs = processes.Pipe()
-    process = processes.Process(target=hold, args=(tmp_path, theirs))
-    process.start()
-    assert ours.recv() == "held"
-    with pytest.raises(RunFolderError, match="another process is writing this run"):
-        opened(tmp_path)
-    process.kill()
-    process.join()
-    with opened(tmp_path) as folder:
-        assert folder.records() == [{"index": 7}]
-
-
 def test_values_are_kept_as_json_has_them(tmp_path):
     value = {"value": [1, 2.5, None, "a"], "pair": (1, 2)}
     expected = {**value, "pair": [1, 2]}
@@ -182,25 +184,137 @@ def test_values_are_kept_as_json_has_them(tmp_path):
 
 
 def test_nothing_is_written_outside_the_folder(tmp_path, monkeypatch):
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    monkeypatch.chdir(elsewhere)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
     with opened(tmp_path / "run") as folder:
         folder.append([record(0)], {"block": 0})
         folder.set_value("once", 1)
         folder.finish(folder.records())
         folder.save("arrays", x=np.zeros(2))
-    expected = {"records.jsonl", "arrays.bin", ".lock"}
-    assert tree(tmp_path) == {"elsewhere", "run", *(f"run/{name}" for name in expected)}
+    assert tree(tmp_path) == {"elsewhere", "run", "run/records.jsonl", "run/arrays.bin", "run/.lock"}
 
 
 def test_a_file_is_replaced_whole(tmp_path, monkeypatch):
     file = tmp_path / "file.txt"
     replace_file(file, "one")
     replace_file(file, "twö")
-    assert file.read_text(encoding="utf-8") == "twö"
     assert tree(tmp_path) == {"file.txt"}
     monkeypatch.setattr(Path, "replace", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         replace_file(file, "three")
     assert file.read_text(encoding="utf-8") == "twö"
+
+
+@contextmanager
+def full_disk(size):
+    """No file grows beyond this size; what fits is written, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("size", [50, 100, 300, 500, 700, 1100, 1500])
+def test_a_full_disk_loses_nothing(tmp_path, size):
+    """Wherever in a file, and in whichever file, the space ends."""
+    path, words = tmp_path / "run", r"run/.*cannot be written \(File too large\); free space"
+    with pytest.raises(RunFolderError, match=words), full_disk(size), opened(path) as folder:
+        fill(folder)
+    with opened(path) as folder:
+        fill(folder)
+
+
+def test_a_write_that_failed_can_be_repeated_at_once(tmp_path):
+    with opened(tmp_path) as folder:
+        folder.append([record(0)], {"block": 0})
+        with full_disk(330), pytest.raises(RunFolderError, match="File too large"):
+            folder.append([record(1, "x" * 30), record(2, "x" * 200)], {"block": 1})
+        folder.append([record(1)], {"block": 1})
+        assert SavedRun(tmp_path).records() == folder.records() == [record(0), record(1)]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EIO])
+def test_errors_of_the_system_keep_their_words(tmp_path, monkeypatch, number):
+    # Otherwise every few seconds.
+    monkeypatch.setattr("robust_ext.engine.run_folder._SYNC_SECONDS", 0.0)
+    with opened(tmp_path) as folder:
+        monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(number, os.strerror(number))))
+        for write in (
+            lambda: folder.append([record(0)], {"block": 0}),
+            lambda: folder.save("arrays", values=np.zeros(3)),
+            lambda: folder.append([record(1)], {"block": 1}, {"arrays": {"values": np.zeros(3)}}),
+            lambda: opened(tmp_path / "new"),
+            lambda: folder.set_value("once", 1),
+        ):
+            with pytest.raises(RunFolderError, match=rf"cannot be written \({os.strerror(number)}\); free space"):
+                write()
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_a_folder_that_vanishes_is_an_error(tmp_path):
+    path = tmp_path / "run"
+    with opened(path) as folder:
+        folder.append([record(0)], {"block": 0})
+        shutil.rmtree(path)
+        for write in (
+            lambda: folder.append([record(1)], {"block": 1}),
+            lambda: folder.save("arrays", values=np.zeros(3)),
+        ):
+            with pytest.raises(RunFolderError, match=r"run/.*cannot be written \(No such file or directory\)"):
+                write()
+    assert not path.exists()
+
+
+def test_reports_name_what_cannot_be_written(tmp_path):
+    (tmp_path / "file").touch()
+    (tmp_path / "folder" / "result.json").mkdir(parents=True)
+    for place, words in (("file", r"file: cannot be made a folder"), ("folder", r"result\.json: cannot")):
+        with pytest.raises(DataError, match=words):
+            save(make_robust_accuracy("pgd"), tmp_path / place)
+
+
+def test_two_writers_never_mix_lines(tmp_path, monkeypatch):
+    """Where locks fail, as on some network drives, the second writer is seen by what it wrote."""
+    monkeypatch.setattr("fcntl.flock", lambda *_: None)
+    with opened(tmp_path) as one, opened(tmp_path) as two:
+        one.append([record(0)], {"block": 0})
+        with pytest.raises(RunFolderError, match=r"records\.jsonl: holds \d+ bytes where .* another one writes it too"):
+            two.append([record(1)], {"block": 1})
+        one.append([record(2)], {"block": 2})
+    with opened(tmp_path) as folder:
+        assert [one["index"] for one in folder.records()] == [0, 2]
+
+
+def write_blocks(path, pipe):
+    with opened(path) as folder:
+        for block in count(len(folder.timings())):
+            folder.append(*made(block))
+            pipe.send(block)
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_thirty_kills_lose_no_finished_block(tmp_path):
+    """What a writer has stored is there after SIGKILL, wherever that hits it; while it writes no other one may."""
+    processes, draw, finished = multiprocessing.get_context("fork"), np.random.default_rng(0), -1
+    for number in range(30):
+        ours, theirs = processes.Pipe(duplex=False)
+        process = processes.Process(target=write_blocks, args=(tmp_path, theirs))
+        process.start()
+        theirs.close()
+        finished = ours.recv()
+        if number == 0:
+            with pytest.raises(RunFolderError, match="another process is writing this run"):
+                opened(tmp_path)
+        time.sleep(draw.uniform(0, 0.003))
+        process.kill()
+        process.join()
+        with suppress(EOFError):
+            while True:
+                finished = ours.recv()
+        with opened(tmp_path) as folder:
+            assert folder.holds(range(4 * finished, 4 * finished + 4))
+    with opened(tmp_path) as folder:
+        assert finished >= 29
+        check(folder, len(folder.timings()))
