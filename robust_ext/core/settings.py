@@ -258,7 +258,9 @@ def _check_plain(name: str, info: SettingInfo, value: Any, kinds: set[Any]) -> A
 
 
 def _check_tuple(name: str, info: SettingInfo, value: Any, kind: Any) -> tuple[Any, ...]:
-    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Collection):
+    # Arrays without dimensions are collections by their methods, and cannot be iterated over.
+    flat = isinstance(value, Collection) and getattr(value, "ndim", 1) != 0
+    if isinstance(value, (str, bytes, Mapping)) or not flat:
         entries = "numbers" if info.choices is None else f"some of {', '.join(info.choices)}"
         raise InvalidArgumentError(name, repr(value), f"a tuple of {entries}")
     return tuple(_check_plain(name, info, entry, {kind}) for entry in value)

@@ -25,7 +25,7 @@ def check_integer(argument: str, value: object, *, minimum: int, maximum: int | 
         raise InvalidArgumentError(argument, value, expected)
     try:
         number = int(value.__index__())
-    except TypeError as error:  # Arrays and tensors have the method whatever they hold.
+    except (TypeError, ValueError, RuntimeError) as error:  # Arrays and tensors have the method whatever they hold.
         raise InvalidArgumentError(argument, value, expected) from error
     if number < minimum or (maximum is not None and number > maximum):
         raise InvalidArgumentError(argument, value, expected)

@@ -83,12 +83,6 @@ def test_a_detector_on_the_command_line(tmp_path, files):
     assert "at least 20 clean inputs" in str(refused.exception)
 
 
-def test_version():
-    from robust_ext import __version__
-
-    assert __version__ in invoke("--version").output
-
-
 def test_bad_weights(tmp_path):
     class Harm:
         def __reduce__(self):

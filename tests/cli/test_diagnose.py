@@ -31,8 +31,3 @@ def test_status_and_files(attack, status, words, tmp_path, monkeypatch):
     command = content["next"][0]["command"]
     assert command.startswith("robust-ext diagnose" if status else "robust-ext binarization")
     assert command in done.output
-
-
-def test_help_states_the_exit_status():
-    words = " ".join(CliRunner().invoke(cli.app, ["diagnose", "--help"], terminal_width=200).output.split())
-    assert "3 where something of high or medium weight was found" in words

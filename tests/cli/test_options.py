@@ -11,9 +11,8 @@ import typer.main
 from typer.testing import CliRunner
 
 from robust_ext.cli import app as cli
-from robust_ext.cli.loading import RunOptions
 from robust_ext.cli.mead import MeadOptions, _sizes
-from robust_ext.cli.options import PANELS, number, option_name, panel_title
+from robust_ext.cli.options import PANELS, option_name, panel_title
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.settings import declared, setting_types
 from robust_ext.core.threat import ThreatModel
@@ -378,8 +377,3 @@ def test_workers_of_other_commands(monkeypatch):
             assert CliRunner().invoke(cli.app, [*words, *jobs]).exit_code == 0
     assert [None if one["executor"] is None else workers_of(one["executor"]()) for one in called] == [None, 3] * 2
     assert [(one["device"], one["devices"], one["isolate"]) for one in called[2:]] == [("cpu", None, False)] * 2
-
-
-def test_numbers():
-    assert number("--eps", "8/255") == 8 / 255
-    assert RunOptions(model="m", data="d", bounds="-1,1").limits == (-1.0, 1.0)

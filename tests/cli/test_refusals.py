@@ -149,24 +149,6 @@ def test_what_is_wrong_is_one_line(arguments, message, main, tmp_path, monkeypat
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        (*ACCURACY, "--model", "\x1b[31m", *DATA),
-        (*ACCURACY, *MODEL, "--attack", "\x1b]0;title\x07:a"),
-        (*ACCURACY, *MODEL, "--eps", "\x9b31m"),
-        (*ACCURACY, *MODEL, "--\x1b[31m"),
-        (*ACCURACY, *MODEL, "--data", "\x1b[2J.npz"),
-        ("\x1b[31m",),
-    ],
-    ids=ascii,
-)
-def test_control_bytes_do_not_reach_the_terminal(arguments, main):
-    status, out, err = main(*arguments)
-    assert status == 2
-    assert all(char.isprintable() or char == "\n" for char in out + err)
-
-
 def test_names_in_progress_logs_and_tables_are_written_out(main, tmp_path, monkeypatch):
     monkeypatch.setattr("robust_ext.engine.progress._FIRST", 0.0)
     label = "\x1b[31mred\x9b"

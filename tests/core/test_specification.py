@@ -6,7 +6,7 @@ import pytest
 
 from robust_ext.core.errors import DataError, InvalidArgumentError
 from robust_ext.core.objects import resolve_object
-from robust_ext.core.specification import check_keywords, did_you_mean, parse_call
+from robust_ext.core.specification import check_keywords, parse_call
 
 
 def test_parse_reads_scope_name_and_literals():
@@ -71,12 +71,6 @@ OTHER_FORMS = [
 def test_other_forms_are_refused(text):
     with pytest.raises(InvalidArgumentError):
         parse_call(text)
-
-
-def test_what_came_is_shown():
-    for call, message in (("foolbox:LinfPGD(40)", "positional argument 40"), (3, "got int")):
-        with pytest.raises(InvalidArgumentError, match=message):
-            parse_call(call)
 
 
 def test_load_from_a_module_or_a_file_and_call_it(tmp_path):
@@ -153,8 +147,3 @@ def test_hidden_parameters_are_neither_needed_nor_accepted():
     check_keywords(make, {"depth": 2}, argument="attack", label="make", hidden=("estimator",))
     with pytest.raises(InvalidArgumentError, match="one of: depth"):
         check_keywords(make, {"estimator": 2}, argument="attack", label="make", hidden=("estimator",))
-
-
-def test_did_you_mean_ignores_case_and_is_silent_without_a_near_name():
-    assert did_you_mean("linfpgd", ["LinfPGD", "FGSM"]) == "; did you mean LinfPGD?"
-    assert did_you_mean("zzz", ["LinfPGD", "FGSM"]) == ""

@@ -7,7 +7,7 @@ from torch import nn
 from robust_ext.core.classifier import check_classifier
 from robust_ext.core.errors import ModelError
 from robust_ext.core.guard import frozen
-from robust_ext.core.target import Counted, PassCounter, count_all_calls, module_device
+from robust_ext.core.target import Counted, PassCounter, count_all_calls
 
 
 @pytest.fixture
@@ -92,12 +92,6 @@ def test_frozen_restores_buffers_with_nan():
     with frozen(module):
         module.running_mean.zero_()
     assert bool(module.running_mean.isnan().all())
-
-
-def test_device_of_a_module():
-    buffered = nn.BatchNorm1d(2, affine=False, device="meta")
-    modules = (nn.Linear(2, 2), nn.Flatten(), nn.Linear(2, 2, device="meta"), buffered)
-    assert [module_device(module).type for module in modules] == ["cpu", "cpu", "meta", "meta"]
 
 
 @pytest.mark.parametrize(

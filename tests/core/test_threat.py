@@ -124,22 +124,6 @@ def test_l2_corners_have_equal_moves_where_there_is_room():
     np.testing.assert_allclose(abs(moved), 0.1, atol=1e-6)
 
 
-def test_l2_surface_stretches_past_clipped_values():
-    """Against bisection on the length of the direction that the unclipped point shows."""
-    x = torch.cat([torch.full((8,), 0.95), torch.full((8,), 0.5)])
-    near, far = (ThreatModel(norm="l2", epsilon=e, bounds=b) for e, b in ((1e-3, (0, 1)), (1.2, (0, 1))))
-    directions = offsets(draw(ThreatModel(norm="l2", epsilon=1.0, bounds=(-9, 9)), "sample_surface", x, 30), x)
-    points = draw(far, "sample_surface", x, 30).double().numpy()
-    for direction, point in zip(directions, points, strict=True):
-        low, high = 0.0, 1e6
-        for _ in range(200):
-            middle = (low + high) / 2
-            clipped = np.clip(x.numpy() + middle * direction, 0, 1)
-            low, high = (middle, high) if np.linalg.norm(clipped - x.numpy()) < 1.2 else (low, middle)
-        np.testing.assert_allclose(point, np.clip(x.numpy() + low * direction, 0, 1), atol=2e-5)
-    np.testing.assert_allclose(np.linalg.norm(offsets(draw(near, "sample_surface", x, 5), x), axis=1), 1e-3, rtol=1e-3)
-
-
 def test_l1_corners_are_vertices():
     """All values but one are where they were or at a bound, and which one differs from draw to draw."""
     threat_model = ThreatModel(norm="l1", epsilon=1.3)

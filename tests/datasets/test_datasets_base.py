@@ -15,12 +15,6 @@ def make(count=20, *, dtype=np.uint8):
     return Dataset(name="toy", images=images, labels=np.arange(count) % 4, class_names=("a", "b", "c", "d"))
 
 
-def test_its_description():
-    data = make()
-    assert (len(data), data.classes, data.labels.dtype) == (20, 4, np.int64)
-    assert repr(data) == "Dataset(name='toy', images=(20, 3, 2, 2) uint8, classes=4)"
-
-
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32])
 def test_take_scales_to_unit_interval(dtype):
     data = make(dtype=dtype)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from robust_ext.core.errors import InvalidArgumentError, MissingDependencyError
+from robust_ext.core.errors import MissingDependencyError
 from robust_ext.datasets import load_dataset
 from tests.datasets.files import check_refused
 
@@ -65,16 +65,3 @@ def test_files_that_cannot_be_loaded(tmp_path):
     check_refused(["no folder at ", "nowhere"], "mnist", root=tmp_path / "nowhere")
     # The system itself refuses the path.
     check_refused(["check path and permissions"], "x" * 5000)
-
-
-@pytest.mark.parametrize(
-    ("match", "given"),
-    [
-        *(("spec", {"spec": spec}) for spec in ("", " ", 3, None, b"digits")),
-        *(("root", {"root": root}) for root in (3, b".")),
-        ("split: got 'val', expected one of 'train', 'test'", {"split": "val"}),
-    ],
-)
-def test_other_arguments(match, given):
-    with pytest.raises(InvalidArgumentError, match=match):
-        load_dataset(**{"spec": "mnist", **given})

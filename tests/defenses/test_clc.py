@@ -184,8 +184,3 @@ def test_what_is_wrong_is_refused():
     ):
         net(data(1))
     assert not net[1]._forward_pre_hooks
-
-
-def test_all_of_the_singular_values_are_all_axes():
-    found = ProjectionsTraining(layers=["3"], share=1.0).fit(network(), data(50))
-    assert found.basis(0).shape == (8, 8)

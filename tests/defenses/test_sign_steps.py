@@ -193,9 +193,3 @@ def test_what_is_wrong_in_imf_is_refused():
     for doubtful, words in (((0.3, 1.5), r"1\.5"), ((0.3,), ".*a pair")):
         with pytest.raises(InvalidArgumentError, match=f"doubtful: got {words}"):
             IMF(nn.Identity(), nn.Identity(), doubtful=doubtful)
-
-
-def test_the_hedge_loss_is_the_sum_of_all_cross_entropies():
-    net, x = nn.Linear(4, 5), torch.randn(3, 4)
-    wanted = sum(nn.functional.cross_entropy(net(x), torch.full((3,), k), reduction="none") for k in range(5))
-    torch.testing.assert_close(HedgeDefense(net).loss(x), wanted)

@@ -103,19 +103,6 @@ def test_divergence_of_sure_predictions_is_finite():
     assert bool(torch.isfinite(gradient).all())
 
 
-def test_presets():
-    for name, expected in (
-        ("mnist", (((3, "average", 3), (3,)), (2, 1), (), 0.1, 100)),
-        ("cifar10", (((3,),), (1,), (10, 40), 0.025, 350)),
-    ):
-        made = MagNetDetector.preset(name, nn.Flatten())
-        assert (made.structures, made.powers, made.temperatures, made.noise, made.epochs) == expected
-    assert MagNetDetector.preset("mnist", nn.Flatten(), noise=0.2).noise == 0.2
-    assert set(MagNetDetector.presets) == {"mnist", "cifar10"}
-    with pytest.raises(InvalidArgumentError, match="'mnist', 'cifar10'"):
-        MagNetDetector.preset("cifar", nn.Flatten())
-
-
 @pytest.mark.parametrize("bounds", [(0.0, 1.0), (-2.0, 2.0)])
 def test_the_first_step_is_that_of_adam_on_the_published_loss(bounds):
     low, high = bounds

@@ -5,8 +5,6 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import nn
 
 from robust_ext.core.errors import DataError, InvalidArgumentError, ModelError
@@ -93,19 +91,6 @@ def test_scores_are_those_of_the_formula(classes, batch_size):
         np.testing.assert_allclose(scores[-1], expected, rtol=2e-3, atol=2e-3)
     # Clipping changes them.
     assert abs(scores[0] - scores[1]).max() > 0.05
-
-
-@settings(max_examples=25, deadline=None)
-@given(st.integers(1, 6), st.integers(1, 40), st.lists(st.sampled_from(MIXED), min_size=1, max_size=3), st.booleans())
-def test_scores_do_not_depend_on_batches(cut, batch_size, noises, single):
-    classifier, x = network(), data(7, seed=3)
-    one = fitted(classifier, data(40), noises=noises, batch_size=10_000)
-    other = OddsDetector(classifier, noises=noises, draws=5, batch_size=batch_size)
-    other.means, other.deviations = one.means, one.deviations
-    with seeded_globals(9), torch.no_grad():
-        parts = torch.split(x, 1 if single else cut)
-        pieces = torch.cat([other.score(part) for part in parts])
-    torch.testing.assert_close(pieces, score(one, x, 9), rtol=1e-4, atol=1e-5)
 
 
 def test_passes_are_as_large_as_allowed():

@@ -118,6 +118,14 @@ def test_a_block_that_came_twice_counts_once(tmp_path):
         assert [one["index"] for one in folder.records()] == [0, 1]
 
 
+def error_of(path):
+    try:
+        fill(path)
+    except RunFolderError as error:
+        return str(error)
+    return None
+
+
 def test_no_flipped_bit_changes_anything_unseen(whole):
     path, expected = whole
     kept = {file: file.read_bytes() for file in sorted(path.iterdir())}
@@ -129,11 +137,10 @@ def test_no_flipped_bit_changes_anything_unseen(whole):
         content = bytearray(kept[file])
         content[draw.integers(len(content))] ^= 1 << draw.integers(8)
         file.write_bytes(content)
-        try:
-            fill(path)
-        except RunFolderError as error:
+        error = error_of(path)
+        if error is not None:
             seen += 1
-            assert file.name in str(error)
+            assert file.name in error
             opened(path, repair=True).close()
         assert fill(path) == expected, file
     assert seen > 100

@@ -105,7 +105,7 @@ def test_a_disturbed_network_ends_the_evaluation_and_is_put_back(given, name):
     network, x, y = given
     before, alone = copy.deepcopy(network.state_dict()), robust_accuracy(network, PGD, x, y, LINF)
     attack = changing(SEEN.get(name, SEEN["in_place"]), fails=name not in SEEN)
-    with pytest.raises(DisturbedError if name in SEEN else AttackError, match="^one: "):
+    with pytest.raises(DisturbedError if name in SEEN else AttackError, match=r"^one: "):
         robust_accuracy(network, {"one": attack, "pgd": PGD}, x, y, LINF, batch_size=8)
     assert robust_accuracy(network, lambda model, x, y: x, x, y, LINF).robust_accuracy(0.02) == 1
     later = robust_accuracy(network, PGD, x, y, LINF)
@@ -141,7 +141,7 @@ def test_what_an_attack_leaves_changed_is_not_met_by_the_next(given, name):
 def test_the_users_own_model_is_put_back_too(given, name):
     network, x, y = given
     logits = network(x)
-    with pytest.raises(DisturbedError, match="^one: "):
+    with pytest.raises(DisturbedError, match=r"^one: "):
         robust_accuracy(network, {"one": changing(lambda model: SEEN[name](network)), "pgd": PGD}, x, y, LINF)
     assert torch.equal(network(x), logits)
 
@@ -194,7 +194,7 @@ def test_a_model_that_cannot_be_copied_is_guarded_itself_and_the_user_is_told(gi
     with pytest.warns(RobustExtWarning, match=r"Unique cannot be copied .TypeError: there is one.") as warned:
         robust_accuracy(network, [PGD, "robust_ext:Square(queries=3)"], x, y, LINF, batch_size=8)
     assert len(warned) == 1
-    with pytest.warns(RobustExtWarning), pytest.raises(DisturbedError, match="^one: "):
+    with pytest.warns(RobustExtWarning), pytest.raises(DisturbedError, match=r"^one: "):
         robust_accuracy(network, {"one": changing(SEEN[name]), "pgd": PGD}, x, y, LINF)
     assert torch.equal(network(x), logits)
 

@@ -108,7 +108,7 @@ def as_steps(
     for one in attacks if isinstance(attacks, (list, tuple)) else [attacks]:
         if isinstance(one, Step):
             steps.append(one)
-        elif one is None or one == "recommended":
+        elif one is None or (isinstance(one, str) and one == "recommended"):
             steps += plan_steps(defense, settings, threat_model=threat_model, surrogates=surrogates)
         else:
             attack = as_attack(one, argument="attacks")
