@@ -3,7 +3,7 @@ import functools
 import pytest
 import torch
 
-from robust_ext import InvalidArgumentError, ThreatModel, as_attack, as_module
+from robust_ext import InvalidArgumentError, ThreatModel, as_attack
 from robust_ext.attacks import CallableAttack
 from robust_ext.core.random import seeded_globals
 from tests.adapters import common
@@ -74,10 +74,3 @@ def test_other_functions_and_forms_are_refused():
         as_attack(functools.partial(adv_lib.attacks.ddn, NETWORK))
     with pytest.raises(InvalidArgumentError, match="one of: targeted"):
         as_attack(functools.partial(adv_lib.attacks.ddn, model=NETWORK))
-
-
-def test_modules_of_adv_lib_are_plain_modules():
-    module = adv_lib.utils.normalize_model(NETWORK, (0.5, 0.5, 0.5), (1.0, 1.0, 1.0))
-    assert as_module(module).module is module
-    normalizer = adv_lib.utils.ImageNormalizer((0.5, 0.5, 0.5), (1.0, 1.0, 1.0))
-    assert as_module(normalizer).module is normalizer

@@ -1,19 +1,14 @@
 """adv-lib's attacks with settings that change how they treat samples, measured, and what the adapter fixes."""
 
-import sys
-from contextlib import nullcontext
-from dataclasses import replace
 from importlib import import_module
 
 import pytest
 import torch
 from torch import nn
 
-from robust_ext import AttackError, AttackRefusedError, ThreatModel, as_attack
-from robust_ext.core.random import seeded_globals
-from robust_ext.models.wrapping import PaddedClasses
+from robust_ext import AttackRefusedError, ThreatModel, as_attack
 from tests.adapters import common
-from tests.adapters.common import AsItIs, Recorder, conv_network, drawn_seed, predicted, require, uniform
+from tests.adapters.common import Recorder, conv_network, predicted, require, uniform
 
 require("adv_lib")
 attack_module = import_module("robust_ext.adapters.adv_lib.attack")
@@ -54,28 +49,6 @@ def record(attack, threat_model):
     return recorder.queries[1:]
 
 
-def small_problem():
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        module = nn.Sequential(nn.Flatten(), nn.Linear(16, 2)).eval()
-    x = torch.rand(2, 1, 4, 4, generator=torch.Generator().manual_seed(1))
-    with torch.no_grad():
-        module[1].weight.mul_(10)
-        return module, x, module(x).argmax(1)
-
-
-@pytest.mark.exhaustive
-def test_rows_of_str_attack_meet_in_its_second_phase():
-    module, x, y = small_problem()
-    settings = {"binary_search_steps": 1, "max_iterations": 30, "initial_const": 200.0}
-    attack = attack_of("str_attack", **settings, retrain=True)
-    threat_model = ThreatModel(norm="l2", epsilon=1.0)
-    together = run(attack, module, x, y, threat_model)
-    assert bool((module(together).argmax(1) != y).all())
-    alone = torch.cat([run(attack, module, x[i : i + 1], y[i : i + 1], threat_model) for i in range(2)])
-    assert not torch.allclose(together, alone, atol=1e-3)
-
-
 class Flat(nn.Module):
     """No gradient, and always class 0."""
 
@@ -83,13 +56,10 @@ class Flat(nn.Module):
         return torch.tensor([2.0, 1.0, 0.0, -1.0, -2.0]) + 0 * x.flatten(1).sum(1, keepdim=True)
 
 
-def test_gradients_whose_values_share_memory_are_copied(monkeypatch):
+def test_gradients_whose_values_share_memory_are_copied():
     y = torch.zeros(ROWS, dtype=torch.int64)
     attack = attack_of("pgd_linf")
     assert torch.equal(run(attack, Flat(), X, y, threat_model_of(attack)), X)
-    monkeypatch.setattr(attack_module, "_unshared", lambda gradient: gradient)
-    with pytest.raises(AttackError, match="single memory location"):
-        run(attack, Flat(), X, y, threat_model_of(attack))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -98,16 +68,6 @@ def test_rows_that_are_misclassified_already_stay_so(name):
     attack = attack_of(name)
     candidates = run(attack, network(), X, wrong, threat_model_of(attack))
     assert bool((network()(candidates).argmax(1) != wrong)[:3].all())
-
-
-def test_restoring_is_what_keeps_them_so():
-    module = PaddedClasses(network(2), classes=4)
-    wrong = 1 - module(X).argmax(1)
-    attack = attack_of("apgd_targeted", n_iter=20)
-    threat_model = ThreatModel(norm="linf", epsilon=0.5)
-    assert bool((module(run(attack, module, X, wrong, threat_model)).argmax(1) != wrong).all())
-    attack.entry = replace(attack.entry, restore=False)
-    assert not bool((module(run(attack, module, X, wrong, threat_model)).argmax(1) != wrong).all())
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -121,7 +81,7 @@ def test_single_rows_and_features_are_accepted_or_refused_with_a_reason(name):
     flat = torch.rand(ROWS, 12, generator=torch.Generator().manual_seed(1))
     labels = module(flat).argmax(1)
     if ENTRIES[name].dimensions:
-        with pytest.raises(AttackRefusedError, match=r"not on inputs of shape \(12,\); choose"):
+        with pytest.raises(AttackRefusedError, match=r"\(12,\); choose"):
             run(attack, module, flat, labels, threat_model)
     else:
         assert run(attack, module, flat, labels, threat_model).shape == flat.shape
@@ -135,52 +95,20 @@ def test_colours_need_three_channels():
         run(attack, module, x, module(x).argmax(1), threat_model_of(attack))
 
 
-def test_inputs_in_other_bounds_reach_attacks_that_check_theirs(monkeypatch):
-    x = X * 2 - 1
-    y = network()(x).argmax(1)
-    attack, threat_model = attack_of("ddn"), ThreatModel(norm="l2", epsilon=0.5, bounds=(-1.0, 1.0))
-    assert bool((network()(run(attack, network(), x, y, threat_model)).argmax(1) != y).all())
-    monkeypatch.setattr(attack_module, "UnitSpace", AsItIs)
-    with pytest.raises(AttackError, match=r"should be in the \[0, 1\] range"):
-        run(attack, network(), x, y, threat_model)
-
-
-def test_fmn_for_l0_ends_where_one_value_suffices(monkeypatch):
+def test_fmn_for_l0_ends_where_one_value_suffices():
     attack = attack_of("fmn", norm=0)
     threat_model = ThreatModel(norm="l1", epsilon=1.0)
     candidates = run(attack, network(), X[:1], Y[:1], threat_model)
     assert int((candidates != X[:1]).sum()) == 1
     assert bool(network()(candidates).argmax(1) != Y[:1])
-    monkeypatch.setattr(attack_module, "repaired", nullcontext)
-    with pytest.raises(AttackError, match="out of bounds for dimension"):
-        run(attack, network(), X[:1], Y[:1], threat_model)
 
 
-def test_str_attack_ends_where_it_found_nothing(monkeypatch):
+def test_str_attack_ends_where_it_found_nothing():
     x = torch.rand(1, 1, 4, 4, generator=torch.Generator().manual_seed(1))
     attack = attack_of("str_attack", binary_search_steps=1, max_iterations=1, retrain=True)
     labels = torch.zeros(1, dtype=torch.int64)
     threat_model = ThreatModel(norm="l2", epsilon=1.0)
     assert torch.equal(run(attack, Flat(), x, labels, threat_model), x)
-    monkeypatch.setattr(attack_module, "repaired", nullcontext)
-    with pytest.raises(AttackError, match="adv-lib raised"):
-        run(attack, Flat(), x, labels, threat_model)
-
-
-@pytest.mark.exhaustive
-def test_repairs_change_nothing_where_adv_lib_does_not_raise_and_are_gone_afterwards():
-    modules = [
-        sys.modules[f"adv_lib.attacks.{name}"] for name in ("fast_minimum_norm", "structured_adversarial_attack")
-    ]
-    before = modules[0].l0_projection_, modules[1].np
-    module, x, y = small_problem()
-    settings = {"binary_search_steps": 1, "max_iterations": 30, "initial_const": 200.0, "retrain": True}
-    candidates = run(
-        as_attack((CATALOGUE.find("str_attack"), settings)), module, x, y, ThreatModel(norm="l2", epsilon=1.0)
-    )
-    assert (modules[0].l0_projection_, modules[1].np) == before
-    with seeded_globals(drawn_seed()):
-        assert torch.equal(candidates, CATALOGUE.find("str_attack")(module, x.clone(), y, **settings))
 
 
 # Settings other than the trial's that change what is queried, and the rows that follow.

@@ -1,5 +1,4 @@
 import importlib
-import sys
 from contextlib import nullcontext
 
 import numpy as np
@@ -8,7 +7,6 @@ import torch
 
 from robust_ext import (
     InvalidArgumentError,
-    MissingDependencyError,
     ModelError,
     ThreatModel,
     as_attack,
@@ -74,13 +72,6 @@ def test_probes_at_construction_do_not_reach_the_target():
     assert module.sizes[0] == 6
 
 
-def test_square_in_l2_divides_by_zero_quietly():
-    x, y = batch(classes=2)
-    threat_model = ThreatModel(norm="l2", epsilon=1.0)
-    candidates = run(as_attack("art:SquareAttack(max_iter=100)"), x, y, threat_model, classes=2)
-    assert bool(threat_model.contains(candidates, x).all())
-
-
 def test_objects_are_bound_anew_with_their_settings():
     module = Recorder(network()).eval()
     other = Recorder(network()).eval()
@@ -122,12 +113,6 @@ def test_steps_follow_epsilon_and_the_bounds_where_they_are_left_out():
     assert step("art:FastGradientMethod", 0.05) == pytest.approx(0.005)
 
 
-def test_a_missing_package_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "multiprocess", None)
-    with pytest.raises(MissingDependencyError, match="pip install multiprocess"):
-        run(as_attack("art:AutoAttack"), X, Y, LINF)
-
-
 def test_attacks_of_others_go_one_row_at_a_time():
     class Mine(evasion.FastGradientMethod):
         pass
@@ -136,21 +121,6 @@ def test_attacks_of_others_go_one_row_at_a_time():
     assert attack.traits.batching == "single"
     expected = host("FastGradientMethod", X, Y, UNIT, {"eps": 0.1})
     assert torch.equal(run(attack, X, Y, LINF), expected)
-
-
-def test_preprocessing_is_kept_and_differentiated():
-    inner = network()
-    model = classifier(inner, preprocessing=(np.array([0.3]), np.array([0.7])))
-    adapted = as_module(model)
-    assert adapted.bounds == (0.0, 1.0)
-    x = X.clone().requires_grad_()
-    out, by_hand = adapted.module(x), inner((x - 0.3) / 0.7)
-    torch.testing.assert_close(out, by_hand)
-    np.testing.assert_allclose(out.detach().numpy(), model.predict(x.detach().numpy()), rtol=1e-5, atol=1e-6)
-    assert not torch.allclose(out, inner(x))
-    (gradient,) = torch.autograd.grad(out.square().sum(), x)
-    (expected,) = torch.autograd.grad(by_hand.square().sum(), x)
-    torch.testing.assert_close(gradient, expected)
 
 
 def test_defences_in_pytorch_are_kept():
@@ -172,15 +142,6 @@ def test_defences_in_pytorch_are_kept():
     assert not torch.allclose(out, inner(x))
 
 
-def test_the_network_is_reached_and_keeps_its_mode():
-    inner = network()
-    adapted = as_module(classifier(inner))
-    assert inner in list(adapted.module.modules())
-    assert not adapted.module.training
-    adapted.module.train()
-    assert inner.training
-
-
 def test_a_freshly_fitted_classifier_in_train_mode_is_measured_as_it_predicts_and_stays_in_it():
     inner = torch.nn.Sequential(torch.nn.BatchNorm2d(1), network(), torch.nn.Dropout(0.5)).train()
     fitted = art.estimators.classification.PyTorchClassifier(
@@ -199,15 +160,6 @@ def test_a_freshly_fitted_classifier_in_train_mode_is_measured_as_it_predicts_an
     expected = fitted.predict(X.numpy())
     np.testing.assert_allclose(adapted(X).detach().numpy(), expected, rtol=1e-5, atol=1e-6)
     assert found.content["clean_accuracy"] == float((expected.argmax(1) == Y.numpy()).mean())
-
-
-def test_a_network_in_train_mode_that_cannot_be_copied_is_refused():
-    class Single(torch.nn.Linear):
-        def __deepcopy__(self, memo):
-            raise TypeError("there is only one")
-
-    with pytest.raises(ModelError, match=r"cannot be copied \(TypeError: there is only one\); call classifier\.model"):
-        as_module(classifier(torch.nn.Sequential(torch.nn.Flatten(), Single(100, 5)).train()))
 
 
 @pytest.mark.parametrize(

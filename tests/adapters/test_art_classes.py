@@ -1,13 +1,11 @@
 """What ART's own attacks take and give, on the ART classes of this project's attacks."""
 
-import re
-
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from robust_ext.core.errors import InvalidArgumentError, ModelError
+from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.testing.networks import small_batch, small_network
 from tests.adapters.hosts import SHAPE, art
 from tests.adapters.hosts import art_attacks as attacks
@@ -29,7 +27,6 @@ QUICK = {
 # A search of many steps for each constant takes longer than all others together.
 SLOW = pytest.param("CarliniWagnerLinf", marks=pytest.mark.exhaustive)
 EachName = pytest.mark.parametrize("name", [SLOW if name == "CarliniWagnerLinf" else name for name in QUICK])
-FOUR = np.linspace(0.1, 0.2, 4)
 
 
 def make(name, estimator, **settings):
@@ -109,56 +106,6 @@ def test_each_value_may_have_a_budget(name, shape):
     assert np.array_equal(masked[..., 1::2], x[..., 1::2])
 
 
-@pytest.mark.parametrize(
-    ("name", "settings", "shown"),
-    [
-        ("APGD", {"eps": np.array([0.1, 0.2])}, r"eps: got shape \(2,\).*\(6, 1, 1, 1\)"),
-        ("APGD", {"eps": np.linspace(0.1, 0.2, 16).reshape(SHAPE), "norm": 2}, r"eps: got an array of shape \(1, 4, 4"),
-        ("RayS", {"eps": np.linspace(0.1, 0.2, 16).reshape(SHAPE)}, "eps: got an array.*a number, or one for each"),
-        ("ObjectivePGD", {"eps": FOUR, "eps_step": 0.01}, "eps_step: got shares from 0.05 to 0.1 of eps"),
-    ],
-)
-def test_arrays_of_budgets_that_do_not_fit_are_refused(name, settings, shown):
-    _, estimator, x, y = problem()
-    with pytest.raises(InvalidArgumentError, match=shown):
-        make(name, estimator, **settings).generate(x, y)
-
-
-WRONG = {
-    "eps": (np.array([-1.0, 1.0, 1.0]), np.array([np.nan]), np.array(["a"]), "1", float("inf")),
-    "eps_step": (np.array([0.1, -1.0]), -1.0),
-    **{"max_iter": (1.0,), "norm": (0, 3), "batch_size": (1.0,), "targeted": ("true",), "verbose": ("true",)},
-}
-
-
-@pytest.mark.parametrize(("name", "wrong"), [(name, wrong) for name in WRONG for wrong in WRONG[name]], ids=str)
-def test_wrong_parameters_raise_where_the_attack_is_made(name, wrong):
-    with pytest.raises(InvalidArgumentError, match=name):
-        attacks.ObjectivePGD(problem()[1], **{name: wrong})
-
-
-def test_parameters_may_be_given_by_position():
-    _, estimator, x, y = problem()
-    placed = attacks.ObjectivePGD(estimator, 2, 0.4, 0.05, 7, True, 16, seed=1, verbose=False)
-    assert (placed.norm, placed.eps, placed.eps_step, placed.max_iter, placed.targeted) == (2, 0.4, 0.05, 7, True)
-    assert placed.batch_size == 16
-    ways = {"norm": 2, "eps": 0.4, "eps_step": 0.05, "max_iter": 7, "targeted": True, "batch_size": 16}
-    named = attacks.ObjectivePGD(estimator, **ways, seed=1, verbose=False)
-    aims = (y + 1) % 4
-    assert np.array_equal(placed.generate(x, aims), named.generate(x, aims))
-
-
-def test_no_random_starts_means_one_from_the_input():
-    for kind in (attacks.APGD, attacks.SelectivePGD):
-        assert {entry.name: entry for entry in kind.parameters}["num_random_init"].default == 1
-    _, estimator, x, y = problem()
-    none, placed = make("APGD", estimator, num_random_init=0), make("APGD", estimator, start="input")
-    assert none.native().description == placed.native().description
-    assert np.array_equal(none.generate(x, y), placed.generate(x, y))
-    with pytest.raises(InvalidArgumentError, match="num_random_init: got -1"):
-        make("APGD", estimator, num_random_init=-1)
-
-
 @EachName
 def test_what_rounding_left_outside_the_clip_values_is_clipped(name):
     _, estimator, x, y = problem()
@@ -168,30 +115,6 @@ def test_what_rounding_left_outside_the_clip_values_is_clipped(name):
     x.flat[0] = -1e-4
     with pytest.raises(InvalidArgumentError, match="bounds"):
         make(name, estimator).generate(x, y)
-
-
-@EachName
-def test_x_init_is_taken_and_other_keywords_are_refused(name):
-    _, estimator, x, y = problem()
-    attack = make(name, estimator)
-    assert np.array_equal(attack.generate(x, y, x_init=np.zeros((20, *SHAPE))), attack.generate(x, y))
-    with pytest.raises(InvalidArgumentError, match=r"generate: got the keyword 'maks', expected x, y, mask, x_init"):
-        attack.generate(x, y, maks=np.ones_like(x))
-
-
-@pytest.mark.parametrize(
-    ("mask", "shown"),
-    [
-        (np.ones((2, 4, 4)), r"shape \(2, 4, 4\)"),
-        (np.ones(SHAPE, dtype=int), "dtype int64"),
-        (-np.ones(SHAPE), "values below 0"),
-        (np.full(SHAPE, np.nan), "values below 0 or NaN"),
-    ],
-)
-def test_wrong_masks_are_refused(mask, shown):
-    _, estimator, x, y = problem()
-    with pytest.raises(InvalidArgumentError, match=f"mask: got {shown}"):
-        make("APGD", estimator).generate(x, y, mask=mask)
 
 
 def by_predictions(estimator, form):
@@ -231,25 +154,6 @@ def test_attacks_without_gradients_take_black_boxes(name):
     assert name == "SpatialTransformation" or (squeezed.predict(found).argmax(1) != y).any()
 
 
-@EachName
-def test_estimators_are_those_that_are_required(name):
-    kind = getattr(attacks, name)
-    required = [Estimators.BaseEstimator, Classification.ClassifierMixin]
-    required += [] if name in WITHOUT_GRADIENTS else [Estimators.LossGradientsMixin]
-    assert set(kind._estimator_requirements) == set(required)
-
-    class Nothing:
-        pass
-
-    with pytest.raises(art.exceptions.EstimatorError) as raised:
-        kind(Nothing)
-    assert set(raised.value.class_expected_list) == set(required)
-    assert all(re.search(one.__name__, str(raised.value)) for one in required)
-    if name not in WITHOUT_GRADIENTS:
-        with pytest.raises(art.exceptions.EstimatorError):
-            kind(by_predictions(problem()[1], "logits"))
-
-
 def test_classifiers_of_other_frameworks_are_refused_where_gradients_are_needed():
     class Elsewhere(
         Classification.ClassGradientsMixin,
@@ -278,17 +182,6 @@ def test_classifiers_of_other_frameworks_are_refused_where_gradients_are_needed(
     x = small_batch(5, SHAPE).numpy()
     found = make("RandomSearch", Elsewhere(), eps=0.4).generate(x)
     assert (Elsewhere().predict(found).argmax(1) != Elsewhere().predict(x).argmax(1)).any()
-
-
-def test_clip_values_and_preprocessing_in_pytorch_are_needed():
-    _, estimator, x, y = problem(None)
-    for name in ("APGD", "RandomSearch"):
-        with pytest.raises(InvalidArgumentError, match="clip_values=None"):
-            make(name, estimator).generate(x, y)
-    squeezing = art.defences.preprocessor.FeatureSqueezing(clip_values=(0, 1))
-    _, estimator, x, y = problem(preprocessing_defences=squeezing)
-    with pytest.raises(ModelError, match="FeatureSqueezing"):
-        make("APGD", estimator).generate(x, y)
 
 
 def test_points_of_minimum_norm_attacks_may_lie_beyond_eps():
@@ -332,19 +225,3 @@ def test_float64_inputs_and_no_inputs_are_taken():
         assert np.array_equal(attack.generate(x.astype(np.float64), y), attack.generate(x, y))
         for ways in ({}, {"mask": np.zeros(SHAPE)}):
             assert attack.generate(x[:0], y[:0], **ways).shape == (0, *SHAPE)
-
-
-@pytest.mark.parametrize(
-    ("labels", "shown"),
-    [
-        (np.array([0, 1, 2]), r"y: got shape \(3,\)"),
-        (np.array([0, 1, 2, 3, 4, 0]), "y: got labels in 0..4"),
-        (np.array([0, 1, 2, 3, -1, 0]), "y: got labels in -1..3"),
-        (np.eye(5)[:5], r"y: got shape \(5, 5\)"),
-        (np.eye(6), r"y: got shape \(6, 6\)"),
-    ],
-)
-def test_labels_that_do_not_fit_are_refused(labels, shown):
-    _, estimator, x, _ = problem()
-    with pytest.raises(InvalidArgumentError, match=shown):
-        make("APGD", estimator).generate(x, labels)

@@ -8,7 +8,7 @@ from eagerpy import astensor
 from robust_ext.adapters.art.estimators import BinarizedPyTorchClassifier
 from robust_ext.adapters.foolbox.models import BinarizedPyTorchModel
 from robust_ext.core.errors import InvalidArgumentError
-from robust_ext.core.threat import ThreatModel, norm_name
+from robust_ext.core.threat import ThreatModel
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
 from robust_ext.evaluations.binarization import plant
@@ -58,21 +58,6 @@ def test_they_are_the_planted_classifier(in_art, in_foolbox, digits):
     np.testing.assert_array_equal(in_art.predict(inner.numpy()).argmax(1), 1)
     assert in_art.score(inner.numpy()) == 1
     assert in_art.score(in_art.x) == 0
-
-
-@pytest.mark.parametrize(
-    ("call", "settings"),
-    [
-        ("LinfPGD", {"steps": 30, "rel_stepsize": 0.1}),
-        ("LinfAdamPGD", {"steps": 40}),
-        ("LinfDeepFoolAttack", {"overshoot": 0.002}),
-    ],
-)
-def test_foolbox_attacks_find_what_is_planted(in_foolbox, call, settings):
-    torch.manual_seed(0)
-    attack = getattr(foolbox.attacks, call)(**settings)
-    _, clipped, success = attack(in_foolbox, in_foolbox.inputs, in_foolbox.labels, epsilons=EPSILON)
-    assert in_foolbox.score(clipped) == float(success.float().mean()) >= 0.8
 
 
 def test_gradients_reach_each_rows_own_problem(in_art):
@@ -186,33 +171,19 @@ def test_from_model_and_from_classifier_take_the_same_norms(norm, expected, digi
         assert planted.settings.threat_model == ThreatModel(norm=expected, epsilon=0.3)
 
 
-@pytest.mark.parametrize("norm", [True, None, "0", 0, "linff", [2], np.nan, 1.5])
-def test_what_is_no_norm_is_refused(norm):
-    with pytest.raises(InvalidArgumentError, match="norm: got"):
-        norm_name(norm)
-
-
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("wrong", "words"),
     [
-        ({"norm": 3}, "norm: got 3, expected np.inf, 2 or 1, or 'linf', 'l2' or 'l1'"),
+        *(({"norm": norm}, "norm: got") for norm in (True, None, "0", 3, [2], np.nan, 1.5)),
         ({"eps": -1.0}, "epsilon: got -1.0"),
-        ({"classifier": "net"}, "classifier: got str, expected an ART PyTorchClassifier"),
+        ({"classifier": "net"}, "classifier: got str"),
         ({"classifier": classifier(clip_values=None)}, "classifier: got no clip_values"),
-        ({"kapa": 1}, "kapa: .*did you mean kappa"),
-        ({"model": digits_network()}, "model: got Sequential, expected a Foolbox PyTorchModel"),
-        ({"model": foolbox_model(digits_network()), "norm": "l7"}, "norm: got 'l7'"),
+        ({"kapa": 1}, "did you mean kappa"),
     ],
 )
-def test_bad_arguments_are_named(change, message, digits):
-    build = BinarizedPyTorchClassifier.from_classifier
-    ways = {"classifier": classifier(), "x": digits.numpy()[:2], "eps": 0.1}
-    if "model" in change:
-        build, ways = BinarizedPyTorchModel.from_model, {"inputs": digits, "epsilon": 0.1}
-    with pytest.raises(InvalidArgumentError, match=message):
-        build(**{**ways, **change})
-
-
-def test_it_cannot_be_trained(in_art):
-    with pytest.raises(ValueError, match="optimizer"):
-        in_art.fit(in_art.x, in_art.y)
+def test_wrong_arguments_are_named(wrong, words, digits):
+    ways = {"classifier": classifier(), "x": digits.numpy()[:2], "eps": 0.1, **wrong}
+    with pytest.raises(InvalidArgumentError, match=words):
+        BinarizedPyTorchClassifier.from_classifier(**ways)
+    with pytest.raises(InvalidArgumentError, match="model: got Sequential"):
+        BinarizedPyTorchModel.from_model(digits_network(), digits, epsilon=0.1)

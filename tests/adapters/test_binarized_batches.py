@@ -85,6 +85,11 @@ def test_art_does_not_divide_a_batch_of_all_rows():
     np.testing.assert_allclose(estimator.predict(far.numpy()), alone(planted, far).numpy(), rtol=1e-4, atol=1e-3)
     with pytest.raises(ModelError, match="row 0 of a batch of 32"):
         estimator.predict(far.numpy()[:100], batch_size=32)
+    # What ART predicts to tell probabilities from logits is no query.
+    ones = np.ones((1, 1, 8, 8), dtype=np.float32)
+    assert estimator.predict(ones).shape == (1, 2)
+    with pytest.raises(ModelError):
+        estimator.predict(ones * 0.999)
 
 
 def test_arts_gradients_of_far_rows_are_their_own(ten):
@@ -99,20 +104,6 @@ def test_arts_gradients_of_far_rows_are_their_own(ten):
     assert min(np.abs(gradient).max() for gradient in together) > 0.01
     with pytest.raises(ModelError, match="row 0 of a batch of 3"):
         estimator.loss_gradient(far[4:7], estimator.y[4:7])
-
-
-def test_art_attacks_that_go_far_row_by_row_are_refused(ten):
-    estimator = BinarizedPyTorchClassifier(ten)
-    attack = art.attacks.evasion.HopSkipJump(estimator, max_iter=1, max_eval=10, init_eval=5, verbose=False)
-    with pytest.raises(
-        ModelError, match=r"row 0 of a batch of 1 lies .*attack one problem at a time, see single\(row\)"
-    ):
-        attack.generate(estimator.x, estimator.y)
-    # What ART predicts to tell probabilities from logits is no query.
-    ones = np.ones((1, 1, 8, 8), dtype=np.float32)
-    assert estimator.predict(ones).shape == (1, 2)
-    with pytest.raises(ModelError):
-        estimator.predict(ones * 0.999)
 
 
 @pytest.mark.parametrize(

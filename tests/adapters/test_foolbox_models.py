@@ -34,27 +34,6 @@ def wrapped(kind, inner):
 KINDS = ["plain", "transform_bounds", "TransformBounds", "Thresholding", "ExpectationOverTransformation"]
 
 
-def test_preprocessing_is_kept_and_differentiated():
-    inner = network()
-    mean, std = torch.tensor([0.3]), torch.tensor([0.7])
-    model = foolbox.PyTorchModel(
-        inner, bounds=(0, 1), device="cpu", preprocessing={"mean": mean, "std": std, "axis": -3}
-    )
-    adapted = as_module(model)
-    assert adapted.bounds == (0.0, 1.0)
-    x = batch((0.0, 1.0))
-    x.requires_grad_()
-    by_hand = inner((x - 0.3) / 0.7)
-    out = adapted.module(x)
-    torch.testing.assert_close(out, by_hand)
-    assert not torch.allclose(out, inner(x))
-    (gradient,) = torch.autograd.grad(out.square().sum(), x)
-    (expected,) = torch.autograd.grad(by_hand.square().sum(), x)
-    torch.testing.assert_close(gradient, expected)
-    with torch.no_grad():
-        assert not adapted.module(x).requires_grad
-
-
 def test_wrapped_models_keep_bounds_and_reach_the_network():
     inner = network()
     model = foolbox.models.TransformBoundsWrapper(foolbox.PyTorchModel(inner, bounds=(0, 1), device="cpu"), (-1, 1))

@@ -5,10 +5,7 @@ import pytest
 import torch
 
 from robust_ext.adapters.foolbox.objectives import WithObjective, with_objective
-from robust_ext.adapters.native import search_module
-from robust_ext.attacks.objective_pgd import ObjectivePGD
 from robust_ext.core.errors import AttackError, InvalidArgumentError
-from robust_ext.core.threat import ThreatModel
 from robust_ext.registry import as_attack
 from robust_ext.testing.networks import small_batch
 from tests.adapters.hosts import EPSILONS, OBJECTIVES, EachNorm, foolbox, foolbox_model
@@ -88,28 +85,6 @@ def test_foolboxes_pgd_is_a_loop_with_the_derivatives_on_paper(norm, name, bound
             offset = offset * (epsilon / offset.norm(p=order, dim=1, keepdim=True)).clamp_max(1)
         point = (x + offset).clamp(*bounds)
     torch.testing.assert_close(found, point, rtol=0, atol=1e-9)
-
-
-@EachNorm
-@EachName
-def test_from_one_start_foolboxes_pgd_ends_where_this_projects_ends(norm, name):
-    network, model, x, y = problem()
-    epsilon, size = EPSILONS[norm], 0.2 * EPSILONS[norm]
-    steps = []
-    own = ObjectivePGD(objective=name, steps=10, step_size=size, start="random", projection="scaled")
-    ways = {"threat_model": ThreatModel(norm=norm, epsilon=epsilon), "generator": torch.Generator().manual_seed(0)}
-    ours = search_module(own, network, x, y, **ways, watch=steps.append)
-
-    class Placed(with_objective(HOSTS[norm], name)):
-        def get_random_start(self, x0, epsilon):
-            return type(x0)(steps[0].points)
-
-    theirs = Placed(steps=10, abs_stepsize=size, random_start=True).run(model, x, y, epsilon=epsilon)
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=5e-6)
-    first = steps[1].points
-    placed = Placed(steps=1, abs_stepsize=size, random_start=True).run(model, x, y, epsilon=epsilon)
-    assert not torch.equal(first, steps[0].points)
-    torch.testing.assert_close(placed, first, rtol=0, atol=2e-7)
 
 
 @EachName

@@ -1,13 +1,11 @@
 """Models by name: of timm and transformers with random weights, of torchvision, and of stand-ins for others."""
 
-import re
 import sys
 from collections import OrderedDict
 from enum import Enum
 from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -21,7 +19,6 @@ from robust_ext import (
     as_module,
     binarization_test,
 )
-from robust_ext.attacks.base import broken_package
 from robust_ext.models.wrapping import Normalized
 from robust_ext.registry import adapters
 from tests.libraries import library
@@ -71,13 +68,6 @@ def test_torchvision_s_normalisation_is_that_of_its_weights(name):
     shown = Normalized(nn.Identity(), mean=STATED[0], std=STATED[1])
     torch.testing.assert_close(shown(x / 255), preset(x))
     assert str(adapted.module).startswith(f"Normalized(\n  {shown.extra_repr()}")
-
-
-def test_a_network_of_torchvision_classifies():
-    library("torchvision")
-    adapted = as_module("torchvision:squeezenet1_1(num_classes=5)")
-    assert not adapted.module.training
-    assert adapted.module(torch.rand(2, 3, 64, 64)).shape == (2, 5)
 
 
 def check_processor(kind):
@@ -164,15 +154,6 @@ def test_what_a_library_does_not_have_is_refused_with_what_to_do(text, error, me
         library(name)
     with pytest.raises(error, match=message):
         as_module(text)
-
-
-def test_other_channels_and_sizes():
-    library("timm")
-    adapted = as_module("timm:resnet10t(in_chans=1, num_classes=4)")
-    assert adapted.input_shape == (1, 176, 176)
-    assert adapted.module.mean.tolist() == pytest.approx([np.mean([0.485, 0.456, 0.406])])
-    with pytest.raises(InvalidArgumentError, match=r"inputs: got shape \(1, 1, 32, 32\), expected 3 channels"):
-        as_module(TIMM_VIT).module(torch.rand(1, 1, 32, 32))
 
 
 def test_names_are_listed():
@@ -279,10 +260,3 @@ def test_a_library_that_is_not_installed_or_broken_is_named_with_the_command(mon
     stand_in(monkeypatch, package)
     with pytest.raises(MissingDependencyError, match=r"installed but cannot be imported .* pip install --force-reinst"):
         adapters()[name].list_models()
-
-
-def test_torchvision_for_cuda_beside_torch_for_the_cpu_is_replaced_from_torch_s_index(monkeypatch):
-    error = RuntimeError("operator torchvision::nms does not exist")
-    for cuda, command in ((None, "pip install .*torchvision --index-url .*/cpu$"), ("13.0", "force-reinstall timm$")):
-        monkeypatch.setattr("torch.version.cuda", cuda)
-        assert re.search(command, str(broken_package("timm", "timm", error)))

@@ -28,7 +28,6 @@ from tests.adapters.hosts import (
     OBJECTIVES,
     ORDERS,
     EachNorm,
-    art_attacks,
     class_of,
     foolbox,
     foolbox_attacks,
@@ -141,7 +140,7 @@ def test_parameters_are_those_of_the_declaration(host, name):
         assert list(own)[-2:] == ["summary_writer", "verbose"]
 
 
-def test_names_are_the_hosts():
+def test_classes_have_the_bases_distances_and_names_of_foolbox():
     base = foolbox.attacks.base
     for name, attack in CORE.items():
         least = name in ("RayS", "CarliniWagnerLinf", "BoundarySearch", "LinearRegion")
@@ -151,16 +150,9 @@ def test_names_are_the_hosts():
             assert kind.distance is getattr(foolbox.distances, norm)
     for name in ("L2RayS", "L2CarliniWagner", "L2CarliniWagnerLinf", "L1OrthogonalPGD"):
         assert not hasattr(foolbox_attacks, f"{name}Attack")
-    assert "feature_distance" in inspect.signature(foolbox_attacks.L2FeatureMatchingAttack).parameters
     assert foolbox_attacks.LinfAPGD is foolbox_attacks.LinfAutoProjectedGradientDescentAttack
-    assert foolbox_attacks.L1ObjectivePGD is foolbox_attacks.L1ObjectivePGDAttack
-    assert repr(foolbox_attacks.LinfRaySAttack(queries=9)) == (
-        "LinfRaySAttack(queries=9, tolerance=0.001, keep_rows=True)"
-    )
     own = inspect.signature(foolbox_attacks.LinfObjectivePGD).parameters
     assert inspect.signature(foolbox.attacks.LinfPGD).parameters.keys() < own.keys()
-    for name in ("CarliniWagnerLinf", "BoundarySearch", "LinearRegion", "SpatialTransformation"):
-        assert "eps" not in getattr(art_attacks, name).attack_params
 
 
 @settings_class
@@ -194,39 +186,6 @@ def test_a_new_attack_is_a_class_of_both_hosts():
         assert ">>>" not in kind.__doc__
 
 
-WRONG = [
-    ("APGD", {"steps": [0], "loss": ["hinge"], "restarts": [1.5]}),
-    ("RandomSearch", {"points": [0], "outer": ["middle"], "outer_share": [2], "seed": [-1]}),
-    ("Square", {"queries": [0], "p": [1.5, 0.0], "restarts": [0], "loss": ["dlr"], "stop_early": ["yes"]}),
-    ("Square", {"seed": [1.5]}),
-    ("RayS", {"queries": [0], "tolerance": [0.0], "keep_rows": [1]}),
-    ("ObjectivePGD", {"objective": ["hinge"], "algorithm": ["cw"], "steps": [0], "step_size": [-0.1]}),
-    ("ObjectivePGD", {"best": [1], "projection": ["none"], "seed": [-1]}),
-    ("CarliniWagnerLinf", {"steps": [0]}),
-    ("SpatialTransformation", {"rotation_steps": [2]}),
-]
-EACH_WRONG = [(name, {key: value}) for name, table in WRONG for key, values in table.items() for value in values]
-EACH_WRONG += [("ObjectivePGD", {"step_size": 0.1, "rel_step_size": float("nan")})]
-
-
-@HOSTS
-@pytest.mark.parametrize(("name", "wrong"), EACH_WRONG, ids=str)
-def test_wrong_settings_raise_at_once(host, name, wrong):
-    kind = class_of(host, name, "linf")
-    chosen = in_words_of(kind, wrong)
-    with pytest.raises(InvalidArgumentError, match=f"^{list(chosen)[-1]}: got"):
-        kind(*[problem().estimator] * (host == "art"), **chosen)
-
-
-def test_wrong_starts_raise_at_once():
-    for kind, start in (("L2ObjectivePGD", "input"), ("LinfAPGD", None), ("LinfAPGD", 1)):
-        with pytest.raises(InvalidArgumentError, match="random_start"):
-            getattr(foolbox_attacks, kind)(random_start=start)
-    for name in ("APGD", "ObjectivePGD"):
-        with pytest.raises(InvalidArgumentError, match="start"):
-            getattr(art_attacks, name)(problem().estimator, start="middle")
-
-
 @HOSTS
 def test_a_seed_overrides_the_hosts(host):
     at, runs = problem(), []
@@ -237,17 +196,6 @@ def test_a_seed_overrides_the_hosts(host):
             runs.append(make(host, "RandomSearch", "linf", at, epsilon=0.01, points=3, seed=seed)(at.x, at.y))
     assert not torch.equal(runs[0], runs[1])
     assert torch.equal(runs[2], runs[3])
-
-
-@HOSTS
-@pytest.mark.parametrize("classes", [2, 3])
-@pytest.mark.parametrize(("name", "norm", "settings"), CASES, ids=str)
-def test_few_classes_are_enough(host, classes, name, norm, settings):
-    at = problem(classes=classes)
-    epsilon = {"linf": 0.4, "l2": 1.2, "l1": 6.0}[norm]
-    found = make(host, name, norm, at, epsilon=epsilon, **seeded(name, settings))(at.x, at.y)
-    wrong = at.network(found).argmax(1) != at.y
-    assert bool(wrong.any()) or name == "SpatialTransformation"
 
 
 @HOSTS
@@ -270,17 +218,6 @@ def test_no_budget_leaves_the_inputs(host, name):
     points = make(host, name, "linf", at, epsilon=0.0)(at.x, at.y)
     assert torch.equal(points, at.x)
     assert host == "foolbox" or points.data_ptr() != at.x.data_ptr()
-
-
-@HOSTS
-def test_attacks_that_cannot_aim_refuse_to(host):
-    at = problem()
-    cases = [("RayS", {"queries": 5}, "cannot aim")]
-    cases += [("ObjectivePGD", {"objective": name}, rf"'{name}'.*'ace'") for name in OBJECTIVES[1:]]
-    for name, settings, words in cases:
-        for epsilon in (0.1, 0.0) if host == "foolbox" else (0.1,):
-            with pytest.raises(InvalidArgumentError, match=rf"(criterion: got Targeted|targeted: got True).*{words}"):
-                make(host, name, "linf", at, epsilon=epsilon, targeted=True, **settings)(at.x, at.y)
 
 
 @HOSTS
@@ -343,26 +280,6 @@ def test_the_model_keeps_its_preprocessing():
 WITH_GINI = foolbox_attacks.with_objective(foolbox.attacks.LinfPGD, "gini")
 
 
-@pytest.mark.parametrize("name", ["LinfAPGD", "LinfObjectivePGD", "LinfRaySAttack", "Foolbox's"])
-def test_tensors_of_other_libraries_and_epsilons_below_zero_are_refused(name):
-    at, attack = problem(), getattr(foolbox_attacks, name, WITH_GINI)()
-    with pytest.raises(ValueError, match=r"numpy.ndarray, expected a torch.Tensor"):
-        attack(at.model, at.x.numpy(), at.y.numpy(), epsilons=0.1)
-    for epsilons in (-0.1, float("nan")) if name != "Foolbox's" else ():
-        with pytest.raises(InvalidArgumentError, match="epsilon"):
-            attack(at.model, at.x, at.y, epsilons=epsilons)
-
-
-def test_double_precision_points_stay_in_the_ball():
-    at = problem()
-    x = at.x.double()
-    model = foolbox_model(at.network.double())
-    raw, clipped, _ = foolbox_attacks.LinfAPGD(steps=5)(model, x, at.y, epsilons=0.1)
-    assert raw.dtype == torch.float64
-    assert float((raw - x).abs().max()) <= 0.1 + 1e-6
-    assert float((clipped - x).abs().max()) <= 0.1 + 1e-12
-
-
 def test_networks_in_train_mode_keep_their_statistics():
     at = problem()
     at.network.train()
@@ -387,12 +304,3 @@ def test_spatial_transformations_ignore_epsilons():
     assert many[2].shape == (2, 6)
     with pytest.raises(InvalidArgumentError, match="times"):
         attack.repeat(3)
-
-
-@pytest.mark.parametrize(("name", "norm", "settings"), CASES, ids=str)
-def test_the_hosts_give_the_same_points(name, norm, settings):
-    at = problem()
-    ways = {**seeded(name, settings), "epsilon": EPSILONS[norm]}
-    there = make("foolbox", name, norm, at, **ways)(at.x, at.y)
-    here = make("art", name, norm, at, batch_size=2, **ways)(at.x, at.y)
-    torch.testing.assert_close(here, there, atol=1e-5, rtol=0)

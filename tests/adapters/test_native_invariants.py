@@ -222,6 +222,7 @@ WRONG = (*ArtBase.wrong_settings, {"seed": -1}, {"eps": float("inf")})
 BASES = {
     "RayS": (RaysInFoolbox, CannotAimInArt),
     "LinearRegion": (RegionInFoolbox, RegionInArt),
+    "BoundarySearch": (RegionInFoolbox, RegionInArt),
     **{attack.__name__: (DefendedInFoolbox, DefendedInArt) for attack in ATTACKS if attack.traits.detector},
 }
 TINY = {"draws": 2, "target_classes": 1, "start_steps": 3, "hops": 1, "regions": 1}
@@ -243,6 +244,7 @@ ROWS = [
     ("ObjectivePGD", "L1", {"objective": "gini", "steps": 10, "rel_step_size": 0.2, "best": True}),
     ("ObjectivePGD", "Linf", {"objective": "fisher-rao", "steps": 10, "step_size": 0.04}),
     *(("LinearRegion", norm, TINY) for norm in ("L2", "Linf", "L1")),
+    ("BoundarySearch", "L2", {"draws": 2, "target_classes": 1, "start_steps": 3, "hops": 1}),
     ("OrthogonalPGD", "Linf", {"steps": 12, "rel_step_size": 0.2}),
     ("SelectivePGD", "L2", {"steps": 12, "rel_step_size": 0.2}),
     ("JointLoss", "L1", {"steps": 8, "restarts": 2}),
@@ -286,7 +288,7 @@ def add_both(name, norm, settings, *, number, quick):
     own = {"norm": ORDERS[norm], "wrong_settings": WRONG}
     if name == "RayS":
         own |= {"words": "cannot aim", "wrong_settings": (*WRONG[:-2], {"norm": 2}, {"eps": 0.0}, {"stop": 1})}
-    if name in ("LinearRegion", "CarliniWagnerLinf"):
+    if name in ("LinearRegion", "BoundarySearch", "CarliniWagnerLinf"):
         own["wrong_settings"] = ArtBase.wrong_settings[1:]
     if name == "LinearRegion" and norm != "L2":
         # Where points of a region are nearly as near, rounding chooses between them.

@@ -3,9 +3,7 @@ import torch
 from torch import nn
 
 from robust_ext import InvalidArgumentError, ThreatModel, as_attack
-from robust_ext.core.errors import RobustExtWarning
 from robust_ext.core.random import seeded_globals
-from robust_ext.registry.base import adapters
 from tests.adapters import common
 from tests.adapters.common import Recorder, conv_network, drawn_seed, predicted, require, uniform
 
@@ -99,11 +97,6 @@ def test_step_sizes_fit_epsilon(name, epsilon, alpha):
     assert attack.eps == epsilon
 
 
-def test_epsilon_is_in_units_of_zero_to_one():
-    threat_model = ThreatModel(norm="linf", epsilon=8.0, bounds=(0.0, 255.0))
-    assert made(as_attack("torchattacks:BIM"), threat_model).eps == pytest.approx(8 / 255)
-
-
 @pytest.mark.parametrize(
     ("classes", "given", "used"), [(4, "", 4), (10, "", 10), (12, "", 10), (12, "n_classes=12", 12)]
 )
@@ -149,11 +142,6 @@ def test_every_setting_of_an_object_is_read_back(name, settings):
     assert attack.settings == settings
 
 
-@pytest.mark.parametrize("name", sorted(set(torchattacks.__all__) - {"LGV", "MultiAttack"}))
-def test_an_object_of_default_settings_has_none_to_read_back(name):
-    assert as_attack(getattr(torchattacks, name)(network())).settings == {}
-
-
 def test_multi_attack_binds_its_parts_anew():
     old = Recorder(network()).eval()
     parts = [torchattacks.FGSM(old, eps=0.03), torchattacks.PGD(old, eps=0.03, steps=3)]
@@ -189,17 +177,6 @@ def test_targeted_objects_are_refused(mode):
     assert as_attack(attack).name == "PGD"
 
 
-def test_normalization_of_the_old_model_is_left_out_and_warned_of():
-    plain, normalized = torchattacks.FGSM(network()), torchattacks.FGSM(network())
-    normalized.set_normalization_used(mean=[0.5] * 3, std=[0.25] * 3)
-    module, x, y = problem()
-    threat_model = ThreatModel(norm="linf", epsilon=0.05)
-    with pytest.warns(RobustExtWarning, match="set_normalization_used"):
-        assert torch.equal(
-            run(as_attack(normalized), module, x, y, threat_model), run(as_attack(plain), module, x, y, threat_model)
-        )
-
-
 def test_classes_of_others_are_attacked_row_by_row():
     class Brighter(torchattacks.attack.Attack):
         def __init__(self, model, eps=0.1):
@@ -215,9 +192,3 @@ def test_classes_of_others_are_attacked_row_by_row():
     assert attack.traits.batching == "single"
     candidates = run(attack, network(), x, y, ThreatModel(norm="linf", epsilon=0.25))
     assert torch.equal(candidates, (x + 0.25).clamp(0, 1))
-
-
-def test_other_objects_are_not_taken_for_attacks_and_models():
-    adapter = adapters()["torchattacks"]
-    assert adapter.adapt_attack(object()) is None
-    assert adapter.adapt_model(network()) is None

@@ -1,4 +1,4 @@
-"""What the adapter does about the traps of torchattacks, each shown with and without it."""
+"""What torchattacks does wrong harms no candidate: few classes and channels, bounds, modes, seeds of a clock."""
 
 import importlib
 import warnings
@@ -18,24 +18,16 @@ adapter = importlib.import_module("robust_ext.adapters.torchattacks.attack")
 LINF = ThreatModel(norm="linf", epsilon=0.1)
 
 
-def network(shape, classes, *, bias=0.0):
+def problem(shape=(1, 8, 8), classes=3, *, bias=0.0, bounds=(0.0, 1.0)):
+    """Four inputs, what a network predicts for them, and the network."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         size = int(torch.Size(shape).numel())
         module = nn.Sequential(nn.Flatten(), nn.Linear(size, 32), nn.Tanh(), nn.Linear(32, classes)).eval()
-        with torch.no_grad():
-            module[1].weight.mul_(4)
-            module[3].bias.add_(bias)
-    return module
-
-
-def inputs(shape=(1, 8, 8), bounds=(0.0, 1.0), rows=4):
-    return uniform(rows, shape, bounds)
-
-
-def problem(shape=(1, 8, 8), classes=3, **given):
-    """Four inputs, what a network predicts for them, and the network."""
-    x, module = inputs(shape), network(shape, classes, **given)
+    with torch.no_grad():
+        module[1].weight.mul_(4 / (bounds[1] - bounds[0]))
+        module[3].bias.add_(bias)
+    x = uniform(4, shape, bounds)
     return x, predicted(module, x), module
 
 
@@ -46,103 +38,78 @@ def run(attack, module, x, y, *, classes=3, threat_model=LINF, direct=False):
 
 @pytest.mark.parametrize("classes", [2, 3])
 def test_losses_on_further_logits_have_classes_enough(classes):
-    x, y, module = problem((1, 8, 8), classes)
-    needs = {"APGD(loss='dlr', steps=3)": 3, "UPGD(loss='dlr', steps=3)": 3, "APGDT(steps=3)": 4}
-    needs["AutoAttack(version='rand')"] = 3
-    for name, needed in needs.items():
-        assert as_attack(f"torchattacks:{name}").traits.minimum_classes == needed
+    x, y, module = problem(classes=classes)
+    for name in (
+        "APGD(loss='dlr', steps=3)",
+        "UPGD(loss='dlr', steps=3)",
+        "APGDT(steps=3)",
+        "AutoAttack(version='rand')",
+    ):
         candidates = run(name, module, x, y, classes=classes)
         assert bool((module(candidates).argmax(1) != y).any()), name
-        if needed > classes:
-            # Where nothing can be found, every part of AutoAttack has its turn.
-            small = ThreatModel(norm="linf", epsilon=1e-6)
-            with pytest.raises(AttackError, match="IndexError"):
-                run(name, module, x, y, classes=classes, threat_model=small, direct=True)
-            assert torch.equal(run(name, module, x, y, classes=classes, threat_model=small), x) == ("UPGD" not in name)
+        # Where nothing can be found, every part of AutoAttack has its turn.
+        small = run(name, module, x, y, classes=classes, threat_model=ThreatModel(norm="linf", epsilon=1e-6))
+        assert "UPGD" in name or torch.equal(small, x)
 
 
 @pytest.mark.parametrize("classes", [2, 3, 10, 12])
 def test_jsma_aims_at_the_next_class_of_the_target(classes):
-    x = inputs((1, 8, 8), rows=12)
-    module = network((1, 8, 8), classes)
-    y = torch.arange(12) % classes
+    _, _, module = problem(classes=classes)
+    x, y = uniform(12, (1, 8, 8)), torch.arange(12) % classes
     candidates = run("JSMA(gamma=0.5)", module, x, y, classes=classes, threat_model=ThreatModel(norm="l1", epsilon=4.0))
     moved = (candidates != x).flatten(1).any(1)
-    reached = module(candidates).argmax(1) == (y + 1) % classes
-    assert bool((moved & reached).any())
-    if classes < 10:
-        with pytest.raises(IndexError):
-            torchattacks.JSMA(module, gamma=0.5)(x, y)
+    assert bool((moved & (module(candidates).argmax(1) == (y + 1) % classes)).any())
 
 
-@pytest.mark.parametrize("bias", [-50.0, 0.0, 50.0])
+@pytest.mark.parametrize("bias", [-50.0, 50.0])
 @pytest.mark.parametrize(
     ("name", "settings", "norm"),
     [("CW", {"steps": 60, "c": 2.0, "lr": 0.05}, "l2")]
     + [(name, {"lr": 0.02, "initial_const": 0.01, "binary_search_steps": 5}, "l1") for name in ("EADL1", "EADEN")],
 )
 def test_margins_do_not_depend_on_a_constant_in_the_logits(name, settings, norm, bias):
-    x, y, module = problem((1, 8, 8), 2, bias=bias)
+    x, y, module = problem(classes=2, bias=bias)
     attack = as_attack((getattr(torchattacks, name), settings))
     candidates = run(attack, module, x, y, classes=2, threat_model=ThreatModel(norm=norm, epsilon=2.0))
     assert bool((module(candidates).argmax(1) != y).all())
-    if bias < 0:
-        by_hand = getattr(torchattacks, name)(module, **settings)(x, y)
-        assert not torch.equal(by_hand, candidates)
-        assert torch.equal(by_hand, x) == (name == "CW")
-
-
-def one_step(x, y, module):
-    x = x.clone().requires_grad_()
-    (gradient,) = torch.autograd.grad(F.cross_entropy(module(x), y), x)
-    return gradient
 
 
 @pytest.mark.parametrize("channels", [1, 2])
 def test_classes_for_three_channels_run_on_fewer(channels):
-    shape = (channels, 9, 9)
-    x, y, module = problem(shape)
-    # One step of each, written down for any number of channels.
-    gradient = one_step(x, y, module)
+    """One step of each, written down for any number of channels."""
+    x, y, module = problem((channels, 9, 9))
+    leaf = x.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(F.cross_entropy(module(leaf), y), leaf)
     kernel = torch.full((channels, 1, 3, 3), 1 / 8)
     kernel[:, :, 1, 1] = 0
     first = 10 * LINF.epsilon * gradient.sign()
     cut = (first.abs() - LINF.epsilon) * first.sign()
     spread = 10 * LINF.epsilon * F.conv2d(cut, kernel, padding=1, groups=channels).sign()
     expected = torch.minimum(torch.maximum(x + first + spread, x - LINF.epsilon), x + LINF.epsilon).clamp(0, 1)
-    candidates = run("PIFGSM(num_iter_set=1)", module, x, y)
-    torch.testing.assert_close(candidates, expected)
+    torch.testing.assert_close(run("PIFGSM(num_iter_set=1)", module, x, y), expected)
     bell = F.conv2d(gradient, torch.full((channels, 1, 5, 5), 1 / 25), padding=2, groups=channels)
     tifgsm = "TIFGSM(steps=1, diversity_prob=0, kernel_name='uniform', len_kernel=5, alpha=0.05)"
     torch.testing.assert_close(run(tifgsm, module, x, y), (x + 0.05 * bell.sign()).clamp(0, 1))
-    with pytest.raises(RuntimeError, match="3 channels"):
-        torchattacks.PIFGSM(module)(x, y)
 
 
-@pytest.mark.parametrize("name", ["TIFGSM", "PIFGSM", "PIFGSMPP", "MultiAttack(attacks=['FGSM', 'PIFGSM'])"])
-def test_more_than_three_channels_are_refused_where_they_do_not_work(name):
-    x, module = inputs((4, 8, 8)), network((4, 8, 8), 3)
-    with pytest.raises(AttackError, match="at most 3 channels"):
-        run(name, module, x, module(x).argmax(1))
+SQUARE = [("DIFGSM", "linf"), ("TIFGSM", "linf"), ("Pixle", "l1"), ("Square", "l2"), ("AutoAttack", "l2")]
+FEW = [
+    ((4, 8, 8), name, "linf") for name in ("TIFGSM", "PIFGSM", "PIFGSMPP", "MultiAttack(attacks=['FGSM', 'PIFGSM'])")
+]
 
 
-@pytest.mark.parametrize("shape", [(1, 6, 8), (1, 8, 6), (12,)])
 @pytest.mark.parametrize(
-    ("name", "norm"), [("DIFGSM", "linf"), ("TIFGSM", "linf"), ("Pixle", "l1"), ("Square", "l2"), ("AutoAttack", "l2")]
+    ("shape", "name", "norm"),
+    [
+        *FEW,
+        *((shape, *case) for shape in [(1, 6, 8), (1, 8, 6), (12,)] for case in SQUARE),
+        ((1, 4, 4), "Square", "l2"),
+    ],
 )
-def test_classes_for_square_images_say_so(name, norm, shape):
-    x, module = inputs(shape), network(shape, 3)
-    threat_model = ThreatModel(norm=norm, epsilon=0.5)
-    with pytest.raises(AttackError, match=r"square images of at least \d x \d"):
-        run(name, module, x, module(x).argmax(1), threat_model=threat_model)
-
-
-def test_small_images_are_refused_where_they_do_not_work():
-    x, y, module = problem((1, 4, 4))
-    with pytest.raises(AttackError, match="at least 5 x 5"):
-        run("Square", module, x, y, threat_model=ThreatModel(norm="l2", epsilon=0.5))
-    with pytest.raises(ZeroDivisionError):
-        torchattacks.Square(module, norm="L2", eps=0.01, n_queries=5)(x, y)
+def test_shapes_that_a_class_does_not_work_on_are_refused(shape, name, norm):
+    x, y, module = problem(shape)
+    with pytest.raises(AttackError, match="at most 3 channels" if shape == (4, 8, 8) else r"at least \d x \d"):
+        run(name, module, x, y, threat_model=ThreatModel(norm=norm, epsilon=0.5))
 
 
 @pytest.mark.parametrize("shape", [(12,), (6, 8), (1, 6, 8), (2, 3, 4, 5)])
@@ -169,6 +136,7 @@ class Modes(nn.Module):
         super().__init__()
         self.norm, self.dropout, self.linear = nn.BatchNorm2d(1), nn.Dropout(0.5), nn.Linear(64, 3)
         self.seen = set()
+        self.eval()
 
     @property
     def modes(self):
@@ -180,94 +148,61 @@ class Modes(nn.Module):
 
 
 @pytest.mark.parametrize("direct", [True, False])
-def test_modes_are_those_of_the_target(direct, monkeypatch):
-    x, y = inputs(), torch.zeros(4, dtype=torch.int64)
-    module = Modes().eval()
+def test_modes_are_those_of_the_target(direct):
+    x, y, _ = problem()
+    module = Modes()
     module.dropout.train()
     run("PGD(steps=2)", module, x, y, direct=direct)
-    assert module.seen == {(False, False, True)}
-    assert module.modes == (False, False, True)
-    monkeypatch.setattr(adapter.HostModule, "train", nn.Module.train)
-    run("PGD(steps=2)", module, x, y, direct=direct)
-    assert module.seen == {(False, False, True), (False, False, False)}
-    assert module.modes == (False, False, True)
-
-
-@pytest.mark.parametrize(
-    ("shape", "bounds", "needed"),
-    [((1, 8, 8), (0.0, 1.0), False), ((8, 8), (0.0, 1.0), True), ((1, 8, 8), (-1.0, 1.0), False)],
-)
-def test_nothing_is_put_around_a_network_that_needs_nothing(shape, bounds, needed, monkeypatch):
-    x, module = inputs(shape, bounds), network(shape, 3)
-    models = []
-    forward = torchattacks.FGSM.forward
-    monkeypatch.setattr(
-        torchattacks.FGSM, "forward", lambda self, *a: (models.append(self.model), forward(self, *a))[1]
-    )
-    run("FGSM", module, x, module(x).argmax(1), threat_model=ThreatModel(norm="linf", epsilon=0.1, bounds=bounds))
-    assert isinstance(models[0], adapter.HostModule) == needed
-    assert (models[0] is module) == (not needed and bounds == (0.0, 1.0))
+    assert module.seen == {(False, False, True)} == {module.modes}
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_train_mode_is_kept_where_an_object_asks_for_it(wrapped):
-    x, y = inputs(), torch.zeros(4, dtype=torch.int64)
-    module = Modes().eval()
+    x, y, network = problem()
+    module = Modes()
     before = {key: value.clone() for key, value in module.state_dict().items()}
-    attack = torchattacks.PGD(network((1, 8, 8), 3), steps=2)
+    attack = torchattacks.PGD(network, steps=2)
     attack.set_model_training_mode(model_training=True, batchnorm_training=True)
     if wrapped:
         attack = torchattacks.MultiAttack([attack, torchattacks.FGSM(attack.model)])
-    adapted = as_attack(attack)
-    run(adapted, module, x, y, direct=True)
+    run(as_attack(attack), module, x, y, direct=True)
     assert (True, True, False) in module.seen
     assert module.modes == (False, False, False)
     assert all(torch.equal(value, before[key]) for key, value in module.state_dict().items())
-    assert "model_training=True" in adapted.description
 
 
-def test_nothing_is_printed_for_a_target_without_parameters(capsys):
+def test_nothing_is_printed_or_warned_of(capsys):
     class Bare(nn.Module):
         def forward(self, x):
             return torch.stack([x.flatten(1).sum(1), x.flatten(1).square().sum(1)], 1)
 
-    x = inputs()
-    run("AutoAttack(version='rand')", Bare().eval(), x, Bare()(x).argmax(1), classes=2)
+    x, y, module = problem()
+    run("AutoAttack(version='rand')", Bare().eval(), x, predicted(Bare(), x), classes=2)
     assert capsys.readouterr().out == ""
-    torchattacks.FGSM(Bare())
-    assert "Failed to set device" in capsys.readouterr().out
-
-
-def test_seeds_from_the_clock_are_replaced(monkeypatch):
-    clock = iter(range(0, 10**9, 1000))
-    monkeypatch.setattr("time.time", lambda: float(next(clock)))
-    x, y, module = problem()
-    settings = {"version": "rand", "eps": 0.1}
-    by_hand = [torchattacks.AutoAttack(module, **settings)(x, y) for _ in range(2)]
-    assert not torch.equal(*by_hand)
-    for name in ("AutoAttack(version='rand')", "AutoAttack(version='rand', seed=None)"):
-        assert torch.equal(run(name, module, x, y), run(name, module, x, y))
-
-
-def test_warnings_of_sparsefool_stay_inside():
-    x, y, module = problem()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         run("SparseFool(steps=2)", module, x, y, threat_model=ThreatModel(norm="l1", epsilon=3.0))
     assert not caught
 
 
+@pytest.mark.parametrize("name", ["AutoAttack(version='rand')", "AutoAttack(version='rand', seed=None)"])
+def test_seeds_from_the_clock_are_replaced(name, monkeypatch):
+    clock = iter(range(0, 10**9, 1000))
+    monkeypatch.setattr("time.time", lambda: float(next(clock)))
+    x, y, module = problem()
+    assert torch.equal(run(name, module, x, y), run(name, module, x, y))
+
+
 @pytest.mark.parametrize("name", ["EADL1", "EADEN"])
 def test_candidates_of_ead_stay_in_bounds(name):
     settings = {"initial_const": 10.0, "lr": 0.1, "max_iterations": 20, "binary_search_steps": 2}
     # The first step is taken on the clean image as well, so values near the bounds leave them.
-    x, module = inputs().round() * 0.98 + 0.01, network((1, 8, 8), 3)
-    y = module(x).argmax(1)
-    by_hand = getattr(torchattacks, name)(module, **settings)(x, y)
-    assert not bool(((by_hand >= 0) & (by_hand <= 1)).all())
-    attack = as_attack((getattr(torchattacks, name), settings))
+    x, _, module = problem()
+    x = x.round() * 0.98 + 0.01
+    y, attack = predicted(module, x), as_attack((getattr(torchattacks, name), settings))
     candidates = run(attack, module, x, y, threat_model=ThreatModel(norm="l1", epsilon=3.0))
     assert bool(((candidates >= 0) & (candidates <= 1)).all())
+    assert not torch.equal(candidates, x)
 
 
 @pytest.mark.parametrize("name", ["DeepFool", "FAB", "Square(n_queries=50)", "APGD(steps=2)", "SparseFool"])
@@ -275,8 +210,7 @@ def test_rows_that_are_misclassified_already_are_returned(name):
     x, y, module = problem()
     y[1] = (y[1] + 1) % 3
     attack = as_attack(f"torchattacks:{name}")
-    threat_model = ThreatModel(norm=attack.traits.norms[0], epsilon=0.3)
-    candidates = run(attack, module, x, y, threat_model=threat_model)
+    candidates = run(attack, module, x, y, threat_model=ThreatModel(norm=attack.traits.norms[0], epsilon=0.3))
     assert torch.equal(candidates[1], x[1])
     assert not torch.equal(candidates[0], x[0])
 
@@ -315,13 +249,8 @@ def test_a_row_without_gradient_stops_momentum_or_becomes_nan_as_listed_and_harm
 @pytest.mark.parametrize("bounds", [(-1.0, 1.0), (0.0, 255.0), (-0.5, 0.25)])
 @pytest.mark.parametrize("name", ["FGSM", "PGD", "APGD(steps=3)", "RFGSM", "PIFGSMPP(num_iter_set=2)"])
 def test_bounds_other_than_zero_and_one(name, bounds, monkeypatch):
-    width = bounds[1] - bounds[0]
-    x = inputs((3, 8, 8), bounds)
-    module = nn.Sequential(nn.Flatten(), nn.Linear(192, 3)).eval()
-    with torch.no_grad():
-        module[1].weight.div_(width)
-    y = module(x).argmax(1)
-    threat_model = ThreatModel(norm="linf", epsilon=0.1 * width, bounds=bounds)
+    x, y, module = problem((3, 8, 8), bounds=bounds)
+    threat_model = ThreatModel(norm="linf", epsilon=0.1 * (bounds[1] - bounds[0]), bounds=bounds)
     candidates = run(name, module, x, y, threat_model=threat_model)
     assert bool(threat_model.contains(candidates, x).all())
     assert not torch.equal(candidates, x)

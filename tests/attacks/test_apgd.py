@@ -175,14 +175,3 @@ def test_watching_shows_every_evaluation(stop_early):
         assert (step.gradient is None) == (step.number % 5 == 4)
         if step.gradient is not None:
             torch.testing.assert_close(step.gradient, gradient)
-
-
-@pytest.mark.parametrize("norm", NORMS)
-def test_zero_gradients_leave_rows_where_they_are_and_are_reported(norm):
-    inputs = torch.rand(3, 2, 2)
-    flat = Lambda(lambda x: torch.cat([x.flatten(1) * 0, x.flatten(1)[:, :1] * 0 - 1], 1))
-    parts = (target_of(flat, (2, 2), 5), inputs, torch.zeros(3, dtype=torch.int64))
-    with pytest.warns(RobustExtWarning, match="some rows had a gradient of zeros"):
-        result = attack(parts, ThreatModel(norm=norm, epsilon=0.3), start="input", steps=5)
-    assert torch.equal(result.candidates, inputs)
-    assert bool(result.no_gradient.all())

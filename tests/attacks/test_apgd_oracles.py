@@ -1,15 +1,11 @@
 """APGD against optima known from linear programs, the papers' algorithm written down plainly, and other libraries."""
 
-import contextlib
-import io
 import math
-import warnings
 
 import numpy as np
 import pytest
 import torch
 from scipy.optimize import linprog, minimize_scalar
-from torch import nn
 
 from robust_ext.attacks._common.apgd_steps import checkpoints
 from robust_ext.attacks.apgd import APGD
@@ -199,35 +195,3 @@ def test_as_many_are_found_as_by_torchattacks(digits, norm, epsilon, loss):
     count = left(network, theirs, inputs, labels, threat_model)
     assert 30 < count < 270
     assert ours(digits, threat_model, loss) <= count + LUCK
-
-
-@pytest.mark.parametrize("norm", NORMS)
-def test_as_many_are_found_as_by_foolbox(digits, norm):
-    foolbox = pytest.importorskip("foolbox")
-    network, inputs, labels = digits
-    threat_model = ThreatModel(norm=norm, epsilon={"linf": 0.1, "l2": 0.7, "l1": 2.0}[norm])
-    made = {"linf": foolbox.attacks.LinfPGD, "l2": foolbox.attacks.L2PGD, "l1": foolbox.attacks.SparseL1DescentAttack}
-    with seeded_globals(0), frozen(network):
-        model = foolbox.PyTorchModel(network, bounds=(0, 1), device="cpu")
-        candidates = made[norm](steps=50)(model, inputs, labels, epsilons=threat_model.epsilon)[1]
-    count = left(network, candidates, inputs, labels, threat_model)
-    assert 30 < count < 270
-    assert ours(digits, threat_model, "ce") <= count + LUCK
-
-
-def test_as_many_are_found_as_by_art(digits):
-    pytest.importorskip("art")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from art.attacks.evasion import AutoProjectedGradientDescent
-        from art.estimators.classification import PyTorchClassifier
-
-        network, inputs, labels = digits
-        given = {"input_shape": (1, 8, 8), "nb_classes": 10, "clip_values": (0, 1)}
-        classifier = PyTorchClassifier(network, loss=nn.CrossEntropyLoss(), **given)
-        chosen = {"eps": 0.1, "eps_step": 0.2, "max_iter": 50, "nb_random_init": 1, "batch_size": 300}
-        attack = AutoProjectedGradientDescent(classifier, **chosen, verbose=False)
-        with seeded_globals(0), frozen(network), contextlib.redirect_stdout(io.StringIO()):
-            candidates = torch.from_numpy(attack.generate(inputs.numpy(), labels.numpy()))
-    threat_model = ThreatModel(norm="linf", epsilon=0.1)
-    assert ours(digits, threat_model, "ce") <= left(network, candidates, inputs, labels, threat_model) + LUCK

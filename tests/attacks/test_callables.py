@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from robust_ext.attacks.running import run_attack
-from robust_ext.core.errors import AttackError, InvalidArgumentError
+from robust_ext.core.errors import AttackError
 from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
 from robust_ext.engine.verify import verify
@@ -170,16 +170,6 @@ def test_tensors_of_the_caller_stay_as_they_were():
     assert not inputs.requires_grad
 
 
-def test_candidates_that_carry_a_graph_are_verified_without_it():
-    def attached(model, x, y):
-        return x.requires_grad_() * 1.5
-
-    candidates = run(as_attack(attached))
-    verified = verify(candidates, INPUTS, LABELS, module=MODULE, threat_model=THREAT_MODEL, attack="attached")
-    assert not verified.candidates.requires_grad
-    assert torch.equal(verified.candidates, INPUTS * 1.5)
-
-
 @pytest.mark.parametrize(
     ("returned", "expected"),
     [
@@ -196,19 +186,3 @@ def test_what_is_no_batch_of_candidates_is_refused_by_name(returned, expected):
     attack = as_attack(lambda model, x, y: returned(x), name="mine")
     with pytest.raises(AttackError, match=expected):
         verify(run(attack), INPUTS, LABELS, module=MODULE, threat_model=THREAT_MODEL, attack=attack.name)
-
-
-def test_what_a_partial_sets_is_kept_and_described():
-    def shift(model, x, y, epsilon):
-        return x + epsilon
-
-    chosen = as_attack(partial(shift, epsilon=2.0))
-    assert chosen.description.endswith("shift(epsilon=2.0)")
-    for attack, by in ((chosen, 2.0), (as_attack(shift), 0.5)):
-        assert torch.equal(run(attack), INPUTS + by)
-
-
-def test_extras_in_the_wrong_place_are_refused():
-    for function in (lambda model, x, y, epsilon, /: x, lambda model, x, epsilon: x, nn.Linear(2, 2)):
-        with pytest.raises(InvalidArgumentError, match=r"expected a callable \(model, x, y\) -> x_adv"):
-            as_attack(function)

@@ -161,12 +161,3 @@ def test_finds_points_at_least_as_near_as_art():
     out, *_ = search(module, x, y, steps=15, learning_rate=0.05, **shared)
     assert bool((predicted(module, out) != y).all())
     assert float(distances(out, x).mean()) <= float(distances(expected, x).mean())
-
-
-def test_distances_follow_the_width_of_the_bounds():
-    x = images(4, (5, 5))
-    wide = x * 6 - 2
-    y = predicted(network_of(25), x)
-    unit, *_ = search(network_of(25), x, y, **SHORT)
-    other, *_ = search(network_of(25, (-2.0, 4.0)), wide, y, bounds=(-2.0, 4.0), **SHORT)
-    torch.testing.assert_close(distances(other, wide), 6 * distances(unit, x), rtol=0.02, atol=0)

@@ -151,12 +151,6 @@ def test_a_detector_without_gradients_is_passed_by_its_features():
     assert torch.equal(changed.successes(out), out.flatten(1).sum(1) <= 7.5)
 
 
-def test_features_without_gradients():
-    problem = small_defense(2)
-    with pytest.raises(AttackRefusedError, match="features give no gradients; name others"):
-        attacked(FeatureMatching(features=lambda x: x.detach().flatten(1)), problem)
-
-
 def test_targeted_goes_to_the_class_aimed_at():
     problem = small_defense(20, epsilon=0.4)
     wide = replace(problem, threat_model=ThreatModel(norm="linf", epsilon=0.4), labels=(problem.labels + 1) % 4)

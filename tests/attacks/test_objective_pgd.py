@@ -53,21 +53,6 @@ def test_cross_entropy_ascends_as_in_foolbox(norm, name, epsilon, step, algorith
         assert torch.equal(attack(parts, threat_model, **{**chosen, "projection": "nearest"}), ours)
 
 
-def test_both_projections_are_one_in_an_l2_ball_away_from_the_bounds():
-    target, inputs, labels = rowwise_problem(rows=8)
-    inputs = 0.3 + 0.4 * inputs
-    chosen = {"steps": 40, "step_size": 0.03, "start": "input"}
-    nearest, scaled = (
-        attack((target, inputs, labels), ThreatModel(norm="l2", epsilon=0.2), projection=one, **chosen)
-        for one in ("nearest", "scaled")
-    )
-    torch.testing.assert_close(nearest, scaled, rtol=0, atol=2e-6)
-    l1, chosen["step_size"] = ThreatModel(norm="l1", epsilon=0.5), 0.3
-    sparse, dense = (attack((target, inputs, labels), l1, projection=one, **chosen) for one in ("nearest", "scaled"))
-    # The nearest point of an l1 ball has zeros.
-    assert int((sparse != inputs).sum()) < int((dense != inputs).sum()) / 3
-
-
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("name", NAMES)
 def test_each_step_is_along_the_gradient_by_finite_differences(name, norm):

@@ -10,7 +10,7 @@ from robust_ext.attacks.spatial import SpatialTransformation
 from robust_ext.attacks.square import Square
 from robust_ext.core.threat import NORMS, ThreatModel
 from robust_ext.testing.networks import margins
-from tests.attacks.problems import Linear, Recorder, Rowwise, images, labels_of, predicted, search, target_of
+from tests.attacks.problems import Linear, Recorder, Rowwise, images, labels_of, predicted, search
 
 X = images(3, (1, 3, 4))
 
@@ -101,17 +101,6 @@ def test_success_rates(chosen, norm, weight, threshold, probability):
     assert 0.05 < probability < 0.95
     # A wrong rate fails here; a right one does once in a million seeds, and the seed is fixed.
     assert binomtest(int(predicted(module, out).sum()), 3000, probability).pvalue > 1e-6
-
-
-def test_batches_that_share_a_generator_equal_one_batch():
-    x, attack, threat_model = images(6, (1, 3, 4)), RandomSearch(points=20), ThreatModel(norm="l2", epsilon=0.3)
-    y, target = labels_of(x), target_of(Rowwise(12), (1, 3, 4))
-    generator = torch.Generator().manual_seed(5)
-    parts = [
-        attack.search(target, a, b, threat_model=threat_model, generator=generator)
-        for a, b in zip(x.split(4), y.split(4), strict=True)
-    ]
-    assert torch.equal(torch.cat(parts), search(attack, x, y, threat_model, seed=5)[0])
 
 
 @pytest.mark.parametrize(

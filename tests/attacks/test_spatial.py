@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from scipy.ndimage import affine_transform
 
 from robust_ext.attacks.spatial import SpatialTransformation, transform
-from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.threat import ThreatModel
 from tests.attacks import problems
 from tests.attacks.problems import Lambda, Rowwise, images, labels_of
@@ -23,28 +22,6 @@ def search(attack, x, y, *, bounds=(0.0, 1.0), **extras):
 
 def each(down, right, degrees):
     return torch.tensor([[down, right, degrees]], dtype=torch.float64)
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("bounds", [(0.0, 1.0), (-2.0, 3.0)])
-@pytest.mark.parametrize(("down", "right"), [(0, 2), (3, 0), (-1, 2), (2, -3), (20, 0)])
-def test_whole_pixels_move_as_in_a_loop(shape, bounds, down, right):
-    x = images(3, shape, bounds)
-    expected = torch.full_like(x, bounds[0])
-    for row, column in itertools.product(range(shape[1]), range(shape[2])):
-        if 0 <= row - down < shape[1] and 0 <= column - right < shape[2]:
-            expected[:, :, row, column] = x[:, :, row - down, column - right]
-    out = transform(x, each(down, right, 0), lowest=bounds[0])
-    torch.testing.assert_close(out, expected, rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("shape", "quarters"), [*itertools.product([(3, 1, 1), (3, 4, 4), (3, 7, 7)], [-1, 1, 2, 3]), ((2, 4, 9), 2)]
-)
-def test_quarter_turns_are_those_of_torch(shape, quarters):
-    x = images(2, shape, (-1.0, 1.0))
-    out = transform(x, each(0, 0, 90.0 * quarters), lowest=-1.0)
-    torch.testing.assert_close(out, torch.rot90(x, quarters, (2, 3)), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -170,8 +147,3 @@ def test_solves_the_rows_that_foolbox_solves(translation, rotation):
     solved = labels_of(search(attack, x, y)[0]) != y
     assert torch.equal(solved, expected)
     assert 0 < int(solved.sum()) < 30
-
-
-def test_wrong_padding_raises():
-    with pytest.raises(InvalidArgumentError, match="pad"):
-        transform(images(1, (1, 2, 2)), each(1, 0, 0), pad="wrap")

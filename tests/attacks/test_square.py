@@ -8,12 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.ndimage import gaussian_filter
 
-from robust_ext.attacks._common.square_windows import L1Windows, L2Windows, LinfWindows, pattern
-from robust_ext.attacks.apgd import APGD
+from robust_ext.attacks._common.square_windows import L2Windows, LinfWindows, pattern
 from robust_ext.attacks.square import Square, window_share
 from robust_ext.core.threat import ThreatModel
 from robust_ext.testing.networks import margins
-from tests.attacks.problems import Lambda, Linear, Rowwise, images, labels_of, right_digits, search
+from tests.attacks.problems import Lambda, Linear, Rowwise, images, labels_of, search
 
 
 @pytest.mark.parametrize("norm", ["linf", "l2"])
@@ -104,17 +103,6 @@ def test_a_change_in_l2_is_algorithm_3_step_by_step(seed, channels):
     np.testing.assert_allclose(out[0].numpy(), np.clip(x[0].double().numpy() + nu, 0, 1), atol=1e-5)
 
 
-@pytest.mark.parametrize("windows_class", [L2Windows, L1Windows])
-def test_a_change_of_no_perturbation_is_the_pattern_alone(windows_class):
-    norm = "l2" if windows_class is L2Windows else "l1"
-    x = images(1, (1, 6, 6))
-    windows = windows_class(x, ThreatModel(norm=norm, epsilon=0.2, bounds=(-9.0, 9.0)))
-    out = windows.change(x, 3, torch.tensor([[0.0, 0.0, 0.9, 0.9, 0.9, 0.9]], dtype=torch.float64))
-    expected = x.clone()
-    expected[0, 0, :3, :3] += 0.2 * pattern(3, order=2 if norm == "l2" else 1)
-    torch.testing.assert_close(out, expected, rtol=0, atol=1e-6)
-
-
 def test_a_window_in_linf_always_changes_something():
     x = images(2, (1, 6, 6))
     windows = LinfWindows(x, ThreatModel(norm="linf", epsilon=0.2, bounds=(-9.0, 9.0)))
@@ -159,15 +147,6 @@ def test_the_share_halves_at_the_published_marks(queries, data):
     assert window_share(changes, queries=queries, p=0.8) == 0.8 / 2**halvings
 
 
-@pytest.mark.parametrize(("shape", "share", "linf", "l2"), [((1, 28, 28), 0.8, 25, 25), ((3, 32, 32), 0.1, 10, 11)])
-def test_sides_of_windows(shape, share, linf, l2):
-    x, wide = images(1, shape), images(1, (1, 2, 40))
-    for windows, norm, side, smallest in ((LinfWindows, "linf", linf, 1), (L2Windows, "l2", l2, 3)):
-        threat_model = ThreatModel(norm=norm, epsilon=0.1)
-        assert [windows(x, threat_model).side(one) for one in (share, 1e-9)] == [side, smallest]
-        assert windows(wide, threat_model).side(1.0) == 2
-
-
 @pytest.mark.parametrize("bounds", [(0.0, 1.0), (-9.0, 9.0)])
 def test_linear_model_in_linf_is_solved_exactly_where_it_can_be(bounds):
     weight = torch.randn(2, 4, 5, generator=torch.Generator().manual_seed(2))
@@ -198,24 +177,6 @@ def test_linear_model_in_l2_and_l1_is_climbed_and_never_beyond_what_can_be(norm)
     assert (module(out).argmax(1) != y).tolist() == [True] * 3 + [False] * 2
     reached = ((out * weight).double().flatten(1).sum(1) - natural) / reach
     assert bool((reached <= 1 + 1e-5).all())
-
-
-@pytest.mark.parametrize(("norm", "epsilon", "share"), [("linf", 0.1, 0.8), ("l2", 0.5, 0.5), ("l1", 1.5, 0.2)])
-def test_solves_its_share_of_what_apgd_solves(norm, epsilon, share):
-    network, x, y = right_digits(60)
-    threat_model = ThreatModel(norm=norm, epsilon=epsilon)
-    out, *_ = search(Square(queries=300), x, y, threat_model, module=network, classes=10)
-    by_gradient, *_ = search(APGD(steps=50), x, y, threat_model, module=network, classes=10)
-    found, expected = (int((network(points).argmax(1) != y).sum()) for points in (out, by_gradient))
-    assert 10 < expected < 50
-    assert found >= share * expected
-
-
-def test_equal_rows_and_runs_get_windows_of_their_own():
-    x = images(1, (1, 4, 30)).expand(5, -1, -1, -1)
-    threat_model = ThreatModel(norm="linf", epsilon=0.01)
-    seen = search(Square(queries=2, restarts=2, stop_early=False), x, labels_of(x), threat_model).steps
-    assert len(torch.cat([seen[0].points, seen[2].points]).unique(dim=0)) == 10
 
 
 def test_ends_when_all_rows_are_solved_unless_it_is_to_go_on():

@@ -235,26 +235,3 @@ def test_probabilities_become_logits():
     leaf = x.clone().requires_grad_()
     assert bool(torch.isfinite(sure(leaf)).all())
     assert bool(torch.isfinite(torch.autograd.grad(sure(leaf).sum(), leaf)[0]).all())
-
-
-def test_what_is_wrong_is_refused():
-    net = network()
-    cases = [
-        (lambda: Smooth(net, steps=-1), "steps: got -1"),
-        (lambda: Centred(net), "group_size: got None, expected the number of rows"),
-        (lambda: Smooth(net, group_size=2), "group_size: got 2, expected None"),
-        (lambda: Smooth(net)(torch.zeros(2, 6, dtype=torch.int64)), r"x: got dtype torch\.int64"),
-        (lambda: Smooth(net)(torch.zeros(6)), r"x: got .*shape \(6,\)"),
-        (lambda: Descent(net).trace(data(2), seeds=[1]), "seeds: .*2 integers of at least 0"),
-        (lambda: Descent(net).trace(data(2), seeds=[1, -1]), "seeds"),
-    ]
-    for make, words in cases:
-        with pytest.raises(InvalidArgumentError, match=words):
-            make()
-
-    class Wrong(Smooth):
-        def readout(self, point, state):
-            return super().readout(point, state)[0]
-
-    with pytest.raises(ModelError, match="readout: got shape"):
-        Wrong(net)(data(2))

@@ -1,19 +1,13 @@
-import copy
-
 import pytest
 import torch
 from torch import Tensor
 
-from robust_ext import BPDA, EoT, ModelError, SplitError
+from robust_ext import BPDA, EoT
 from robust_ext.core.random import seeded_globals
 from robust_ext.core.target import Counted, PassCounter
-from robust_ext.models.adaptive_features import DefendedFeatures, binarized_defense, split_defense
+from robust_ext.models.adaptive_features import binarized_defense, split_defense
 from robust_ext.models.features import split
 from tests.models.cases import Controlled, Descent, data, network, planted
-
-
-class Together(Controlled):
-    batch_level = True
 
 
 class Probable(Descent):
@@ -21,11 +15,6 @@ class Probable(Descent):
 
     def readout(self, point, state):
         return super().readout(point, state).softmax(1)
-
-
-class Twice(Controlled):
-    def readout(self, point, state):
-        return (super().readout(point, state) + super().readout(point / 2, state)) / 2
 
 
 @pytest.mark.parametrize("seed", [None, 7])
@@ -128,33 +117,9 @@ def test_its_steps_can_be_changed():
     assert one.logits.shape == (4, 2)
 
 
-def test_settings_are_distinguished_and_copies_work():
-    x = data(4)
-    features = split_defense(Descent(network(), steps=3), x).features
-    other = split_defense(Descent(network(), steps=2), x).features
-    stronger = Descent(network(), steps=3)
-    stronger.noise = 0.2
-    assert len({str(features), str(other), str(split_defense(stronger, x).features)}) == 3
-    torch.testing.assert_close(copy.deepcopy(features)(x), features(x))
-
-
 def test_what_is_no_defense_is_none():
     x, net = data(4), network()
     assert binarized_defense(net) is None
     assert binarized_defense(planted(split(net, x).features, x)) is None
     defense = Descent(net)
     assert binarized_defense(Counted(defense, PassCounter())) is defense
-
-
-def test_what_is_wrong_is_refused():
-    x, net = data(4), network()
-    with pytest.raises(ModelError, match="Together: treats rows together"):
-        DefendedFeatures(Together(net, group_size=2), "classifier.3")
-    for defense, layer, error, words in (
-        (Together(net, group_size=2), None, ModelError, "Together: treats rows together"),
-        (Probable(net), "classifier.3", SplitError, "a defense that returns probabilities, expected none"),
-        (Twice(net), None, SplitError, "Twice, at its end: "),
-        (Controlled(net), "nowhere", SplitError, r"Controlled, at its end: layer: got 'defense\.nowhere'"),
-    ):
-        with pytest.raises(error, match=words):
-            split_defense(defense, x, layer=layer)

@@ -5,7 +5,6 @@ import copy
 import cloudpickle
 import pytest
 import torch
-from torch import nn
 
 from robust_ext import ThreatModel
 from robust_ext.attacks.apgd import APGD
@@ -109,12 +108,6 @@ def test_a_layer_of_any_kind_can_be_named_and_large_maps_are_averaged():
     x = images(3, 64, seed=5)
     torch.testing.assert_close(large.readout(large.features(x)), model(x))
     torch.testing.assert_close(large.features(x)[:, :16], model.body[:3](x).mean((2, 3)))
-
-
-def test_layers_of_a_scripted_network_cannot_be_named():
-    model = torch.jit.script(nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 10)).eval())
-    with pytest.raises(SplitError, match=r"scripted or traced.*pair"):
-        split(as_module(model).module, images(4, 32), layer="1")
 
 
 def test_features_outside_of_layers_cross_to_other_processes():

@@ -71,13 +71,6 @@ def _scores(content):
     return [entry["score"] for entry in content["attacks"]]
 
 
-def test_compiled_parts_share_the_weights_of_the_model(network):
-    made = inside(network)
-    found = as_module(made).module
-    assert [id(p) for p in found.parameters()] == [id(p) for p in network.parameters()]
-    assert as_module(network).module is network
-
-
 FORMS = {
     "jit trace": lambda network: torch.jit.trace(network, X[:2]),
     "jit script": torch.jit.script,

@@ -2,7 +2,6 @@ import pytest
 import torch
 from torch import nn
 
-from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.detectors import Detector
 from robust_ext.models.defended import Defended, SuccessMargin
 from robust_ext.models.features import LayerInput
@@ -102,14 +101,6 @@ def test_the_margin_is_positive_exactly_on_success(inverted):
     x.requires_grad_()
     (gradient,) = torch.autograd.grad(zeros(x)[:, 1].sum(), x)
     assert bool((gradient.flatten(1).abs().sum(1) > 0).all())
-
-
-def test_what_is_wrong_is_refused():
-    classifier = network()
-    with pytest.raises(InvalidArgumentError, match="exposure: got 'both'"):
-        Defended(classifier, calibrated(classifier), exposure="both")
-    with pytest.raises(ModelError, match="has no threshold"):
-        Defended(classifier, Hidden(classifier)).decide(data(2))
 
 
 class Root(Detector):

@@ -32,17 +32,6 @@ def test_an_attack_is_returned_or_renamed_as_a_copy():
     assert torch.equal(run(renamed), torch.full((2, 3), 0.25))
 
 
-def scaled(model, x, y, *, epsilon, factor=2.0):
-    return x + factor * epsilon
-
-
-@pytest.mark.parametrize(("function", "moved"), [(shifted, 0.25), (scaled, 0.5)])
-def test_callables_become_attacks_with_extras_and_defaults(function, moved):
-    attack = as_attack(function)
-    assert attack.name == function.__name__
-    assert torch.equal(run(attack), torch.full((2, 3), moved))
-
-
 @pytest.mark.parametrize(
     "function", [lambda model, x: x, lambda model, x, y, steps: x, lambda: None, lambda model, x, y, *, steps: x]
 )

@@ -290,16 +290,6 @@ def test_art_detectors_decide_as_art_does(theirs, kind):
     assert detector.calibrate(x[:30], false_positive_rate=0.1).achieved <= 0.1
 
 
-def test_art_detectors_are_resolved_through_the_adapter(theirs, monkeypatch):
-    classifier = network()
-    original = art_detectors(theirs, classifier)["input"]
-    monkeypatch.setattr(libraries, "adapters", lambda: {"art": SimpleNamespace(adapt_detector=theirs.adapt)})
-    detector = as_detector(original, classifier)
-    assert detector.detector is original
-    assert detector.name == "ART BinaryInputDetector"
-    assert theirs.adapt(brightness, classifier) is None
-
-
 def test_art_detectors_of_another_network_are_refused(theirs):
     found = art_detectors(theirs, network())
     for kind in ("activation", "scan", "beyond"):
@@ -333,11 +323,3 @@ def test_art_detectors_of_ones_own(theirs):
         backwards.score(x)
     with pytest.raises(ModelError, match="contradict"):
         own_detector(theirs, lambda a: ({}, [True])).score(x)
-
-
-def test_art_detectors_that_are_not_fitted_say_so(theirs):
-    found = art_detectors(theirs, network())["beyond"]
-    found.threshold = None
-    detector = theirs.adapt(found, nn.Sequential(found.target_model))
-    with pytest.raises(ModelError, match=r"has not been fitted.*; fit it first"):
-        detector.score(data(2))

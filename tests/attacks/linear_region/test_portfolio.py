@@ -142,24 +142,3 @@ def test_costly_hops_are_made_from_the_most_promising_starts_alone(monkeypatch, 
     assert nearer.tolist() == [[place in moved for place in range(3)]] * len(inputs)
     # Each takes 30 steps, of a pass forward and one back, one pass more, and at most eight halvings.
     assert bool(((61 * len(moved) <= oracle.passes) & (oracle.passes <= 69 * len(moved))).all())
-
-
-@pytest.mark.exhaustive
-def test_hops_that_gained_get_passes_in_proportion_and_others_a_least_share():
-    """In l2, of each input by itself; at points that are farther than those known, so that nothing more is gained."""
-    target, inputs, labels = problem()
-    model = ThreatModel(norm="l2", epsilon=0.1)
-    oracle = BoundaryOracle(target, inputs, labels, threat_model=model, targeted=False)
-    hops = Hops(oracle, batch=8)
-    distances = torch.full((len(inputs),), 10.0, dtype=torch.float64)
-    streams = [stream(0, row) for row in range(len(inputs))]
-    state = SearchState.begin(torch.arange(len(inputs)), inputs + 0.1, distances, streams, "noise")
-    oracle.nearest = torch.zeros_like(distances)
-    oracle.passes.zero_()
-    for _ in range(60):
-        hops._gains[:] = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0], [3.0, 1.0]])
-        hops(state, going=lambda rows: rows >= 0)
-    torch.testing.assert_close(hops._spent.sum(1), oracle.passes.double())
-    shares = hops._spent[:, 0] / hops._spent.sum(1)
-    expected = torch.tensor([1.1 / 1.2, 0.1 / 1.2, 0.5, 0.85 / 1.2], dtype=torch.float64)
-    torch.testing.assert_close(shares, expected, rtol=0, atol=0.1)

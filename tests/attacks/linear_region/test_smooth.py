@@ -4,9 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from robust_ext.attacks.linear_region.attack import LinearRegion
 from robust_ext.attacks.linear_region.boundary import BoundarySearch
-from robust_ext.core.errors import ModelError
 from robust_ext.core.random import stream
 from robust_ext.core.threat import NORMS, ThreatModel
 from tests.attacks.linear_region.test_solver import ORDER
@@ -67,14 +65,3 @@ def test_the_smallest_perturbation_in_the_plane_is_that_of_a_fine_grid(kind, nor
         nearest = float(torch.linalg.vector_norm(offsets, ord=ORDER[norm], dim=1).min())
         assert nearest - 2 * cell <= float(found.distances[row]) <= 1.02 * nearest + cell / 4
     assert bool((predicted(network, found.candidates) != labels).all())
-
-
-@pytest.mark.parametrize("kind", ["gelu", "attention", "group norm"])
-def test_the_linear_region_attack_names_the_search_for_smooth_networks(kind):
-    network, inputs = smooth_net(kind, 2), images(2, (2,))
-    target = target_of(network, (2,), 3)
-    threat_model = ThreatModel(norm="l2", epsilon=0.1, bounds=(0.0, 1.0))
-    with pytest.raises(ModelError, match=r"BoundarySearch\(\)"):
-        LinearRegion().run(
-            target, inputs, torch.tensor([0, 1]), threat_model=threat_model, generator=stream(0), targeted=True
-        )

@@ -68,22 +68,6 @@ def test_texts_and_objects(tmp_path):
             as_readout(wrong)
 
 
-@pytest.mark.parametrize(
-    ("text", "shape", "expected"),
-    [
-        ("logistic", (3, 4), r"Logistic\(C=10.0\) for features of shape \(N, 3, 4\), expected .* \(N, F\); give"),
-        ("ensemble", (4,), r"for features of shape \(N, 4\), expected features of shape \(N, members, F\)"),
-        ("code", (2, 3, 4), r"features of shape \(N, bits, F\)"),
-        ("mixing", (4,), r"features of shape \(N, mixes, F\)"),
-    ],
-)
-def test_features_of_another_shape_are_refused(text, shape, expected):
-    with pytest.raises(InvalidArgumentError, match="^readout: got .*" + expected):
-        as_readout(text).check(shape)
-    as_readout(text).check((7,) * len(as_readout(text).axes))
-    Mean().check(shape)
-
-
 class Contrary(Mean):
     def logits(self, features, parameters, threshold, scale, offset):
         return super().logits(features, parameters, threshold, scale, offset).flip(1)
@@ -119,12 +103,6 @@ def test_classes_that_contradict_themselves_are_refused(readout, error, message)
 
     with pytest.raises(error, match=message):
         checked()
-
-
-def test_parameters_may_not_hide_what_a_classifier_has():
-    parts = {"references": torch.rand(2, 3), "scale": torch.ones(2), "offset": torch.ones(2)}
-    with pytest.raises(InvalidArgumentError, match="training: got a parameter of the readout called 'training'"):
-        BinarizedClassifier(nn.Identity(), threshold=torch.ones(2), training=torch.ones(2), **parts)
 
 
 class Noise(nn.Module):
