@@ -6,15 +6,18 @@ import numpy as np
 import pytest
 
 from robust_ext.attacks.catalogue import ATTACKS
+from robust_ext.models.defended import Defended
 from robust_ext.testing.networks import small_batch, small_network
 from tests.adapters.common import art_classifier
 
 pytest.importorskip("eagerpy", reason="Foolbox is not installed")
 pytest.importorskip("art", reason="ART is not installed")
 from robust_ext.adapters.art import attacks as art_attacks
+from robust_ext.adapters.art.estimators import DefendedPyTorchClassifier
 from robust_ext.adapters.art.library import art
 from robust_ext.adapters.foolbox import attacks as foolbox_attacks
 from robust_ext.adapters.foolbox.library import foolbox
+from robust_ext.adapters.foolbox.models import DefendedPyTorchModel
 
 __all__ = ["art", "art_attacks", "foolbox", "foolbox_attacks"]
 
@@ -26,6 +29,13 @@ STEMS = {"APGD": "AutoProjectedGradientDescent", "CarliniWagnerLinf": "CarliniWa
 HOSTS = pytest.mark.parametrize("host", ["foolbox", "art"])
 EachNorm = pytest.mark.parametrize("norm", list(ORDERS))
 SHAPE = (1, 4, 4)
+DETECTOR_AWARE = {
+    "OrthogonalPGD": {"steps": 12, "rel_step_size": 0.2},
+    "SelectivePGD": {"steps": 12, "rel_step_size": 0.2},
+    "JointLoss": {"steps": 8, "restarts": 2},
+    "FeatureMatching": {"features": "2", "steps": 12, "rel_step_size": 0.1},
+    "LogitMatching": {"steps": 12, "rel_step_size": 0.1, "samples": 2, "level": 0.02, "check_every": 2},
+}
 
 
 def class_of(host, name, norm="linf"):
@@ -62,6 +72,15 @@ def problem(bounds=(0.0, 1.0), classes=4, rows=6, *, network=None, **ways):
         model=None if bounds is None else foolbox_model(network, bounds),
         estimator=art_classifier(network, SHAPE, classes, clip_values=bounds, **ways),
     )
+
+
+def detected_by(host, given, *, exposure="reject"):
+    """The classifier with its detector of :func:`small_defense` as a model of a host."""
+    defended, bounds = given.defended, given.threat_model.bounds
+    shown = Defended(defended.classifier, defended.detector, inverted=defended.inverted, exposure=exposure)
+    if host == "foolbox":
+        return DefendedPyTorchModel(shown, bounds=bounds)
+    return DefendedPyTorchClassifier(shown, input_shape=tuple(given.inputs.shape[1:]), nb_classes=4, clip_values=bounds)
 
 
 def art_problem(*args, **ways):

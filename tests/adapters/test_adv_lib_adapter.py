@@ -25,26 +25,6 @@ def host(function, **settings):
         return function(NETWORK, X.clone(), Y, **settings)
 
 
-def test_strings_functions_partials_and_tuples_are_equivalent():
-    threat_model = ThreatModel(norm="l2", epsilon=0.5)
-    ddn = adv_lib.attacks.ddn
-    expected = host(ddn, **{"steps": 7})
-    forms = [
-        "adv_lib:ddn(steps=7)",
-        functools.partial(ddn, steps=7),
-        (ddn, {"steps": 7}),
-        (functools.partial(ddn, steps=3), {"steps": 7}),
-        functools.partial(functools.partial(ddn, steps=3), steps=7),
-    ]
-    for form in forms:
-        attack = as_attack(form)
-        assert torch.equal(run(attack, threat_model), expected)
-        assert attack.description == "adv-lib ddn(steps=7)"
-    assert torch.equal(run(as_attack(ddn), threat_model), host(ddn))
-    assert (as_attack(ddn).name, as_attack(ddn, name="mine").name) == ("ddn", "mine")
-    assert as_attack("adv_lib:ddn(steps=7)").name == "adv_lib:ddn(steps=7)"
-
-
 def test_greek_settings_norms_and_penalties_can_be_written():
     linf, l2 = (ThreatModel(norm=norm, epsilon=0.0625) for norm in ("linf", "l2"))
     attack = as_attack("adv_lib:alma(τ=0.5, num_steps=30)")

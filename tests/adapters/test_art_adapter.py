@@ -72,19 +72,6 @@ def test_probes_at_construction_do_not_reach_the_target():
     assert module.sizes[0] == 6
 
 
-def test_objects_are_bound_anew_with_their_settings():
-    module = Recorder(network()).eval()
-    other = Recorder(network()).eval()
-    mine = evasion.ProjectedGradientDescent(classifier(other), max_iter=4, eps_step=0.02, verbose=False)
-    attack = as_attack(mine)
-    candidates = run(attack, X, Y, LINF, module=module)
-    settings = {"max_iter": 4, "eps_step": 0.02, "eps": 0.1, "verbose": False}
-    assert torch.equal(candidates, host("ProjectedGradientDescent", X, Y, UNIT, settings))
-    assert other.sizes == []
-    assert mine.eps == 0.3
-    assert attack.name == "ProjectedGradientDescent"
-
-
 def test_objects_do_not_drag_their_old_estimator_along():
     other = Recorder(network()).eval()
     square = evasion.SquareAttack(classifier(other), max_iter=5, verbose=False)

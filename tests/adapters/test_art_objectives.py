@@ -174,8 +174,12 @@ def test_planted_classifiers_are_taken():
 
 def test_what_cannot_be_bound_is_refused():
     network, estimator, x, _ = problem()
-    with pytest.raises(InvalidArgumentError, match="objective"):
-        objective_estimator(estimator, "hinge", x)
+    for wrong in ({"objective": "hinge"}, {"objective": "gini", "reduction": "max"}):
+        with pytest.raises(InvalidArgumentError, match=list(wrong)[-1]):
+            ObjectiveLoss(**wrong)
+    for natural in (None, np.zeros((2, 3)), torch.zeros(3), torch.full((2, 3), torch.nan)):
+        with pytest.raises(InvalidArgumentError, match="natural: got"):
+            ObjectiveLoss(objective="kl", natural=natural)
     for name in ("kl", "fisher-rao"):
         with pytest.raises(InvalidArgumentError, match="x: got None"):
             objective_estimator(estimator, name)

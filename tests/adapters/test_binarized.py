@@ -60,16 +60,6 @@ def test_they_are_the_planted_classifier(in_art, in_foolbox, digits):
     assert in_art.score(in_art.x) == 0
 
 
-def test_gradients_reach_each_rows_own_problem(in_art):
-    shuffled = np.random.default_rng(0).permutation(12)
-    together = in_art.loss_gradient(in_art.x, in_art.y)
-    np.testing.assert_allclose(
-        in_art.loss_gradient(in_art.x[shuffled], in_art.y[shuffled]), together[shuffled], rtol=1e-4, atol=1e-6
-    )
-    one = in_art.single(3)
-    np.testing.assert_allclose(one.loss_gradient(one.x, one.y)[0], together[3], rtol=1e-4, atol=1e-6)
-
-
 @pytest.mark.parametrize(
     ("name", "settings"),
     [

@@ -5,49 +5,40 @@ import pytest
 import torch
 from torch import nn
 
-from robust_ext.adapters.art.estimators import DefendedPyTorchClassifier
-from robust_ext.adapters.foolbox.models import DefendedPyTorchModel, Undetected
+from robust_ext.adapters.foolbox.models import Undetected
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.models.defended import Defended
-from robust_ext.registry import as_attack
 from tests.adapters.common import art_classifier
-from tests.adapters.hosts import CORE, HOSTS, ORDERS, class_of, foolbox, foolbox_model, in_words_of
+from tests.adapters.hosts import (
+    DETECTOR_AWARE,
+    HOSTS,
+    ORDERS,
+    class_of,
+    detected_by,
+    foolbox,
+    foolbox_model,
+    in_words_of,
+)
 from tests.attacks.defenses import FarHidden, small_defense
 
-QUICK = {
-    "OrthogonalPGD": {"steps": 12, "rel_step_size": 0.2},
-    "SelectivePGD": {"steps": 12, "rel_step_size": 0.2},
-    "JointLoss": {"steps": 8, "restarts": 2},
-    "FeatureMatching": {"features": "2", "steps": 12, "rel_step_size": 0.1},
-    "LogitMatching": {"steps": 12, "rel_step_size": 0.1, "samples": 2, "level": 0.02, "check_every": 2},
-}
 EPSILON = {"linf": 0.3, "l2": 0.8, "l1": 2.4}
 MATCHING = ("FeatureMatching", "LogitMatching")
-EachName = pytest.mark.parametrize("name", list(QUICK))
+EachName = pytest.mark.parametrize("name", list(DETECTOR_AWARE))
 EachCase = pytest.mark.parametrize(
-    ("norm", "name"), [(norm, name) for name in QUICK for norm in ORDERS if (norm, name) != ("l1", "OrthogonalPGD")]
+    ("norm", "name"),
+    [(norm, name) for name in DETECTOR_AWARE for norm in ORDERS if (norm, name) != ("l1", "OrthogonalPGD")],
 )
-
-
-def model_of(host, problem, *, exposure="reject"):
-    defended = problem.defended
-    shown = Defended(defended.classifier, defended.detector, inverted=defended.inverted, exposure=exposure)
-    bounds = problem.threat_model.bounds
-    if host == "foolbox":
-        return DefendedPyTorchModel(shown, bounds=bounds)
-    shape = tuple(problem.inputs.shape[1:])
-    return DefendedPyTorchClassifier(shown, input_shape=shape, nb_classes=4, clip_values=bounds)
 
 
 def build(host, name, problem, **settings):
     """The attack, with settings in the words of the core attack; ART's on a model of the problem."""
     model = settings.pop("model", None)
     kind = class_of(host, name, problem.threat_model.norm)
-    chosen = in_words_of(kind, {**QUICK[name], **settings})
+    chosen = in_words_of(kind, {**DETECTOR_AWARE[name], **settings})
     if host == "foolbox":
         return kind(**chosen)
     own = {"norm": ORDERS[problem.threat_model.norm], "eps": problem.threat_model.epsilon, "verbose": False}
-    return kind(model_of("art", problem) if model is None else model, **{**own, **chosen})
+    return kind(detected_by("art", problem) if model is None else model, **{**own, **chosen})
 
 
 def run(host, name, problem, *, labels=None, references="own", **settings):
@@ -59,26 +50,12 @@ def run(host, name, problem, *, labels=None, references="own", **settings):
         ways["references"] = problem.target.references if isinstance(references, str) else references
     if host == "foolbox":
         criterion = foolbox.criteria.TargetedMisclassification(y) if targeted else Undetected(y)
-        at = model_of(host, problem) if model is None else model
+        at = detected_by(host, problem) if model is None else model
         epsilon = problem.threat_model.epsilon
         return build(host, name, problem, **settings)(at, problem.inputs, criterion, epsilons=epsilon, **ways)[0]
     attack = build(host, name, problem, targeted=targeted, model=model, **settings)
     ways = {key: np.asarray(value) for key, value in ways.items()}
     return torch.from_numpy(attack.generate(problem.inputs.numpy(), np.asarray(y), **ways))
-
-
-@HOSTS
-@EachCase
-@pytest.mark.parametrize("bounds", [(0.0, 1.0), pytest.param((-1.0, 2.0), marks=pytest.mark.exhaustive)])
-@pytest.mark.parametrize("targeted", [False, True])
-def test_points_are_those_of_the_attack_itself(host, norm, name, bounds, targeted):
-    problem = small_defense(6, norm=norm, epsilon=EPSILON[norm], bounds=bounds)
-    labels = (problem.labels + 1) % 4 if targeted else problem.labels
-    ways = {"threat_model": problem.threat_model, "generator": torch.Generator().manual_seed(5), "targeted": targeted}
-    expected = CORE[name](**QUICK[name]).search(problem.target, problem.inputs, labels, **ways)
-    found = run(host, name, problem, labels=labels, targeted=targeted, seed=5)
-    assert torch.equal(found, expected)
-    assert not torch.equal(found, problem.inputs)
 
 
 @EachCase
@@ -88,30 +65,14 @@ def test_success_is_what_the_defended_classifier_decides(norm, name, inverted):
     ways = {"references": problem.target.references} if name in MATCHING else {}
     attack = build("foolbox", name, problem, seed=0)
     criterion, epsilon = Undetected(problem.labels), problem.threat_model.epsilon
-    _, clipped, success = attack(model_of("foolbox", problem), problem.inputs, criterion, epsilons=epsilon, **ways)
+    _, clipped, success = attack(detected_by("foolbox", problem), problem.inputs, criterion, epsilons=epsilon, **ways)
     assert torch.equal(success, problem.successes(clipped))
     assert bool(success.any())
     points = run("art", name, problem, seed=0)
-    outcomes = model_of("art", problem).outcomes(points.numpy(), problem.labels.numpy())
+    outcomes = detected_by("art", problem).outcomes(points.numpy(), problem.labels.numpy())
     fooled = np.array([outcome == "fooled" for outcome in outcomes])
     assert np.array_equal(fooled, problem.successes(points).numpy())
     assert fooled.any()
-
-
-@HOSTS
-@EachName
-def test_settings_are_those_of_the_core_attack(host, name):
-    problem = small_defense(1)
-    made = build(host, name, problem)
-    assert made.native().description == CORE[name](**QUICK[name]).description
-    attack = as_attack(made, name="mine")
-    assert type(attack) is CORE[name]
-    assert (attack.name, attack.traits.detector) == ("mine", True)
-    with pytest.raises(InvalidArgumentError, match=r"^rel_step"):
-        build(host, name, problem, rel_step_size=0.0)
-    if host == "art":
-        made.set_params(max_iter=3)
-        assert made.native().steps == 3
 
 
 @HOSTS
@@ -233,7 +194,7 @@ def test_exposures_and_all_forms_of_labels_are_attacked_alike(name):
     problem = small_defense(6)
     y = problem.labels.numpy()
     expected = run("art", name, problem, seed=1)
-    plain = model_of("art", problem, exposure="classifier")
+    plain = detected_by("art", problem, exposure="classifier")
     whole, short = np.eye(5)[y], np.eye(4)[y]
     for labels, model in ((short, None), (whole, None), (y[:, None], None), (y, plain), (short, plain)):
         assert torch.equal(run("art", name, problem, labels=labels, model=model, seed=1), expected)
@@ -263,7 +224,7 @@ def test_random_detectors_draw_what_the_seed_decides(host):
         state = torch.get_rng_state()
         if host == "foolbox":  # A call of Foolbox queries the random detector once more, to judge.
             attack = build(host, "SelectivePGD", problem, seed=4)
-            points.append(attack.run(model_of(host, problem), problem.inputs, problem.labels, epsilon=0.3))
+            points.append(attack.run(detected_by(host, problem), problem.inputs, problem.labels, epsilon=0.3))
         else:
             points.append(run(host, "SelectivePGD", problem, seed=4))
         assert torch.equal(torch.get_rng_state(), state)

@@ -1,26 +1,24 @@
 """On an ordinary classifier the wrapped attacks return what the libraries return, to the bit, and query as often."""
 
+import functools
 import inspect
 import math
 import re
 import sys
-import traceback
 from importlib import import_module
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-import robust_ext
 from robust_ext import ThreatModel, as_attack, as_module
 from robust_ext.core.random import seeded_globals
 from robust_ext.core.specification import parse_call
 from robust_ext.core.target import Counted, PassCounter
 from tests.adapters.common import (
     UNIT,
-    Brightness,
+    Recorder,
     Stretched,
     art_classifier,
     conv_network,
@@ -212,6 +210,40 @@ def test_candidates_are_the_librarys_own(library, case, bounds):
         assert bool(threat_model.contains(candidates, x).all())
 
 
+FORMS = [("foolbox", "LinfPGD", {"steps": 4}), ("art", "ProjectedGradientDescent", {"max_iter": 4, "eps_step": 0.02})]
+FORMS += [("torchattacks", "PGD", {"steps": 4, "alpha": 0.02}), ("adv_lib", "ddn", {"steps": 7})]
+
+
+@pytest.mark.parametrize(("library", "name", "settings"), FORMS)
+def test_texts_objects_classes_and_partials_are_one_attack_and_no_old_model_is_asked(library, name, settings):
+    made_of, norm, other = (
+        attack_of(library, name),
+        "l2" if library == "adv_lib" else "linf",
+        Recorder(network_in(UNIT, SHAPE)),
+    )
+    forms = [f"{library}:{name}({', '.join(f'{key}={value}' for key, value in settings.items())})", (made_of, settings)]
+    if library == "adv_lib":
+        inner = functools.partial(made_of, steps=3)
+        forms += [functools.partial(made_of, **settings), (inner, settings), functools.partial(inner, **settings)]
+    else:
+        model = model_of(library, other.eval(), UNIT, plain=True)
+        forms += [made_of(**settings) if library == "foolbox" else made_of(model, **settings)]
+    module, x = network_in(UNIT, SHAPE, CLASSES), uniform(6, SHAPE)
+    y, threat_model = predicted(module, x), ThreatModel(norm=norm, epsilon=EPSILON[norm])
+    with seeded_globals(drawn_seed()):
+        given = completed(library, made_of, settings, norm)
+        expected = by_hand(
+            library, made_of, model_of(library, module, UNIT, plain=True), x, y, given, norm, EPSILON[norm]
+        )
+    other.queries.clear()
+    for form in forms:
+        assert torch.equal(run(as_attack(form, name="mine"), module, x, y, threat_model, classes=CLASSES), expected)
+    assert other.sizes == []
+    assert as_attack(forms[0]).name == forms[0]
+    assert len({as_attack(form).description for form in forms}) == 1
+    assert as_attack(made_of, name="mine").name == "mine"
+
+
 def test_the_cases_cover_every_attack():
     for library, left_out in {"adv_lib": set(), "torchattacks": {"CW", "EADEN", "EADL1", "MultiAttack"}}.items():
         named = {name for _, name, _ in CASES[library]} | left_out
@@ -264,59 +296,3 @@ def test_passes_are_those_counted_by_hand(text, norm, forward, backward):
     threat_model = ThreatModel(norm=norm, epsilon=1e-4)
     run(as_attack(text), Counted(network, counter).eval(), x, y, threat_model)
     assert counter == PassCounter(6 * forward, 6 * backward)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("foolbox:FGSM", "art:FastGradientMethod", "torchattacks:FGSM"),
-        *("adv_lib:pgd_linf(steps=1)", "adv_lib:ddn(steps=1)"),
-    ],
-)
-def test_a_librarys_attack_is_called_two_frames_below_run_attack(text):
-    """Of this project, only ``run_attack`` and the wrapper's ``search`` are on the stack above the library's call."""
-    library = text.partition(":")[0]
-    attack_of(library, text.partition("(")[0].partition(":")[2])
-    stacks = []
-
-    class Probe(nn.Sequential):
-        def forward(self, x):
-            frames = [frame.filename for frame in traceback.extract_stack()]
-            home = [name.replace("\\", "/") for name in frames]
-            stacks.append(home[: next(i for i, name in enumerate(home) if f"/site-packages/{library}" in name)])
-            return super().forward(x)
-
-    x = uniform(4, SHAPE)
-    module = Probe(conv_network(SHAPE)).eval()
-    labels, threat_model = predicted(conv_network(SHAPE), x), ThreatModel(norm="linf", epsilon=0.1)
-    run(as_attack(text), module, x, labels, threat_model, direct=False)
-    root = Path(robust_ext.__file__).parents[1].as_posix()
-    for above in stacks:
-        ours = [name for name in above if name.startswith((f"{root}/robust_ext/", f"{root}/adapters/"))]
-        assert [Path(name).name for name in ours] == ["running.py", "attack.py"]
-
-
-def counted(name, settings, x):
-    counter = PassCounter()
-    attack = as_attack((attack_of("foolbox", name), settings))
-    labels, threat_model = torch.zeros(len(x), dtype=torch.int64), ThreatModel(norm="l2", epsilon=0.1)
-    run(attack, Counted(Brightness(0.3), counter).eval(), x, labels, threat_model, classes=2)
-    return counter
-
-
-def test_deepfool_queries_its_candidates_then_once_a_step():
-    """A linear model of two classes: one step crosses the boundary, the next sees that all samples are through."""
-    assert counted("L2DeepFoolAttack", {"steps": 10}, torch.full((3, *SHAPE), 0.1)) == PassCounter(3 * 4, 3 * 2)
-
-
-def test_boundary_queries_its_start_then_once_a_step():
-    x = torch.full((3, 1, 8, 8), 0.1)
-    with seeded_globals(drawn_seed()):
-        noise = torch.rand(x.shape)
-    # The first noise is of class 1 everywhere; it is blended in by steps of 1/50 until all samples cross .3.
-    assert bool((noise.flatten(1).mean(1) > 0.3).all())
-    shares = torch.arange(51) / 50
-    crossed = ((1 - shares) * 0.1 + shares * noise.flatten(1).mean(1)[:, None] > 0.3).all(0)
-    blends = int(crossed.int().argmax()) + 1
-    # Then the adapter and Foolbox each check the start, and every tenth of 20 steps queries twice.
-    assert counted("BoundaryAttack", {"steps": 20}, x) == PassCounter(3 * (1 + blends + 1 + 1 + 20 + 2 + 1), 0)

@@ -30,15 +30,6 @@ def test_the_distance_of_an_object_follows_the_threat_model_and_it_stays_as_it_i
     assert mine._distance is None
 
 
-def test_objects_classes_and_tuples_are_equivalent():
-    expected = host(foolbox.attacks.LinfPGD(steps=4), 0.1)
-    for form in (foolbox.attacks.LinfPGD(steps=4), (foolbox.attacks.LinfPGD, {"steps": 4})):
-        assert torch.equal(run(as_attack(form), NETWORK, X, Y, linf()), expected)
-    bare = as_attack(foolbox.attacks.LinfPGD)
-    assert torch.equal(run(bare, NETWORK, X, Y, linf()), host(foolbox.attacks.LinfPGD(), 0.1))
-    assert as_attack(foolbox.attacks.LinfPGD, name="mine").name == "mine"
-
-
 def test_repeated_attacks_keep_what_they_repeat():
     repeated = foolbox.attacks.LinfPGD(steps=1).repeat(3)
     attack = as_attack(repeated)

@@ -1,6 +1,5 @@
 """The Foolbox and ART classes of the linear-region attack, both from one table of cases."""
 
-import copy
 from dataclasses import replace
 
 import numpy as np
@@ -11,12 +10,11 @@ from torch import nn
 
 from robust_ext.adapters.native import search_module
 from robust_ext.attacks.linear_region.attack import LinearRegion
-from robust_ext.core.errors import InvalidArgumentError, ModelError
+from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
-from robust_ext.registry import as_attack
 from tests.adapters.common import art_classifier
-from tests.adapters.hosts import HOSTS, ORDERS, EachNorm, class_of, foolbox, foolbox_attacks, foolbox_model, in_words_of
+from tests.adapters.hosts import HOSTS, ORDERS, EachNorm, class_of, foolbox, foolbox_model, in_words_of
 from tests.attacks.problems import affine_network
 
 TINY = {"draws": 2, "target_classes": 1, "start_steps": 3, "hops": 1, "regions": 1}
@@ -78,19 +76,6 @@ def by_hand(network, x, y, norm, bounds=(0.0, 1.0), **ways):
     attack, generator = LinearRegion(**TINY | ways.pop("chosen", {})), torch.Generator().manual_seed(5)
     threat_model = ThreatModel(norm=norm, epsilon=0.01, bounds=bounds)
     return attack.search(target, x, y, threat_model=threat_model, generator=generator, **ways)
-
-
-@HOSTS
-@EachNorm
-@pytest.mark.parametrize("bounds", [(0.0, 1.0), (-1.0, 2.0)])
-@pytest.mark.parametrize("targeted", [False, True])
-def test_points_are_those_of_the_attack_itself(host, norm, bounds, targeted):
-    network, x = affine_network(SHAPE, 3, bounds=bounds), images(4, bounds)
-    y = (labels_of(network, x) + targeted) % 3
-    found = run(host, norm, network, x, y, bounds=bounds, targeted=targeted, seed=5)
-    assert found.dtype == torch.float32
-    assert torch.equal(found, by_hand(network, x, y, norm, bounds, targeted=targeted))
-    assert not torch.equal(found, x)
 
 
 def test_epsilons_decide_what_is_success_but_not_where_points_lie():
@@ -155,22 +140,6 @@ def test_preprocessing_acts_as_a_layer(host):
     assert bool((whole(found).argmax(1) != y).all())
 
 
-def test_flipped_axes_are_followed_but_not_that_of_the_batch():
-    network, x = affine_network(SHAPE, 3), images(3)
-    model = foolbox_model(network, preprocessing={"flip_axis": -1})
-    y = network(x.flip(-1)).argmax(1)
-    raw, _, success = foolbox_attacks.L2LinearRegionAttack(**TINY, seed=5)(model, x, y, epsilons=None)
-    assert bool(success.all())
-    # The same function without a flip: that of the first layer's weights.
-    plain = copy.deepcopy(network)
-    with torch.no_grad():
-        plain[1].weight.copy_(network[1].weight.view(-1, *SHAPE).flip(-1).flatten(1))
-    torch.testing.assert_close(raw, by_hand(plain, x, y, "l2"), rtol=0, atol=1e-3)
-    turned = foolbox_model(network, preprocessing={"flip_axis": 0})
-    with pytest.raises(ModelError, match="batch-dependent"):
-        foolbox_attacks.L2LinearRegionAttack(**TINY)(turned, x, y, epsilons=None)
-
-
 @HOSTS
 def test_images_of_a_pool_are_started_at(host):
     network, x, pool = affine_network(SHAPE, 3), images(3), images(30, seed=7)
@@ -208,11 +177,3 @@ def test_masks_are_searched_within(norm):
         ways = {"threat_model": threat_model, "generator": generator}
         alone = search_module(LinearRegion(**TINY), whole, x[row], y[row], **ways)
         assert torch.equal(whole[0](alone)[0], found[number])
-
-
-@HOSTS
-def test_settings_are_those_of_the_attack(host):
-    network = affine_network(SHAPE, 3)
-    made = as_attack(build(host, "l1", network, **TINY, q=0.9)[0], name="mine")
-    assert isinstance(made, LinearRegion)
-    assert (made.name, made.description) == ("mine", LinearRegion(**TINY, q=0.9).description)

@@ -12,7 +12,7 @@ import torch
 from robust_ext.adapters.art.attacks import art_class
 from robust_ext.adapters.art.estimators import BinarizedPyTorchClassifier
 from robust_ext.adapters.foolbox.attacks import foolbox_classes
-from robust_ext.adapters.foolbox.models import BinarizedPyTorchModel
+from robust_ext.adapters.foolbox.models import BinarizedPyTorchModel, Undetected
 from robust_ext.adapters.native import host_parameters, search_module
 from robust_ext.attacks.native import NativeAttack
 from robust_ext.core.errors import InvalidArgumentError
@@ -23,19 +23,25 @@ from robust_ext.testing.networks import small_batch, small_network
 from tests.adapters.common import art_classifier
 from tests.adapters.hosts import (
     CORE,
+    DETECTOR_AWARE,
     EPSILONS,
     HOSTS,
     OBJECTIVES,
     ORDERS,
+    SHAPE,
     EachNorm,
     class_of,
+    detected_by,
     foolbox,
     foolbox_attacks,
     foolbox_model,
     in_words_of,
     problem,
 )
+from tests.attacks.defenses import small_defense
+from tests.attacks.problems import affine_network
 
+TINY = {"draws": 2, "target_classes": 1, "start_steps": 3, "hops": 1}
 CASES = [
     ("APGD", "linf", {"steps": 6}),
     ("APGD", "l2", {"steps": 5, "loss": "margin", "restarts": 2, "stop_early": True}),
@@ -50,6 +56,14 @@ CASES = [
     ("CarliniWagnerLinf", "linf", {"steps": 10, "learning_rate": 0.1, "initial_const": 0.1}),
     ("SpatialTransformation", "linf", {"translation": 1, "translation_steps": 3, "rotation_steps": 3}),
     ("SpatialTransformation", "linf", {"translation": 1, "mode": "random", "samples": 4}),
+    *(("LinearRegion", norm, {**TINY, "regions": 1}) for norm in ORDERS),
+    ("BoundarySearch", "l2", TINY),
+    *(
+        (name, norm, settings)
+        for name, settings in DETECTOR_AWARE.items()
+        for norm in ORDERS
+        if (norm, name) != ("l1", "OrthogonalPGD")
+    ),
 ]
 CLIMBS = [
     ("ObjectivePGD", norm, {"objective": name, **ways})
@@ -64,29 +78,45 @@ EachCase = pytest.mark.parametrize(("name", "norm", "settings"), CASES + CLIMBS,
 EachBounds = pytest.mark.parametrize("bounds", [(0.0, 1.0), pytest.param((-1.0, 2.0), marks=pytest.mark.exhaustive)])
 
 
+def scene(name, norm, bounds=(0.0, 1.0)):
+    """A problem that an attack is made for, in both hosts."""
+    if CORE[name].traits.detector:
+        given = small_defense(6, norm=norm, bounds=bounds)
+        references = given.target.references if CORE[name].traits.references else None
+        models = {host: detected_by(host, given) for host in ("foolbox", "art")}
+        parts = {"network": given.defended, "bounds": bounds, "x": given.inputs, "y": given.labels}
+        return SimpleNamespace(**parts, references=references, model=models["foolbox"], estimator=models["art"])
+    piecewise = affine_network(SHAPE, 4, bounds=bounds) if name in ("LinearRegion", "BoundarySearch") else None
+    return problem(bounds, network=piecewise)
+
+
 def make(host, name, norm, at, *, epsilon=0.1, **settings):
     """A function from inputs and labels to candidates: an attack in a host."""
     kind, targeted = class_of(host, name, norm), settings.pop("targeted", False)
-    chosen = in_words_of(kind, settings)
+    chosen, references = in_words_of(kind, settings), getattr(at, "references", None)
     if host == "foolbox":
-        attack = kind(**chosen)
-
-        def call(x, y):
-            return attack(
-                at.model, x, foolbox.criteria.TargetedMisclassification(y) if targeted else y, epsilons=epsilon
-            )[0]
-
-        return call
+        judged = (
+            foolbox.criteria.TargetedMisclassification
+            if targeted
+            else Undetected
+            if hasattr(at, "references")
+            else None
+        )
+        ways = {} if references is None else {"references": references}
+        return lambda x, y: kind(**chosen)(at.model, x, judged(y) if judged else y, epsilons=epsilon, **ways)[0]
     known = inspect.signature(kind).parameters
     own = {"norm": ORDERS[norm], "eps": epsilon, "targeted": targeted, "verbose": False}
     attack = kind(at.estimator, **{key: value for key, value in own.items() if key in known}, **chosen)
-    return lambda x, y: torch.from_numpy(attack.generate(x.numpy(), y.numpy()))
+    ways = {} if references is None else {"references": references.numpy()}
+    return lambda x, y: torch.from_numpy(attack.generate(x.numpy(), y.numpy(), **ways))
 
 
 def by_hand(name, norm, settings, at, y, **ways):
     epsilon = ways.pop("epsilon", EPSILONS[norm] * (at.bounds[1] - at.bounds[0]))
     ways["threat_model"] = ThreatModel(norm=norm, epsilon=epsilon, bounds=at.bounds)
     ways["generator"] = torch.Generator().manual_seed(5)
+    if getattr(at, "references", None) is not None:
+        ways["references"] = at.references
     return search_module(CORE[name](**settings), at.network, ways.pop("x", at.x), y, **ways)
 
 
@@ -98,17 +128,17 @@ def seeded(name, settings):
 @EachCase
 @EachBounds
 def test_points_are_those_of_the_attack_itself(host, name, norm, settings, bounds):
-    at = problem(bounds)
-    epsilon = EPSILONS[norm] * (bounds[1] - bounds[0])
+    at = scene(name, norm, bounds)
+    epsilon = EPSILONS[norm] * (bounds[1] - bounds[0]) * (2 if CORE[name].traits.detector else 1)
     found = make(host, name, norm, at, epsilon=epsilon, **seeded(name, settings))(at.x, at.y)
-    assert torch.equal(found, by_hand(name, norm, settings, at, at.y))
+    assert torch.equal(found, by_hand(name, norm, settings, at, at.y, epsilon=epsilon))
     assert not torch.equal(found, at.x)
 
 
 @HOSTS
 @pytest.mark.parametrize(("name", "norm", "settings"), [case for case in CASES if case[0] != "RayS"], ids=str)
 def test_targeted_points_are_those_of_the_attack_itself(host, name, norm, settings):
-    at = problem((-1.0, 2.0))
+    at = scene(name, norm, (-1.0, 2.0))
     aims = (at.y + 1) % 4
     ways = {**seeded(name, settings), "targeted": True}
     found = make(host, name, norm, at, epsilon=3 * EPSILONS[norm], **ways)(at.x, aims)
@@ -203,7 +233,7 @@ def test_a_seed_overrides_the_hosts(host):
 def test_as_attacks_of_this_project_they_are_the_core_attacks(host, name, norm, settings):
     kind = class_of(host, name, norm)
     own = {"norm": ORDERS[norm]} if host == "art" and "norm" in kind.attack_params else {}
-    made = kind(*[problem().estimator] * (host == "art"), **own, **in_words_of(kind, settings))
+    made = kind(*[scene(name, norm).estimator] * (host == "art"), **own, **in_words_of(kind, settings))
     attack = as_attack(made, name="mine")
     assert type(attack) is CORE[name]
     assert attack.description == CORE[name](**settings).description

@@ -76,31 +76,9 @@ def test_points_are_adversarial_and_close_to_the_boundary(bounds):
     assert torch.equal(points, again)
 
 
-def test_rows_without_such_points_keep_their_input():
-    class Constant(nn.Module):
-        def forward(self, x):
-            return torch.tensor([1.0, 0.0]).expand(len(x), 2)
-
-    x = torch.rand(3, 1, 4, 4)
-    labels = torch.tensor([0, 1, 0])
-    met = target_of(Constant(), (1, 4, 4), classes=2)
-    points, found = starting_points(met, x, labels, generator=torch.Generator(), tries=3)
-    assert found.tolist() == [False, True, False]
-    assert torch.equal(points[::2], x[::2])
-
-
 def space(bounds, norm="linf"):
     target = target_of(nn.Linear(5, 2).eval(), (5,), bounds=bounds, classes=2)
     return UnitSpace(target, ThreatModel(norm=norm, epsilon=0.1, bounds=bounds))
-
-
-def test_unit_bounds_are_left_alone():
-    unit = space(UNIT)
-    x, candidates = torch.rand(3, 5), torch.rand(3, 5)
-    assert isinstance(unit.target.module, nn.Linear)
-    assert unit.enter(x) is x
-    assert unit.leave(candidates, x) is candidates
-    assert unit.threat_model.epsilon == 0.1
 
 
 @settings(max_examples=50, deadline=None)

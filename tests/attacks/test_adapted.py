@@ -295,14 +295,8 @@ def test_attacks_in_text(tmp_path):
     assert first == again != other
     file.write_text("def attack(model, x, y):\n    return -x\n")
     assert attack_code(as_attack(text.format("a")))["mine.py"] != first["mine.py"]
-    for wrong, words in {
-        "robust_ext:AdaptedAttack(bpda='a')": "AdaptedAttack without attack",
-        "robust_ext:AdaptedAttack(attack='foolbox:LinfPDG()')": "did you mean LinfPGD",
-        "robust_ext:AdaptedAttack(attack='foolbox:LinfPGD()', layer='a')": "AdaptedAttack\\(layer=...\\)",
-        "robust_ext:AdaptedAttack(attack=3)": "attack: got int",
-    }.items():
-        with pytest.raises(InvalidArgumentError, match=words):
-            as_attack(wrong)
+    with pytest.raises(InvalidArgumentError, match="did you mean LinfPGD"):
+        as_attack("robust_ext:AdaptedAttack(attack='foolbox:LinfPDG()')")
 
 
 def test_code_inside_a_suite_needs_to_be_allowed(tmp_path):

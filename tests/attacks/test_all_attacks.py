@@ -224,13 +224,6 @@ def test_modules_that_work_on_their_input_in_place(name):
     assert torch.equal(attacked(MADE[name], changed(problem, Lambda(shift))), attacked(MADE[name], problem))
 
 
-@pytest.mark.parametrize(("name", "instead"), [("Spatial grid", "notion of pixels")])
-def test_inputs_that_are_no_images_are_refused_with_what_to_do(name, instead):
-    problem = small_defense(2, shape=(12,))
-    with pytest.raises(AttackRefusedError, match=rf"images \(N, C, H, W\).*\(2, 12\); reshape .*{instead}"):
-        attacked(MADE[name], problem)
-
-
 def test_each_is_built_by_name_and_named():
     for attack_class in ATTACKS:
         built = as_attack(f"robust_ext:{attack_class.__name__}()")

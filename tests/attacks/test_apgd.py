@@ -7,7 +7,6 @@ import torch
 
 from robust_ext.attacks._common.objectives import OBJECTIVES
 from robust_ext.attacks.apgd import APGD
-from robust_ext.attacks.running import run_attack
 from robust_ext.core.errors import InvalidArgumentError, RobustExtWarning
 from robust_ext.core.random import stream
 from robust_ext.core.target import Counted, PassCounter
@@ -144,19 +143,6 @@ def test_warm_runs_aim_at_the_likeliest_classes_where_they_begin():
     given = replace(target, starting_points=torch.tensor([[[0.7]]]))
     warm = attack((given, inputs, labels), threat_model, warm=True, **chosen)
     assert (bool(cold.found), bool(warm.found)) == (False, True)
-
-
-@pytest.mark.parametrize(("loss", "fewest"), [("dlr", 3), ("targeted-dlr", 4)])
-def test_losses_need_their_classes_and_padding_gives_them(loss, fewest):
-    parts = rowwise_problem(classes=2, rows=20)
-    threat_model = ThreatModel(norm="linf", epsilon=0.15)
-    with pytest.raises(InvalidArgumentError, match=rf"at least {fewest} classes .* choose loss='margin'"):
-        attack(parts, threat_model, loss=loss)
-    padded = run_attack(APGD(loss=loss, steps=30), *parts, threat_model=threat_model, generator=stream(0))
-    margin = attack(parts, threat_model, loss="margin", steps=30)
-    found = predicted(parts[0].module, padded) != parts[2]
-    assert 0 < int(margin.found.sum()) < 20
-    assert torch.equal(found, margin.found)
 
 
 @pytest.mark.parametrize("stop_early", [False, True])

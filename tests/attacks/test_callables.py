@@ -156,20 +156,6 @@ def test_random_states_are_restored_when_a_callable_raises():
     assert unchanged
 
 
-def test_tensors_of_the_caller_stay_as_they_were():
-    def greedy(model, x, y):
-        y.fill_(1)
-        x.requires_grad_()
-        x.data.mul_(2)
-        return x
-
-    inputs, labels = INPUTS.clone(), LABELS.clone()
-    given = {"threat_model": THREAT_MODEL, "generator": torch.Generator()}
-    candidates = as_attack(greedy).search(TARGET, inputs, labels, **given)
-    torch.testing.assert_close((candidates.detach(), inputs, labels), (INPUTS * 2, INPUTS, LABELS), rtol=0, atol=0)
-    assert not inputs.requires_grad
-
-
 @pytest.mark.parametrize(
     ("returned", "expected"),
     [

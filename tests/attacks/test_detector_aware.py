@@ -16,7 +16,7 @@ from robust_ext.core.threat import NORMS
 from robust_ext.detectors import Detector
 from robust_ext.models.defended import Defended
 from tests.attacks.defenses import linear_defense, small_defense
-from tests.attacks.problems import MADE, attacked, watched
+from tests.attacks.problems import MADE, attacked
 
 AWARE = [name for name, made in MADE.items() if made.traits.detector]
 SCORED = ("OrthogonalPGD", "SelectivePGD", "JointLoss")
@@ -134,30 +134,6 @@ def test_finds_what_linear_programming_finds(made, norm, values, likeness):
 
 
 @every
-def test_every_query_is_the_batch_in_row_order(made):
-    problem = small_defense(5, epsilon=0.1)
-    known = torch.cat([problem.inputs[:, None], problem.target.references], 1)
-    queried = []
-    problem.defended.classifier.register_forward_pre_hook(lambda _module, args: queried.append(args[0].detach()))
-    attacked(made, problem)
-    assert len(queried) >= 30
-    for batch in queried:
-        assert batch.shape == problem.inputs.shape
-        # Near its own input, or one of its own references: noise adds 0.05 at most, five standard deviations.
-        assert bool(((batch[:, None] - known).flatten(2).abs().amax(2).amin(1) <= 0.15).all())
-    assert float(torch.pdist(problem.inputs.flatten(1), torch.inf).min()) > 0.2
-
-
-@every
-def test_the_start(made):
-    problem = small_defense(4)
-    for start in ("random", "input"):
-        seen = watched(replace(made, start=start), problem)
-        assert torch.equal(seen[0].points, problem.inputs) == (start == "input")
-        assert not torch.equal(seen[15].points, problem.inputs)
-
-
-@every
 def test_what_is_missing_is_named(made):
     problem = small_defense(2)
     bare = replace(problem, target=replace(problem.target, defended=None))
@@ -233,13 +209,6 @@ def test_scores_of_random_detectors_are_averaged(name, monkeypatch):
     some = wrong.any(0)
     assert torch.equal(out[some], kept[best, torch.arange(3)][some])
     assert torch.equal(attacked(made, changed), out)
-
-
-@pytest.mark.parametrize("attack_class", [OrthogonalPGD, SelectivePGD, JointLoss])
-def test_steps_of_signs_are_for_linf(attack_class):
-    assert attack_class(step="sign").traits.norms == ("linf",)
-    with pytest.raises(AttackRefusedError, match="works for linf, not for l2"):
-        attacked(attack_class(step="sign"), small_defense(2, norm="l2"))
 
 
 @every

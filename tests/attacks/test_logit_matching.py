@@ -93,16 +93,6 @@ def test_noise_is_of_the_kind_chosen():
     assert abs(float(signs.mean())) < 0.1
 
 
-def test_points_are_evaluated_as_often_as_chosen(monkeypatch):
-    problem = small_defense(3)
-    queried = []
-    both = problem.defended.both
-    monkeypatch.setattr(problem.defended, "both", lambda x: (queried.append(x.clone()), both(x))[1])
-    steps = watched(LogitMatching(steps=7, samples=1, check_every=3), problem)
-    assert len(queried) == 4
-    assert all(torch.equal(queried[number], steps[3 * number].points) for number in range(3))
-
-
 def test_an_odds_detector_is_passed_more_often_than_by_an_attack_that_ignores_it():
     generator = torch.Generator().manual_seed(0)
     small = small_defense(30, references=0)

@@ -118,15 +118,6 @@ def test_equal_rows_and_other_seeds_get_points_of_their_own(attack, norm):
     assert len(out.unique(dim=0)) == 10
 
 
-def test_more_points_go_on_where_fewer_stop():
-    modules = [recorder(torch.zeros(1), 1.0) for _ in range(2)]
-    for module, points in zip(modules, (13, 27), strict=True):
-        run(RandomSearch(points=points), module, X, ThreatModel(norm="l1", epsilon=0.5), seed=4)
-    few, many = (module.batches for module in modules)
-    assert (len(few), len(many)) == (13, 27)
-    assert all(torch.equal(a, b) for a, b in zip(few, many, strict=False))
-
-
 def test_ends_when_all_rows_are_solved():
     module, seen = recorder(torch.ones(1), -5.0), list[Step]()
     threat_model = ThreatModel(norm="linf", epsilon=1.0, bounds=(-2.0, 2.0))

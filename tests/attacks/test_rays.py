@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from robust_ext.attacks.native import Step
 from robust_ext.attacks.rays import RayS
 from robust_ext.core.threat import ThreatModel
-from tests.attacks.problems import Lambda, Linear, Recorder, Rowwise, images, predicted, right_digits, target_of
+from tests.attacks.problems import Linear, Recorder, Rowwise, images, predicted, right_digits, target_of
 
 
 def network_of(values, bounds=(0.0, 1.0)):
@@ -161,25 +161,6 @@ def test_stopping_ends_at_the_first_point_within_epsilon():
         assert known == sorted(known, reverse=True)
         for step, expected in zip(stopped[:count], whole, strict=False):
             assert torch.equal(step.points[row], expected.points[row])
-
-
-def test_only_the_label_is_seen():
-    network, x, y = problem(5, (1, 4, 4))
-    one_hot = Lambda(lambda x: nn.functional.one_hot(network(x).argmax(1), 4).float())
-    soft, hard = (run(module, x, y, queries=100) for module in (network, one_hot))
-    assert torch.equal(soft.candidates, hard.candidates)
-    assert bool(soft.found.any())
-
-
-def test_targets_that_never_give_another_label_give_the_inputs_back():
-    x = images(3, (1, 2, 3))
-    network = Lambda(lambda x: torch.tensor([0.0, 1, 0, 0]).expand(len(x), 4))
-    found = run(network, x, torch.ones(3, dtype=torch.int64), queries=100)
-    assert torch.equal(found.candidates, x)
-    assert not bool(found.found.any())
-    assert found.distances.tolist() == [math.inf] * 3
-    # The input, the first ray, 1 + 2 + 3 blocks (of 6, 3 and 2 values), and the single values once.
-    assert found.queries.tolist() == [1 + 1 + 1 + 2 + 3 + 6] * 3
 
 
 def hop_skip_jump(host, module, x, y):

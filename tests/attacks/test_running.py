@@ -1,5 +1,3 @@
-from dataclasses import replace
-
 import pytest
 import torch
 from torch import nn
@@ -116,10 +114,3 @@ def test_missing_packages_and_detectors_are_named_before_any_work():
         with pytest.raises(error, match=message):
             Probe(**traits).check(threat_model=LINF)
     Probe(packages=("torch",), detector=True).check(threat_model=LINF, detector=True)
-
-
-@pytest.mark.parametrize("wrong", [{"batching": "some"}, {"failure": "never"}, {"seeds": "lucky"}])
-def test_traits_are_checked(wrong):
-    with pytest.raises(InvalidArgumentError, match=f"{next(iter(wrong))}: got"):
-        AttackTraits(**wrong)
-    assert replace(AttackTraits(), minimum_norm=True).kind == "minimum norm"

@@ -3,13 +3,12 @@ import torch
 from torch import nn
 
 from robust_ext.attacks.apgd import APGD
-from robust_ext.attacks.base import Attack, AttackTraits, CallableAttack, draw_seed
+from robust_ext.attacks.base import Attack, AttackTraits, draw_seed
 from robust_ext.attacks.orthogonal import OrthogonalPGD
 from robust_ext.attacks.transfer import Transfer
-from robust_ext.core.errors import AttackError, InvalidArgumentError
+from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.random import stream
 from robust_ext.core.threat import ThreatModel
-from robust_ext.registry import as_attack
 from robust_ext.testing.networks import small_batch, small_network
 from tests.attacks.problems import Lambda, Recorder, predicted, right_digits, search, target_of
 
@@ -154,17 +153,6 @@ def test_surrogates_are_run_in_eval_mode_and_left_as_they_were():
     assert all(part.training for part in training.modules())
     assert all(torch.equal(value, values[name]) for name, value in training.state_dict().items())
     assert all(parameter.grad is None and parameter.requires_grad for parameter in training.parameters())
-
-
-def test_attacks_of_other_kinds_are_taken():
-    network, x, y = problem()
-    function = CallableAttack(lambda model, x, y: x - 0.05, name="darker")
-    attacks = [as_attack("robust_ext:APGD(steps=2)"), function]
-    found = transfer(Transfer(surrogates={"a": network}, attacks=attacks), network, x, y)
-    assert [name for _, name in found.sources] == ["robust_ext:APGD(steps=2)", "darker"]
-    broken = CallableAttack(lambda model, x, y: x[:1], name="broken")
-    with pytest.raises(AttackError, match=r"broken: returned shape \(1, 1, 4, 4\)"):
-        transfer(Transfer(surrogates={"a": network}, attacks=[broken]), network, x, y)
 
 
 @pytest.mark.parametrize(

@@ -64,17 +64,6 @@ def test_the_steps_are_done_in_order():
     assert defense.steps == 3
 
 
-def test_with_steps_shares_the_networks_and_nothing_else():
-    defense = Descent(network(), steps=3, seed=1)
-    other = defense.with_steps(2, checkpoint=True)
-    assert other.classifier is defense.classifier
-    assert (other.steps, other.checkpoint, defense.checkpoint) == (2, True, False)
-    other(data(2))
-    assert (other.draw, defense.draw) == (1, 0)
-    other.extra = nn.Linear(1, 1)
-    assert not hasattr(defense, "extra")
-
-
 @pytest.mark.parametrize("checkpoint", [False, True])
 @pytest.mark.parametrize("steps", [0, 1, 4])
 def test_gradients_through_the_steps_are_those_of_finite_differences(checkpoint, steps):

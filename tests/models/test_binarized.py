@@ -64,22 +64,6 @@ def test_logits_are_those_made_by_hand(rows, count):
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
-@settings(max_examples=50, deadline=None)
-@given(order=st.lists(st.integers(0, 4), max_size=12), seed=st.integers(0, 1000))
-def test_permuted_missing_and_repeated_rows_meet_their_own_readout(order, seed):
-    references = parts(5)["references"]
-    noise = 0.02 * torch.randn(len(order), 2, 3, generator=torch.Generator().manual_seed(seed))
-    x = references[order] + noise
-    module = classifier(5)
-    nearest = [min(range(5), key=lambda i: float((row - references[i]).square().sum())) for row in x]
-    assert nearest == order
-    index = module.problems(x)
-    assert index is not None
-    assert index.tolist() == order
-    expected = torch.tensor([by_hand(row, i, 5) for row, i in zip(x, order, strict=True)]).view(-1, 2)
-    torch.testing.assert_close(module(x), expected, rtol=1e-4, atol=1e-5)
-
-
 def test_one_problem_takes_every_row():
     module = BinarizedClassifier(network(), **parts(1), batching="auto")
     x = torch.rand(9, 2, 3) * 100
@@ -196,21 +180,6 @@ def test_the_limit_of_identifiable_is_half_the_distance(norm, distance):
     references = torch.tensor([[0.0, 0.0, 0.0], [1.0, -0.5, 0.0]])
     assert identifiable(references, ThreatModel(norm=norm, epsilon=distance / 2 * 0.998))
     assert not identifiable(references, ThreatModel(norm=norm, epsilon=distance / 2))
-
-
-@pytest.mark.parametrize("norm", NORMS)
-def test_rows_in_the_ball_belong_to_their_reference(norm):
-    references, free = torch.rand(4, 12, generator=stream(0)), ThreatModel(norm=norm, epsilon=1.0)
-    pairs = itertools.combinations(references, 2)
-    closest = min(float(free.distance(one[None], other[None])) for one, other in pairs)
-    threat_model = ThreatModel(norm=norm, epsilon=closest / 2.01)
-    assert identifiable(references, threat_model)
-    module = of_references(references, norm)
-    for i, j in itertools.permutations(range(4), 2):
-        # The point of the ball that is furthest towards another reference.
-        way = references[j] - references[i]
-        point = references[i] + way * threat_model.epsilon / float(free.distance(way[None], torch.zeros(1, 12)))
-        assert module.problems(point[None]).tolist() == [i]
 
 
 @st.composite

@@ -300,29 +300,6 @@ def test_cost_counts_what_is_held():
     ]
 
 
-def test_parts_of_a_network_count_as_their_share():
-    class Coder(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.encode, self.decode = nn.Linear(16, 4, bias=False), nn.Linear(4, 16, bias=False)
-
-    coder = Coder()
-    cost = measure_cost(as_defense(lambda x: coder.decode(coder.encode(x.flatten(1))).view_as(x), network(), X[:2]), X)
-    assert cost["networks"][1] == {"name": "coder", "forward": 1, "backward": 0}
-
-
-def test_rows_are_counted_behind_a_time():
-    """As the function of an ODE is called, with a number before the state."""
-
-    class Field(nn.Module):
-        def forward(self, time, state):
-            return time * state
-
-    field = Field()
-    cost = measure_cost(as_defense(lambda x: x + field(torch.tensor(0.0), x), network(), X[:2]), X)
-    assert cost["networks"][1] == {"name": "field", "forward": 1, "backward": 0}
-
-
 def test_the_evaluation_of_an_authors_purifier():
     """In groups, with a network that it hides: no error, its own row, and what it costs."""
     net, hidden = network(), network(1)

@@ -44,34 +44,6 @@ def test_logistic_agrees_with_scikit_learn(C, n, F, planted, shift):
     assert found.weight.dtype == torch.float64
 
 
-def test_weak_penalties_tend_to_the_maximum_margin():
-    """The limit of logistic regression on separable data as the penalty vanishes (Rosset et al. 2004)."""
-    rows, classes = problem(5, 80, 6, 4, 9.0)
-    margin = fit_directions(rows[None], classes, kind="max-margin").weight[0].numpy()
-    fits = [fit_directions(rows[None], classes, C=C) for C in (1e-1, 1e1, 1e3, 1e5, 1e7)]
-    assert all(bool(fit.converged.all()) for fit in fits)
-    cosines = [cosine(fit.weight[0], margin) for fit in fits]
-    assert cosines == sorted(cosines)
-    assert cosines[-1] > 0.99
-
-
-@pytest.mark.parametrize("n", [40, 12])
-def test_logistic_reaches_a_minimum(n):
-    """The gradient of scikit-learn's objective vanishes at the best length along the direction that was found."""
-    rows, classes = problem(8, n, 20, 3, 2.0)
-    weight = fit_directions(rows[None], classes, C=10.0).weight[0].numpy()
-    x, y = scaled(rows), np.where(classes.numpy(), 1.0, -1.0)
-
-    def objective(parameters):
-        w = parameters[0] * weight
-        return float(w @ w / 2 + 10 * np.logaddexp(0, -y * (x @ w + parameters[1])).sum())
-
-    best = minimize(objective, [1.0, 0.0], method="BFGS", options={"gtol": 1e-7}).x
-    w = best[0] * weight
-    pull = -10 * y / (1 + np.exp(y * (x @ w + best[1])))
-    assert np.linalg.norm(w + x.T @ pull) < 1e-3 * np.linalg.norm(w)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.floats(-3, 3), min_size=3, max_size=3), st.lists(st.floats(-3, 3), min_size=3, max_size=3))

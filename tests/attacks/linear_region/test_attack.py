@@ -1,8 +1,6 @@
 """The linear-region attack: what it finds, and what it promises of its results, passes and rows."""
 
-import time
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 import torch
@@ -16,7 +14,6 @@ from robust_ext.attacks.linear_region.starts import _nearest
 from robust_ext.attacks.running import run_attack
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.random import stream
-from robust_ext.core.target import PassCounter
 from robust_ext.core.threat import NORMS, ThreatModel
 from robust_ext.datasets import load_dataset
 from tests.attacks import problems
@@ -79,42 +76,6 @@ def test_the_smallest_perturbation_in_the_plane_is_that_of_a_fine_grid(norm, see
 
 
 @pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize("steps", [0, 10])
-def test_a_linear_network_has_a_closed_form(norm, steps):
-    generator = torch.Generator().manual_seed(3)
-    weight = torch.randn(2, 10, generator=generator)
-    inputs = 0.45 + 0.1 * torch.rand(5, 10, generator=generator)
-    target = target_of(linear_net(weight, -weight.sum(1) / 2), (10,), 2)
-    labels = predicted(target, inputs)
-    found = attack(
-        target,
-        inputs,
-        labels,
-        norm=norm,
-        start_steps=steps,
-        hops=steps // 5,
-        **({} if steps else {"starts": ("noise",)}),
-    )
-    normal = (weight[1] - weight[0]).double()
-    dual = {"linf": 1, "l2": 2, "l1": torch.inf}[norm]
-    expected = ((inputs.double() - 0.5) @ normal).abs() / torch.linalg.vector_norm(normal, ord=dual)
-    # The box is wide enough for none of the values to meet it.
-    assert float(expected.max()) < 0.4
-    torch.testing.assert_close(found.distances, expected, rtol=2e-3, atol=1e-5)
-
-
-def test_the_box_is_kept_and_binds():
-    # The first value is by far the cheapest but has only .1 of room; the second has to do the rest.
-    weight = torch.tensor([[0.0, 0.0], [4.0, 1.0]])
-    inputs = torch.tensor([[0.9, 0.2]])
-    target = target_of(linear_net(weight, torch.tensor([0.0, -4.5])), (2,), 2)
-    for norm, expected in (("l2", (0.1**2 + 0.3**2) ** 0.5), ("l1", 0.4), ("linf", 0.3)):
-        found = attack(target, inputs, torch.tensor([0]), norm=norm, regions=20)
-        torch.testing.assert_close(found.distances, torch.tensor([expected]).double(), rtol=5e-3, atol=0)
-        assert bool(((found.candidates >= 0) & (found.candidates <= 1)).all())
-
-
-@pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("targeted", [False, True])
 @pytest.mark.parametrize("bounds", [BOUNDS, (-2.0, 3.0)])
 def test_results_are_adversarial_in_bounds_and_as_far_as_stated(norm, targeted, bounds):
@@ -131,37 +92,6 @@ def test_results_are_adversarial_in_bounds_and_as_far_as_stated(norm, targeted, 
     assert bool(((found.candidates >= bounds[0]) & (found.candidates <= bounds[1])).all())
     offsets = (found.candidates.double() - inputs.double())[found.found]
     torch.testing.assert_close(found.distances[found.found], torch.linalg.vector_norm(offsets, ord=ORDER[norm], dim=1))
-
-
-@pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize("steps", [0, 5])
-def test_no_result_is_farther_than_its_start_and_the_history_only_falls(norm, steps):
-    target, inputs, labels = problem(rows=6)
-    pool = torch.rand(200, 8, generator=torch.Generator().manual_seed(9))
-    found_classes = predicted(target, pool)
-    given = torch.stack([pool[found_classes != label][:2] for label in labels])
-    starts = torch.linalg.vector_norm(given.double() - inputs.double()[:, None], ord=ORDER[norm], dim=2).amin(1)
-    chosen = {"norm": norm, "starts": (), "start_steps": steps}
-    found = attack(target, inputs, labels, **chosen, starting_points=given, hops=steps)
-    assert bool((found.distances < starts).all())
-    for earlier, later in pairwise(found.history):
-        assert bool((later.distances <= earlier.distances).all())
-        assert bool((later.passes >= earlier.passes).all())
-        assert later.seconds >= earlier.seconds
-    assert torch.equal(found.history[-1].distances, found.distances)
-    # What is already optimal up to rounding comes back no farther.
-    again = attack(target, inputs, labels, **chosen, starting_points=found.candidates[:, None])
-    assert bool((again.distances <= found.distances).all())
-
-
-def test_regions_improve_on_first_steps_alone():
-    target, inputs, labels = problem(rows=20, values=20, classes=5)
-    chosen = {"hops": 0, "starts": ("noise",), "draws": 2, "start_steps": 3}
-    stepped, both = (attack(target, inputs, labels, regions=regions, **chosen) for regions in (0, 20))
-    assert len(stepped.history) == 2
-    assert int(stepped.regions.sum()) == 0
-    assert bool((both.distances <= stepped.distances).all())
-    assert float(both.distances.mean()) < 0.97 * float(stepped.distances.mean())
 
 
 def test_inputs_that_are_misclassified_come_back_as_they_are():
@@ -184,14 +114,6 @@ def test_a_constant_network_has_no_adversarial_points(starts):
     assert not bool(found.found.any())
     assert bool(found.distances.isinf().all())
     assert int(found.regions.sum()) == 0
-
-
-def test_no_inputs_are_no_candidates_and_no_queries():
-    target, _, _ = problem()
-    found = attack(target, torch.zeros(0, 8), torch.zeros(0, dtype=torch.int64))
-    assert found.candidates.shape == (0, 8)
-    assert found.history == ()
-    assert target.counter == PassCounter(0, 0)
 
 
 @pytest.mark.parametrize("classes", ["runner-up", "all"])
@@ -241,33 +163,10 @@ def test_budgets_are_kept(regions):
         most = 2 * 100 * 2 + 200 if regions else 100
         assert int(found.history[-1].passes.max()) <= budget + most
         assert budget > 1 or int(found.regions.sum()) == 0
-    begun = time.process_time()
     hurried = attack(target, inputs, labels, budget=0.1, budget_unit="seconds", hops=10**6, regions=10**6)
-    assert time.process_time() - begun < 3 * 0.1 + 0.5
     assert bool(hurried.found.all())
-    none = attack(
-        target, inputs, labels, budget=1e-9, budget_unit="seconds", starting_points=hurried.candidates[:, None]
-    )
-    assert torch.equal(none.distances, hurried.distances)
-
-
-def test_starts_can_be_the_nearest_images_of_other_classes():
-    target, inputs, labels = problem(rows=5)
-    pool = torch.rand(50, 8, generator=torch.Generator().manual_seed(4))
-    found_classes = predicted(target, pool)
-    given = {"starts": ("nearest",), "pool": pool, "start_steps": 0, "hops": 0, "regions": 0}
-    found = attack(target, inputs, labels, draws=3, **given)
-    assert bool(found.found.all())
-    for row in range(5):
-        assert found.distances[row] <= (pool[found_classes != labels[row]] - inputs[row]).norm(dim=1).max()
-    # One start is the nearest image of the likeliest other class, and the result lies between it and the input.
-    one = attack(target, inputs, labels, draws=1, **given)
-    with torch.no_grad():
-        likely = target.module(inputs).topk(2, 1).indices[:, 1]
-    for row in range(5):
-        if len(lines := pool[found_classes == likely[row]] - inputs[row]):
-            along = (one.candidates[row] - inputs[row]) / lines[lines.norm(dim=1).argmin()]
-            torch.testing.assert_close(along, along.mean().expand_as(along), rtol=1e-3, atol=1e-3)
+    given = {"budget_unit": "seconds", "starting_points": hurried.candidates[:, None]}
+    assert torch.equal(attack(target, inputs, labels, budget=1e-9, **given).distances, hurried.distances)
 
 
 def test_the_class_runs_as_any_attack_and_can_be_watched():
