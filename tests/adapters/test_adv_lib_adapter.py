@@ -1,9 +1,8 @@
 import functools
 
-import pytest
 import torch
 
-from robust_ext import InvalidArgumentError, ThreatModel, as_attack
+from robust_ext import ThreatModel, as_attack
 from robust_ext.attacks import CallableAttack
 from robust_ext.core.random import seeded_globals
 from tests.adapters import common
@@ -47,10 +46,3 @@ def test_functions_of_others_that_only_wrap_one_stay_plain_callables():
 
     assert mine.__module__.startswith("adv_lib")
     assert isinstance(as_attack(mine), CallableAttack)
-
-
-def test_other_functions_and_forms_are_refused():
-    with pytest.raises(InvalidArgumentError, match="keyword arguments"):
-        as_attack(functools.partial(adv_lib.attacks.ddn, NETWORK))
-    with pytest.raises(InvalidArgumentError, match="one of: targeted"):
-        as_attack(functools.partial(adv_lib.attacks.ddn, model=NETWORK))

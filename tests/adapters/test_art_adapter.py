@@ -5,14 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from robust_ext import (
-    InvalidArgumentError,
-    ModelError,
-    ThreatModel,
-    as_attack,
-    as_module,
-    robust_accuracy,
-)
+from robust_ext import InvalidArgumentError, ModelError, ThreatModel, as_attack, as_module, robust_accuracy
 from robust_ext.core.random import seeded_globals
 from tests.adapters import common
 from tests.adapters.common import (

@@ -255,30 +255,6 @@ def test_samples_influence_one_another_only_where_stated(library, listing):
         torch.testing.assert_close(first, second, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize(
-    ("library", "name", "settings"),
-    [
-        ("adv_lib", "carlini_wagner_l2", {"binary_search_steps": 3, "max_iterations": 60, "initial_const": 1.0}),
-        ("adv_lib", "carlini_wagner_linf", {"max_iterations": 20, "initial_const": 0.5}),
-        ("foolbox", "BoundaryAttack", {"steps": 20}),
-        ("foolbox", "HopSkipJumpAttack", {"steps": 2, "max_gradient_eval_steps": 20}),
-        ("foolbox", "L2CarliniWagnerAttack", {"steps": 80, "stepsize": 0.05, "initial_const": 10.0}),
-        ("torchattacks", "CW", {"steps": 100, "c": 10, "lr": 0.1}),
-        ("torchattacks", "EADL1", {"binary_search_steps": 3, "max_iterations": 40, "lr": 0.1, "initial_const": 1}),
-        ("torchattacks", "EADEN", {"binary_search_steps": 3, "max_iterations": 40, "lr": 0.1, "initial_const": 1}),
-        ("torchattacks", "APGDT", {"steps": 20, "norm": "L2", "seed": 0, "eps": 1.5}),
-    ],
-)
-def test_stopping_rules_and_draws_are_shared_where_stated(library, name, settings):
-    listing = next(listing for listing in LISTED[library] if listing.name == name)
-    assert listing.traits.batch_dependent
-    listing = replace(listing, trial=settings)
-    kept = torch.arange(4) == 1
-    results = [mixed(library, listing, seed, kept)[1] for seed in range(8)]
-    # More than rounding, which depends on the batch.
-    assert max(float((result - results[0]).abs().max()) for result in results) > 1e-4
-
-
 # As deep a search as finds the planted planes.
 DEEP = {"alma": {"num_steps": 300}, "carlini_wagner_linf": {"max_iterations": 20}, "perc_al": {"max_iterations": 50}}
 DEEP |= {key: {"num_steps": 100} for key in ("pdgd", "pdpgd", "sigma_zero")}

@@ -113,10 +113,7 @@ def test_watched_steps_are_numbered_and_of_the_batch(made):
 @settings(max_examples=60, deadline=None)
 @given(
     made=st.builds(
-        APGD,
-        loss=st.sampled_from(list(OBJECTIVES)),
-        steps=st.sampled_from([1, 2, 12]),
-        start=st.sampled_from(STARTS),
+        APGD, loss=st.sampled_from(list(OBJECTIVES)), steps=st.sampled_from([1, 2, 12]), start=st.sampled_from(STARTS)
     )
     | st.builds(
         ObjectivePGD,

@@ -160,11 +160,7 @@ def test_random_states_are_restored_when_a_callable_raises():
     ("returned", "expected"),
     [
         (lambda x: x.numpy(), "mine: returned ndarray, expected a tensor of candidates"),
-        (lambda x: (x, True), "mine: returned tuple, expected a tensor"),
-        (lambda x: None, "mine: returned NoneType, expected a tensor"),
-        (lambda x: x[:1], r"mine: returned shape \(1, 3\) for inputs of shape \(2, 3\)"),
         (lambda x: x.T, r"mine: returned shape \(3, 2\) for inputs of shape \(2, 3\)"),
-        (lambda x: x.flatten(), r"mine: returned shape \(6,\)"),
         (lambda x: (x * 255).to(torch.uint8), r"mine: returned dtype torch\.uint8"),
     ],
 )

@@ -9,13 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import logsumexp
 
-from robust_ext.attacks._common.objectives import (
-    DIVERGENCES,
-    OBJECTIVES,
-    cross_entropy,
-    fisher_rao,
-    gini,
-)
+from robust_ext.attacks._common.objectives import DIVERGENCES, OBJECTIVES, cross_entropy, fisher_rao, gini
 from robust_ext.core.criteria import AIMED, MISCLASSIFICATION
 
 

@@ -75,20 +75,6 @@ def test_gradients_through_the_steps_are_those_of_finite_differences(checkpoint,
     assert torch.autograd.gradcheck(lambda x: random.trace(x, seeds=seeds).logits, x)
 
 
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
-@pytest.mark.parametrize("differentiable", [False, True])
-def test_row_gradients_need_no_gradients_around_them(mode, differentiable):
-    net = network()
-    with mode():
-        x = data(3)
-        found = row_gradient(lambda p: net(p).square().sum(1), x, differentiable=differentiable)
-    assert not found.requires_grad
-    assert x.grad is None
-    assert all(p.grad is None for p in net.parameters())
-    leaf = data(3).requires_grad_()
-    torch.testing.assert_close(found, torch.autograd.grad(net(leaf).square().sum(), leaf)[0])
-
-
 def test_inner_gradients_do_not_depend_on_the_batch():
     defense = Smooth(network(torch.float64), steps=2)
     x = data(6, torch.float64)

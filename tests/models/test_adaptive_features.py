@@ -108,15 +108,6 @@ def test_its_gradients_are_those_of_the_binarized_readout_along_the_way(backward
     torch.testing.assert_close(found, wanted)
 
 
-def test_its_steps_can_be_changed():
-    net, x = network(), data(4)
-    defense = binarized_defense(planted(split_defense(Descent(net, steps=3), x).features, x))
-    assert defense is not None
-    three, one = defense.trace(x), defense.with_steps(1).trace(x)
-    torch.testing.assert_close(one.final, three.iterates[1])
-    assert one.logits.shape == (4, 2)
-
-
 def test_what_is_no_defense_is_none():
     x, net = data(4), network()
     assert binarized_defense(net) is None

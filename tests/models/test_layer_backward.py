@@ -138,13 +138,6 @@ def test_nothing_is_left_where_a_forward_pass_raises():
     assert "forward" not in vars(layer)
 
 
-def test_queries_without_gradients_have_none():
-    """Of inputs that require some too: what comes out can be read as it is."""
-    net, x = nn.Sequential(Rounded()), data().requires_grad_()
-    with other_backward(net, {"0": net[0]}, "identity"), torch.no_grad():
-        assert not net(x).requires_grad
-
-
 THROUGH = {
     "round": (lambda x: (3 * x).round(), lambda x: 3 * x),
     "by keyword": (lambda x: torch.round(input=3 * x), lambda x: 3 * x),

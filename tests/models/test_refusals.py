@@ -155,7 +155,10 @@ MODELS = [
     (lambda: split((BODY, nn.Linear(5, 4).eval()), X), "raised RuntimeError on inputs of shape"),
 ]
 SPLITS = [
-    (lambda: split((Of(lambda x: x.sum(1)), Of(lambda z: z)), X), r"features: got shape \(3,\) for 3 inputs"),
+    (
+        lambda: split((lambda x: x.flatten(1).sum(1), lambda z: torch.stack([z, -z], 1)), X),
+        r"features: got shape \(3,\) for 3 inputs",
+    ),
     (lambda: split_defense(Probable(NET), X, layer="classifier.3"), "returns probabilities, expected none"),
     (lambda: split_defense(Twice(NET), X), "Twice, at its end: "),
     (lambda: split_defense(Controlled(NET), X, layer="nowhere"), r"got 'defense\.nowhere'"),

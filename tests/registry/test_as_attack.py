@@ -60,7 +60,6 @@ def test_anything_else_is_refused_with_what_is_accepted(thing):
     [
         ("foolbxo:LinfPGD", r"did you mean foolbox\?"),
         ("os:sep", "it names a string"),
-        ("robust_ext:APDG", "did you mean APGD"),
         ("robust_ext:APGD(step=3)", r"did you mean steps\?"),
         ("robust_ext:APGD(loss='hinge')", "loss: got 'hinge'"),
         ((APGD, 3), "dict of keyword arguments"),

@@ -98,11 +98,7 @@ def path(take, network, inputs, norm, *, points=None, steps=STEPS):
     """The oracle after steps, all points at which the network was queried, ``(B, D)``, and what the steps returned."""
     target, seen = target_of(network, (8,), 3), []
     oracle = BoundaryOracle(
-        target,
-        inputs,
-        predicted(target, inputs),
-        threat_model=ThreatModel(norm=norm, epsilon=0.1),
-        targeted=False,
+        target, inputs, predicted(target, inputs), threat_model=ThreatModel(norm=norm, epsilon=0.1), targeted=False
     )
     handle = target.module.register_forward_pre_hook(lambda _, args: seen.append(args[0].detach()[0].numpy().copy()))
     points = inputs if points is None else points

@@ -159,23 +159,6 @@ def test_logits_have_gradients(text):
     assert bool((gradient.flatten(1).norm(dim=1) > 0).all())
 
 
-@pytest.mark.parametrize("count", [2, 3, 4, 5])
-def test_the_vote_is_that_of_a_majority(count):
-    features, classes = problems((count, F), shift=2.0)
-    _, parameters, scores, threshold = posed("ensemble", features, classes)
-    for problem in range(B):
-        for point in range(N):
-            row = features[problem, point].double()
-            one = {name: part[problem] for name, part in parameters.items()}
-            votes = 0
-            for member in range(count):
-                along = float((row[member] - one["anchor"][member]) @ one["weight"][member]) / float(
-                    one["unit"][member]
-                )
-                votes += along > float(threshold[problem])
-            assert (2 * votes > count) == bool(scores[problem, point] > threshold[problem])
-
-
 def test_prototypes_are_the_nearer_of_two_centres():
     """Against scikit-learn's classifier, given the two centres; what is far from both has low logits."""
     features, classes = problems((F,))
