@@ -37,7 +37,7 @@ class Coded(nn.Module):
 
 
 @pytest.mark.parametrize(
-    "layer", [nn.Sequential(nn.Flatten(), nn.Linear(64, 20)), nn.Conv2d(1, 3, 3, padding=1)], ids=["dense", "images"]
+    "layer", [nn.Sequential(nn.Flatten(), nn.Linear(64, 20)), nn.Conv2d(1, 1, 3, padding=1)], ids=["dense", "images"]
 )
 def test_of_a_linear_layer_it_is_the_layers_own(layer):
     before = torch.random.get_rng_state()
