@@ -180,7 +180,7 @@ def is_right(name, argument, value):
         "epsilon": lambda: 0 < value <= 1e20 if number else name == "ThreatModel" and several and is_budgets(value),
         "epsilons": lambda: (several or isinstance(value, set)) and 0 not in value and is_budgets(value),
         "sample_ids": lambda: (several or isinstance(value, range)) and sorted(value) == sorted({*value}) != [],
-        "combine": lambda: (several or isinstance(value, (np.ndarray, torch.Tensor))) and np.size(value) == 0,
+        "combine": lambda: 0 in value.shape if hasattr(value, "shape") else several and not value,
         "surrogates": lambda: isinstance(value, dict) and not value,
         "attacks": lambda: name == "evaluate_defense" and value == [None],
         "C": lambda: number and 0 < value <= 1e9,
