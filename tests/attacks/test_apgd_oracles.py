@@ -8,6 +8,7 @@ import torch
 from scipy.optimize import linprog, minimize_scalar
 
 from robust_ext.attacks._common.apgd_steps import checkpoints
+from robust_ext.attacks._common.rows import project
 from robust_ext.attacks.apgd import APGD
 from robust_ext.core.guard import frozen
 from robust_ext.core.random import seeded_globals, stream
@@ -139,7 +140,40 @@ def plainly(x, centre, curvature, epsilon, steps):
     return path
 
 
-def test_the_path_is_that_of_the_algorithm_written_down_plainly():
+def plainly_l1(x, centre, curvature, epsilon, steps):
+    """The sparse steps of l1 on the same loss, from x, where a step goes to the nearest point of ball and bounds."""
+
+    def loss(point):
+        return float(-(curvature * (point - centre) ** 2).sum())
+
+    def nearest(point):
+        ball = ThreatModel(norm="l1", epsilon=epsilon)
+        return project(torch.tensor(point)[None], torch.tensor(x)[None], ball)[0].numpy()
+
+    path, point, best, size, changed, kept = [x.copy()], x.copy(), x.copy(), epsilon, len(x), len(x) // 5
+    for number in range(steps):
+        if number and number % (steps // 25) == 0:
+            before, changed = changed, int((np.abs(best - x) > 1e-6 * epsilon).sum())
+            if changed < 0.95 * before:
+                size, point = epsilon, best.copy()
+            else:
+                size = max(size / 1.5, epsilon / 10)
+            kept = max(int(changed / 1.5), 1)
+        gradient = -curvature * (point - centre)
+        free = np.where(gradient > 0, 1 - point, point) > 1e-6
+        order = np.argsort(-np.abs(gradient))
+        while not free[order[:kept]].any():
+            kept += 1
+        step = np.zeros(len(x))
+        step[order[:kept]] = np.sign(gradient[order[:kept]]) * size / free[order[:kept]].sum()
+        point = nearest(point + step)
+        best = point if loss(point) > loss(best) else best
+        path.append(point.copy())
+    return path
+
+
+@pytest.mark.parametrize(("norm", "epsilon", "path_of"), [("linf", 0.1, plainly), ("l1", 1.0, plainly_l1)])
+def test_the_path_is_that_of_the_algorithm_written_down_plainly(norm, epsilon, path_of):
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(4, 12, generator=generator)
     centre = x + 0.2 * torch.randn(4, 12, generator=generator)
@@ -150,17 +184,17 @@ def test_the_path_is_that_of_the_algorithm_written_down_plainly():
         return torch.stack([torch.zeros_like(out), out], 1)
 
     shown = []
-    made, threat_model = APGD(steps=50, loss="margin", start="input"), ThreatModel(norm="linf", epsilon=0.1)
+    made, threat_model = APGD(steps=50, loss="margin", start="input"), ThreatModel(norm=norm, epsilon=epsilon)
     run(made, Lambda(bowl), x, torch.zeros(4).long(), threat_model, classes=2, watch=shown.append)
     assert len(shown) == 51
     sizes = set()
     for row in range(4):
-        path = plainly(x[row].double().numpy(), centre[row].double().numpy(), curvature.double().numpy(), 0.1, 50)
+        path = path_of(x[row].double().numpy(), centre[row].double().numpy(), curvature.double().numpy(), epsilon, 50)
         for step, expected in zip(shown, path, strict=True):
             np.testing.assert_allclose(step.points[row].numpy(), expected, atol=2e-5)
         sizes.add(round(float(np.abs(path[-1] - path[-2]).max()), 3))
     # The step sizes did shrink, so the checkpoints were put to the test.
-    assert max(sizes) < 0.1
+    assert max(sizes) < epsilon
 
 
 @pytest.fixture(scope="module")
