@@ -19,8 +19,8 @@ import tempfile
 
 TARGETS = {
     "verify": "engine/verify.py engine/test_verify core/test_entries evaluations/test_entries",
-    "planting": "evaluations/binarization/planting.py evaluations/binarization/test_planting evaluations/binarization/test_construction",
-    "verdict": "evaluations/binarization/rules.py evaluations/binarization/test_verdict evaluations/binarization/test_verdict_statistics",
+    "planting": "evaluations/binarization/problems.py evaluations/binarization/test_construction evaluations/binarization/test_planting",
+    "verdict": "evaluations/binarization/rules.py evaluations/binarization/test_verdict evaluations/binarization/test_depth",
     "metric": "evaluations/mead/metric.py evaluations/mead/test_metric",
     "solver": "attacks/linear_region/solver.py attacks/linear_region/test_solver attacks/linear_region/test_closed_forms",
     "apgd": "attacks/_common/apgd_steps.py attacks/test_apgd attacks/test_apgd_oracles",

@@ -2,6 +2,7 @@
 
 import re
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -241,3 +242,54 @@ def test_only_an_attack_that_misses_more_than_half_ignores_the_detector(found, s
         # What is no cause is told as a fact, where there is one.
         assert ("Remedy" in words) == (ignores or bool(samples - found and (rejected or exposure == "reject")))
         assert not blind_words(as_attack("robust_ext:OrthogonalPGD()"), exposure, test)
+
+
+def p_value(found, samples, rate, side):
+    """Of the exact binomial test, whose inverse the bounds of Clopper and Pearson are."""
+    return stats.binomtest(found, samples, rate, alternative=side).pvalue
+
+
+@given(st.integers(1, 80), st.data(), st.sampled_from([1, 2, 5]), st.sampled_from([(1,), DEEP]))
+def test_rates_are_shown_where_an_exact_binomial_test_shows_them(samples, data, attacks, depths):
+    found, random_found = (data.draw(st.integers(0, samples)) for _ in range(2))
+    options = {"depths": depths, "random_stops": False}
+    rules, error = Rules(BinarizationSettings(threat_model=LINF, **options), attacks), 0.05 / attacks
+    proved = found / samples >= 0.95 and p_value(found, samples, 0.9, "greater") < error
+    assert rules.proves_rate(found, samples) == proved
+    assert rules.falls_behind(found, samples) == (p_value(found, samples, 0.5, "less") < error / len(depths))
+    assert rules.trails(found, samples) == (p_value(found, samples, 0.75, "less") < error / len(depths))
+    assert rules.outdone(found, samples - found) == (p_value(found, samples, 0.5, "greater") <= error)
+    for depth, share in ((1.0, 1 if depths == (1,) else 2), (2.0, 1 if depths == (1,) else 6)):
+        at = row(found, random_found, samples, depth)
+        assert rules.proves_hard(at) == (p_value(random_found, samples, 0.5, "less") < 0.05 / share)
+    behind = row(found, random_found, samples, 1.0)
+    blocked = random_found > samples / 2 or p_value(found, samples, 0.5, "greater") >= error
+    assert rules.stops_at_head(behind, masked=True) == (blocked or (samples - found >= 2 and found < 0.95 * samples))
+    assert rules.stops_at_head(behind, masked=False) == rules.falls_behind(found, samples)
+    assert rules.graded(samples) is False
+
+
+@given(st.integers(1, 80), st.data())
+def test_sequential_rules_are_wagers_that_pay_enough(samples, data):
+    """Each claim holds from the wealth of its bets on, by numerical integration over the rates that it argues for."""
+    found = data.draw(st.integers(0, samples))
+    rules = Rules(BinarizationSettings(threat_model=LINF, sequential=True, depths=DEEP), 2)
+
+    def wealth(low, high):
+        rates = np.linspace(low, high, 4001)[1:-1]
+        likelihood = stats.binom.pmf(found, samples, rates).mean()
+        return likelihood / stats.binom.pmf(found, samples, low or high)
+
+    for shows, rate in ((rules.falls_behind, 0.5), (rules.trails, 0.75)):
+        paid = wealth(0, rate) * 0.05 / 8
+        if not 0.97 < paid < 1.03:  # where its numbers are near the bar
+            assert shows(found, samples) == (paid > 1)
+    paid = 0.05 / 2 * (0.6 * (found == samples) / 0.5**samples + 0.4 * wealth_above(found, samples))
+    if not 0.97 < paid < 1.03:
+        assert rules.outdone(found, samples - found) == (paid > 1)
+    assert rules.graded(samples) == (samples >= 16)
+
+
+def wealth_above(found, samples):
+    rates = np.linspace(0.75, 1, 4001)[1:-1]
+    return stats.binom.pmf(found, samples, rates).mean() / stats.binom.pmf(found, samples, 0.5)
