@@ -12,7 +12,15 @@ from sklearn.metrics import roc_auc_score
 
 from robust_ext.evaluations.arms import Arm
 from robust_ext.evaluations.mead import MeadSettings
-from robust_ext.evaluations.mead.metric import attribution, average, detect, multi_armed, published_curve, worst_scores
+from robust_ext.evaluations.mead.metric import (
+    attribution,
+    average,
+    curve_at,
+    detect,
+    multi_armed,
+    published_curve,
+    worst_scores,
+)
 from robust_ext.evaluations.mead.summary import ArmResult, DetectorRows
 
 NAN, INF = float("nan"), float("inf")
@@ -351,3 +359,18 @@ def test_it_is_none_where_it_has_no_thresholds():
     empty = np.zeros((0, 2))
     assert published_curve(natural, empty, empty > 0) is None
     assert published_curve(np.zeros(0), np.zeros((2, 0)), np.zeros((2, 0), dtype=bool)) is None
+
+
+@given(problem=problems(), missing=st.booleans())
+def test_the_curve_at_a_rate_is_the_best_threshold_that_keeps_to_it(problem, missing):
+    natural, (positives, *_), _ = problem
+    natural, positives = np.append(natural, np.nan) if missing else natural, np.append(positives, np.nan)
+    given_natural, given_positives = natural[~np.isnan(natural)], positives[:-1]
+    rates = np.array([0.0, 0.05, 1 / 3, 0.5, 2 / 3, 1.0])
+    thresholds = [-INF, *given_natural, *given_positives, INF]
+    for rate, found in zip(rates, curve_at(natural, positives, rates), strict=True):
+        kept = [t for t in thresholds if (given_natural > t).mean() <= rate + 1e-12]
+        everything = rate >= 1 - 1e-12
+        best = 1.0 if everything else max((given_positives > t).mean() for t in kept)
+        assert found == pytest.approx(best, abs=1e-12)
+    assert np.isnan(curve_at(natural, np.array([np.nan]), rates)).all()
