@@ -6,28 +6,37 @@ import csv
 import html
 import io
 import re
+import shutil
+import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 from robust_ext.core.errors import MissingDependencyError, printable
 from robust_ext.core.wording import plain, retyped, shorten, typed
 
 WIDTH = 110
-"""Columns that a table takes at most."""
+"""Columns that a text takes at most, and a table where it is not on a wider terminal."""
 
 Line = tuple[str, ...]
 
-_NARROWEST = 16
+_NARROWEST, _TALLEST = 16, 4
 
 
-def table(rows: Sequence[Line], *, words: Collection[int], width: int = WIDTH) -> list[str]:
+def room() -> int:
+    """Return the columns that a table may take: those of the terminal that is written to, :data:`WIDTH` at least."""
+    return max(WIDTH, min(shutil.get_terminal_size().columns, 200)) if sys.stdout.isatty() else WIDTH
+
+
+def table(rows: Sequence[Line], *, words: Collection[int], width: int | None = None) -> list[str]:
     """Lines of aligned cells with a rule under the header, which is the first row.
 
-    Columns of ``words`` stand flush left; where lines are wider than ``width``, their cells lose their middle. The
-    others hold numbers, and stand flush right.
+    Columns of ``words`` stand flush left; where lines are wider than ``width`` (:func:`room` by default), their cells
+    go on below, and lose their middle beyond four lines. The others hold numbers, and stand flush right.
     """
     from rich.cells import cell_len
 
+    width = width or room()
     rows = [tuple(retyped(printable(cell)) for cell in row) for row in rows]
     height = max(cell.count("\n") for cell in rows[0]) + 1
     titles = [(cell.split("\n") + [""] * height)[:height] for cell in rows[0]]
@@ -43,18 +52,36 @@ def table(rows: Sequence[Line], *, words: Collection[int], width: int = WIDTH) -
         space = " " * (widths[place] - cell_len(text))
         return text + space if place in words else space + text
 
-    made = ["  ".join(aligned(cell, place) for place, cell in enumerate(line)).rstrip() for line in lines]
-    return [*made[:height], "-" * (sum(widths) + 2 * (len(widths) - 1)), *made[height:]]
+    def lines_of(text: str, place: int) -> list[str]:
+        if place not in words or cell_len(text) <= widths[place]:
+            return [text]
+        found, short = _wrapped(text, widths[place]), shorten(text, (_TALLEST - 1) * widths[place])
+        return found if len(found) <= _TALLEST else _wrapped(short, widths[place])[:_TALLEST]
+
+    def made(line: Line) -> list[str]:
+        cells = [lines_of(cell, place) for place, cell in enumerate(line)]
+        return [
+            "  ".join(aligned(cell, place) for place, cell in enumerate(one)).rstrip()
+            for one in zip_longest(*cells, fillvalue="")
+        ]
+
+    head, body = ([text for line in part for text in made(line)] for part in (lines[:height], lines[height:]))
+    return [*head, "-" * (sum(widths) + 2 * (len(widths) - 1)), *body]
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    """``text`` as lines of at most so many columns."""
+    from rich.console import Console
+    from rich.text import Text
+
+    lines = Text(text).wrap(Console(file=io.StringIO(), force_jupyter=False), width) or [Text(text)]
+    return [line.plain.rstrip() for line in lines]
 
 
 def paragraph(text: str) -> list[str]:
     """``text`` as lines of at most :data:`WIDTH` columns, later ones indented."""
-    from rich.console import Console
-    from rich.text import Text
-
-    words = Text(" ".join(retyped(printable(text)).split()))
-    lines = words.wrap(Console(file=io.StringIO(), force_jupyter=False), WIDTH - 2) or [words]
-    return [f"{'  ' if place else ''}{line.plain.rstrip()}" for place, line in enumerate(lines)]
+    lines = _wrapped(" ".join(retyped(printable(text)).split()), WIDTH - 2)
+    return [f"{'  ' if place else ''}{line}" for place, line in enumerate(lines)]
 
 
 Cell = str | int | float | bool | None

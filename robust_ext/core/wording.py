@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from robust_ext.core.errors import printable
@@ -55,6 +56,70 @@ def shorten(text: str, width: int) -> str:
         if cell_len(head + tail + char) > width - 1:
             return f"{head}…{tail}"
         head, tail = (head + char, tail) if longer_head else (head, char + tail)
+
+
+# Parts of class names, with what tables call them; the names of Foolbox, ART, torchattacks and this project.
+_ABBREVIATIONS = {
+    "(PyTorch|Numpy|TensorFlowV2|Attack|Method)+$": "",
+    r"^(Linf|L[012])(?=[A-Z])": "",
+    "ProjectedGradientDescent": "PGD",
+    "FastGradient(Sign)?": "FGSM",
+    "BasicIterative": "BIM",
+    "MomentumIterative": "MIM",
+    "CarliniWagner": "CW",
+}
+# What settings of theirs tables state next to the name: as a number of steps, or in words.
+_STEPS = ("steps", "max_iter", "queries", "n_queries", "num_steps")
+_WORDS = {"loss": "{}", "bpda": "BPDA {}", "eot": "EoT {}", "gradient_mode": "{}", "temperature": "temperature {}"}
+
+
+def short_names(names: Iterable[str]) -> dict[str, str]:
+    """Return short names, all different, of those names that spell out an attack with its settings.
+
+    Example:
+        >>> short_names(["foolbox:LinfPGD(steps=20)", "art:ProjectedGradientDescent(max_iter=20)", "mine"])
+        {'foolbox:LinfPGD(steps=20)': 'PGD-20 (foolbox)', 'art:ProjectedGradientDescent(max_iter=20)': 'PGD-20 (art)'}
+        >>> short_names(["foolbox:LinfPGD(steps=20)", "nets/attacks.py:fgsm"])
+        {'foolbox:LinfPGD(steps=20)': 'PGD-20', 'nets/attacks.py:fgsm': 'fgsm'}
+    """
+    given = list(dict.fromkeys(names))
+    parsed = {name: parts for name in given if (parts := _parsed(name)) is not None}
+    taken = set(given) - parsed.keys()
+    found: dict[str, str] = {}
+    for short in dict.fromkeys(one[0] for one in parsed.values()):
+        alike = [name for name in parsed if parsed[name][0] == short]
+        for more in ((), (1,), (2,), (1, 2)):
+            details = [", ".join(filter(None, (parsed[name][place] for place in more))) for name in alike]
+            titles = [f"{short} ({words})" if words else short for words in details]
+            if len({*titles}) == len(titles) and not taken & {*titles}:
+                found |= zip(alike, titles, strict=True)
+                taken |= {*titles}
+                break
+    return {name: found[name] for name in given if found.get(name, name) != name}
+
+
+def _parsed(name: str) -> tuple[str, str, str] | None:
+    """Return the short name, the library or file, and the other settings; None where the name is no such text."""
+    match = re.fullmatch(r"(?:([\w./\\-]+):)?([A-Za-z_]\w*)(\(.*\))?", name, re.DOTALL)
+    if match is None or not (match[1] or match[3]):
+        return None
+    try:
+        call = ast.parse(f"f{match[3] or '()'}", mode="eval").body
+        if not isinstance(call, ast.Call) or call.args:
+            return None
+        settings = {str(one.arg): ast.literal_eval(one.value) for one in call.keywords}
+    except (SyntaxError, ValueError):
+        return None
+    short, inner = match[2], settings.pop("attack", None)
+    if isinstance(inner, str):
+        short = (_parsed(inner) or (inner,))[0]
+    else:
+        for pattern, words in _ABBREVIATIONS.items():
+            short = re.sub(pattern, words, short) or short
+    short += "".join(f"-{settings.pop(key)}" for key in _STEPS if isinstance(settings.get(key), int))
+    stated = [words.format(settings.pop(key)) for key, words in _WORDS.items() if settings.get(key) not in (None, 1)]
+    rest = ", ".join(f"{key}={value!r}" for key, value in settings.items())
+    return ", ".join([short, *stated]), match[1] or "", retyped(rest)
 
 
 def attack_title(attack: Mapping[str, Any]) -> str:

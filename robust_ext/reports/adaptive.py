@@ -7,14 +7,14 @@ from typing import Any
 from robust_ext.core import finding_texts as findings
 from robust_ext.core.wording import accuracy, percent, plain, rests_on, seconds, typed
 from robust_ext.reports import blocks
-from robust_ext.reports.blocks import Block, Cell, Plot, Report, Row, Section, Table, muted
+from robust_ext.reports.blocks import Block, Cell, Plot, Report, Row, Section, Table
 from robust_ext.reports.plots import RANDOM, SCORE, Bar, Drawing, bar_plot
 
 _SIDES = ("static", "defended")
 _TITLES = {"static": "Worst case of the static model", "defended": "Worst case of the defense"}
 _PART = (
-    "Attacks are in the order in which they were run, each on the samples that those before it left; of those that "
-    "were run on a part, no robust accuracy of their own can be stated. What is left is that of the defense after "
+    "Attacks are in the order in which they were run, each on the samples that those before it did not break; those "
+    "that were run on a part have no robust accuracy of their own. Still robust: the accuracy of the defense after "
     "each. The setting full runs every attack on every sample."
 )
 
@@ -38,14 +38,18 @@ def report(result: Row) -> Report:
         [
             "Robust accuracy in per cent; intervals are exact 95% intervals of the majority of its predictions. The "
             "worst case is that of each sample: for random defenses the attack is chosen by some predictions and "
-            "judged by fresh ones. A sample that is wrong without an attack is lost to every attack.",
+            "judged by fresh ones. A sample that is wrong without an attack counts as broken by every attack.",
             *part,
         ]
     )
     kinds_table = Table(
         title="Categories",
         rows=[
-            {"category": row["category"], "left under it alone": row["alone"], "left without it": row["without"]}
+            {
+                "category": row["category"],
+                "robust accuracy under it alone": row["alone"],
+                "robust accuracy without it": row["without"],
+            }
             for row in result["categories"]
         ],
     )
@@ -53,15 +57,14 @@ def report(result: Row) -> Report:
     return Report(
         title=f"Test-time defense {result['defense']}: {result['samples']} samples",
         about="An adaptive test-time defense against its static model",
-        headline=f"{worst[1]} per cent are left of the defense, {worst[0]} of its static model",
-        first=[Block("words", verdict, "lead"), Block("words", f"{opening} {cost}"), Block("plots", [Plot(drawing)])],
+        headline=f"Robust accuracy {worst[1]}% with the defense, {worst[0]}% without it",
+        first=[Block("words", verdict, "lead"), Block("words", f"{opening} {cost}")],
         sections=[
+            Section("Under which attacks", [Block("plots", [Plot(drawing)]), table], open=True),
+            Section("How to read the numbers", [Block("words", numbers)]),
+            Section("Which kind of attack mattered", [kinds_table]),
+            *blocks.finding_section(result),
             *blocks.warnings([*warned, *result["warnings"], *missing]),
-            *blocks.finding_section("What weakens the attacks", result),
-            Section(
-                "Attacks",
-                [muted(numbers), table, Block("heading", "Which kind of attack mattered"), kinds_table],
-            ),
         ],
         text=[
             [opening, findings.lines(setup)],
@@ -84,6 +87,10 @@ def _attacks(result: Row) -> Table:
     static, defense = (result[one] for one in _SIDES)
     worst, by = (static["worst_case"], defense["worst_case"]), defense["worst_case"]["by"]
     clean = defense["clean_accuracy"]
+
+    def deviation(row: Row) -> dict[str, Any]:
+        return {"deviation": row.get("deviation", "")} if result["random"] else {}
+
     rows: list[dict[str, Any]] = [
         {
             "attack": "none",
@@ -91,8 +98,9 @@ def _attacks(result: Row) -> Table:
             "samples": result["samples"],
             "static": static["clean_accuracy"],
             "defended": clean,
-            "left": clean,
-            "lost to it": by["clean"],
+            "still robust": clean,
+            **deviation({}),
+            "broken by it": by["clean"],
         }
     ]
     for before, one in zip(static["attacks"], defense["attacks"], strict=True):
@@ -104,19 +112,17 @@ def _attacks(result: Row) -> Table:
                 "samples": _samples(one, result),
                 "static": accuracy(before),
                 "defended": Cell(accuracy(one), bounds),
-                "left": one.get("left"),
-                "deviation": one["deviation"] if result["random"] else "",
-                "lost to it": by[one["name"]],
-                **one["passes"],
+                "still robust": one.get("left"),
+                **deviation(one),
+                "broken by it": by[one["name"]],
+                "passes": f"{sum(one['passes'].values()):,}",
                 "seconds": seconds(one["seconds"]),
             }
         )
-    left = {"static": accuracy(worst[0]), "defended": accuracy(worst[1]), "left": accuracy(worst[1])}
-    deviation = worst[1]["deviation"] if result["random"] else ""
-    rows.append({"attack": "worst case", "category": "all", **left, "deviation": deviation})
-    order = ("attack", "category", "samples", "static", "defended", "left", "deviation", "lost to it")
-    rows = [{**{title: row.get(title, "") for title in order}, **row} for row in rows]
-    return Table(title="Attacks", rows=rows, words=(0, 1), hidden=(7, 8, 9), foot=True, details=False)
+    left = {"static": accuracy(worst[0]), "defended": accuracy(worst[1]), "still robust": accuracy(worst[1])}
+    rows.append({"attack": "worst case", "category": "all", **left, **deviation(worst[1])})
+    hidden = (7, 8) if result["random"] else (6, 7)
+    return Table(title="Attacks", rows=rows, words=(0, 1), hidden=hidden, foot=True, terse=("defended",))
 
 
 def _samples(attack: Row, result: Row) -> int:
@@ -127,7 +133,7 @@ def _category(row: Row) -> list[str]:
     """Describe the accuracy under a category alone and without it, where it is known."""
     kind, parts = plain(row["category"]), []
     if row["alone"] is not None:
-        parts.append(f"Under {kind} attacks alone {percent(row['alone'])} are left")
+        parts.append(f"Under {kind} attacks alone robust accuracy is {percent(row['alone'])}")
     if row["without"] is not None:
         who = "without them" if parts else f"Without {kind} attacks"
         parts.append(f"{who} the worst case would be {percent(row['without'])}")
@@ -140,8 +146,11 @@ def _not_run(result: Row) -> list[str]:
     ran = {attack["name"] for attack in result["defended"]["attacks"] if _samples(attack, result)}
     for entry in (*result["refused"], *result.get("not_run", ())):
         which = "Run on a part of the samples" if entry["name"] in ran else "Not run"
-        names.setdefault((which, plain(entry["reason"])), []).append(plain(entry["name"]))
-    return [f"{which}: {'; '.join(several)}. {reason}" for (which, reason), several in names.items()]
+        # Attacks share a reason but for how many samples were taken.
+        reason, _, part = plain(entry["reason"]).partition("; it was run on the nearest ")
+        taken = f" ({part.removesuffix(' samples.')})" if part else ""
+        names.setdefault((which, reason.rstrip(".")), []).append(f"{plain(entry['name'])}{taken}")
+    return [f"{which}: {'; '.join(several)}. {reason}." for (which, reason), several in names.items()]
 
 
 def _verdict(result: Row) -> str:

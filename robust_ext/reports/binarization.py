@@ -27,10 +27,13 @@ from robust_ext.reports.plots import (
 _VERDICTS = {
     "passed": "Adversarial examples were planted, and found; of several attacks, the strongest counts. This takes away "
     "one reason to doubt the evaluation. It does not prove that no stronger attack exists.",
-    "failed": "Adversarial examples were there, and were missed. A robust accuracy measured with such an attack shows "
-    "more about the attack than about the network.",
+    "failed": "",
     "inconclusive": "The test could not separate a strong attack from a weak one here. This is no pass and no fail.",
 }
+_MIXED = (
+    "One strong attack is enough for an evaluation. The others missed adversarial examples that were there: a robust "
+    "accuracy measured with them alone shows more about them than about the network."
+)
 _SKIPPED = {
     "not_separable": (
         "Not separable",
@@ -58,7 +61,7 @@ _TERMS = {
     "comes close to 1.",
     "R-ASR": "The random attack success rate: what guessing at random solves on the same problems. If it is high, the "
     "problems are easy, and a high test score shows little.",
-    "Kappa": "How close the decision boundary lies to the planted point. Towards 1, less room is left to find it.",
+    "Kappa": "How close the decision boundary lies to the planted point. Towards 1, the room to find it shrinks.",
 }
 _TWICE = (
     "What is planted goes undetected in the regular test, and is detected in the inverted one. An attack that passes "
@@ -88,26 +91,40 @@ def report(result: Row) -> Report:
         for attack in attacks
         for test, one in attack.get("tests", {"": attack}).items()
     ]
-    passed = sum(attack["verdict"] == "passed" for attack in attacks)
+    number = len(attacks)
+    passed, failed = (sum(one["verdict"] == kind for one in attacks) for kind in ("passed", "failed"))
     table, bars = _attacks(attacks, threshold), _bars(tests, threshold)
-    confidence = 100 * result["settings"].get("confidence", 0.95)
+    confidence = f"{100 * result['settings'].get('confidence', 0.95):g}%"
     caption = (
-        f"Solid bars: test score. Hatched bars: R-ASR on the same problems. Thin lines: {confidence:g}% intervals. "
+        f"Solid bars: test score. Hatched bars: R-ASR on the same problems. Thin lines: {confidence} intervals. "
         f"Dashed line: the test score needed to pass, {threshold}."
     )
-    reasons = Block("terms", [(f"{attack_title(one)}: {one['verdict']}", one["reason"]) for one in attacks])
-    reading = [Block("words", _READING), Block("terms", _TERMS.items())]
+    mixed = verdict == "passed" and failed > 0
+    counted = f"{passed} of {number} attacks pass{f', {failed} fail' if failed else ''}"
+    best = max(tests, key=lambda one: one["score"] or 0.0)
+    score = (
+        f"Highest test score: {share(best['score'], threshold)} ({confidence} interval "
+        f"{' to '.join(f'{end:.2f}' for end in best['score_interval'] or ())})."
+    ) * (best["score_interval"] is not None)
     return Report(
         title=f"Binarization test: {verdict}",
-        about=f"Binarization test of {count(len(attacks), 'attack')}{' on a classifier with a detector' * twice}",
-        headline=verdict if passed in (0, len(attacks)) else f"{verdict}: {passed} of {len(attacks)} attacks pass",
-        verdict=verdict,
-        first=[Block("words", result["reason"]), muted(_VERDICTS[verdict])],
+        about=f"Binarization test of {count(number, 'attack')}{' on a classifier with a detector' * twice}",
+        headline=counted if 0 < passed < number else verdict,
+        verdict="mixed" if mixed else verdict,
+        first=[
+            Block("words", " ".join(filter(None, [_bare(result["reason"]), score]))),
+            *([] if verdict == "failed" else [muted(_MIXED if mixed else _VERDICTS[verdict])]),
+        ],
         sections=[
-            *blocks.finding_section(f"What weakens the attack{'s' * (len(attacks) > 1)}, and what to do", result),
+            Section(
+                "Does each attack find what was planted?",
+                [*([muted(_TWICE)] if twice else []), table, Block("plots", [Plot(bars, "", caption)])],
+                open=True,
+            ),
+            Section("What the test is, and its words", [Block("words", _READING), Block("terms", _TERMS.items())]),
+            Section("Why each attack has its verdict", [Block("terms", _reasons(attacks))]),
+            *blocks.finding_section(result),
             *blocks.warnings(result.get("warnings", ())),
-            Section("Does each attack find what was planted?", blocks.halves([Plot(bars, "", caption)], reading)),
-            Section("Attacks", [*([muted(_TWICE)] if twice else []), table, reasons]),
             _outcomes(tests, twice),
             *_depths(result, tests),
             *hardness_section(result, tests),
@@ -119,6 +136,19 @@ def report(result: Row) -> Report:
     )
 
 
+def _bare(reason: str) -> str:
+    """Return a reason without the cause and the remedy, which stand next to it."""
+    return reason.partition(" Most likely cause: ")[0]
+
+
+def _reasons(attacks: Sequence[Row]) -> list[tuple[str, str]]:
+    """Return what decided on each attack, with those that share it."""
+    names: dict[tuple[str, str], list[str]] = {}
+    for one in attacks:
+        names.setdefault((one["verdict"], one["reason"]), []).append(attack_title(one))
+    return [(f"{', '.join(several)}: {verdict}", reason) for (verdict, reason), several in names.items()]
+
+
 def _text(result: Row, table: Table) -> list[list[Part]]:
     """Return the table, reasons, findings that no reason states, warnings, and the verdict."""
     setup, others = findings.divided(result.get("findings", ()))
@@ -127,9 +157,12 @@ def _text(result: Row, table: Table) -> list[list[Part]]:
     leading = findings.leading(others)
     unstated = [one for one in leading if one["code"] not in stated]
     above, found = findings.lines(setup), findings.lines(unstated)
-    # The verdict states the reason of a single attack.
-    why = [one for one in result["attacks"] if "tests" in one or one["reason"] != result["reason"]]
-    below = [f"{attack_title(one)}: {plain(one['reason'])}" for one in why]
+    # What the verdict states is not said twice, nor what several attacks share.
+    why: dict[str, list[str]] = {}
+    for one in result["attacks"]:
+        if "tests" in one or not plain(result["reason"]).endswith(plain(one["reason"])):
+            why.setdefault(one["reason"], []).append(attack_title(one))
+    below = [f"{', '.join(names)}: {plain(reason)}" for reason, names in why.items()]
     warned = [f"Warning: {plain(warning)}" for warning in result.get("warnings", ())]
     verdict = f"Verdict: {result['verdict'].upper()}. {plain(result['reason'])}"
     pasted = findings.first_to_paste(one for one in leading if one not in unstated)
@@ -152,14 +185,14 @@ def _attacks(attacks: Sequence[Row], threshold: float) -> Table:
                 "attack": f"  {name}" if name else attack_title(one),
                 "verdict": one["verdict"],
                 "test score": Cell(share(one["score"], threshold), interval(one["score_interval"])),
-                "R-ASR": Cell(share(one["random_score"], threshold), interval(one["random_score_interval"]) + fewer),
+                "R-ASR": Cell(share(one["random_score"], threshold) + fewer, interval(one["random_score_interval"])),
                 "depth": depth_words(one),
                 "planted": f"{one['samples']} of {one['planting']['samples']}" if "planting" in one else one["samples"],
                 "canaries": f"{canaries['repaired']} of {canaries['planted']}" if canaries["planted"] else "-",
                 "seconds": seconds(one["seconds"]["total"]),
             }
             rows.append(row)
-    return Table(title="Attacks", rows=rows, words=(0, 1))
+    return Table(title="Attacks", rows=rows, words=(0, 1), terse=("R-ASR",))
 
 
 def _outcomes(tests: Sequence[Row], twice: bool) -> Section:
@@ -232,10 +265,8 @@ def _depths(result: Row, tests: Sequence[Row]) -> list[Section]:
         for row in one.get("depths") or ()
     ]
     table = Table(title="Depths", rows=rows)
-    shown = blocks.halves(
-        [Plot(_depth_plot(group, posed)) for group in groups], [Block("words", _DEPTHS), muted(column)]
-    )
-    return [Section("How deep does each attack go?", [*shown, table])]
+    shown = Block("plots", [Plot(_depth_plot(group, posed)) for group in groups])
+    return [Section("How deep does each attack go?", [Block("words", _DEPTHS), muted(column), shown, table])]
 
 
 def _depth_plot(attacks: Sequence[Row], posed: set[float]) -> Drawing:

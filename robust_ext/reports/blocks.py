@@ -35,8 +35,8 @@ class Table:
             with details; rows need not have all columns.
         words: Columns that hold words rather than numbers.
         hidden: Columns that only a page has.
+        terse: Titles of columns whose details only a page has.
         foot: The last row holds totals.
-        details: Texts hold the details of cells.
         style: Class of the table in the style sheet.
     """
 
@@ -44,8 +44,8 @@ class Table:
     rows: Sequence[Mapping[str, Any]]
     words: Collection[int] = (0,)
     hidden: Collection[int] = ()
+    terse: Collection[str] = ()
     foot: bool = False
-    details: bool = True
     style: str = "stack"
 
     @cached_property
@@ -61,15 +61,15 @@ class Table:
     def lines(self) -> list[str]:
         """Return the table as lines for a terminal, none without rows."""
         shown = [place for place in range(len(self.columns)) if place not in self.hidden]
-        rows = [tuple(self._words(row[place]) for place in shown) for row in self.cells]
+        rows = [tuple(self._words(row[place], self.columns[place]) for place in shown) for row in self.cells]
         header = tuple(self.columns[place] for place in shown)
         words = [place for place, column in enumerate(shown) if column in self.words]
         return table([header, *rows], words=words) if rows else []
 
-    def _words(self, cell: Cell) -> str:
+    def _words(self, cell: Cell, title: str) -> str:
         # A cell that begins with spaces stands under another.
         indent = "  " if cell.text.startswith("  ") else ""
-        return indent + plain(f"{cell.text} {cell.detail}" if self.details else cell.text)
+        return indent + plain(cell.text if title in self.terse else f"{cell.text} {cell.detail}")
 
 
 def _cell(value: Any) -> Cell:
@@ -99,11 +99,12 @@ class Plot(NamedTuple):
 
 
 class Section(NamedTuple):
-    """Blocks under a title, which links lead to where there is an anchor."""
+    """Blocks under a title, folded unless open; links lead to the anchor."""
 
     title: str
     blocks: Sequence[Block | Table]
     anchor: str = ""
+    open: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +115,8 @@ class Report:
         title: Of the page.
         about: What was done, in a few words above the headline.
         headline: The answer.
-        verdict: ``passed``, ``failed`` or ``inconclusive``; empty where the answer is a number.
+        verdict: How the headline looks: ``passed``, ``failed``, ``inconclusive``, or ``mixed`` where a verdict stands
+            although something failed; empty where the answer is a number.
         first: Blocks below the headline.
         sections: The rest of the page.
         text: What a terminal prints: groups of parts with an empty line between them.
@@ -147,21 +149,58 @@ def muted(text: str) -> Block:
     return Block("words", text, "muted")
 
 
-def halves(plots: Sequence[Plot], others: Sequence[Block | Table]) -> list[Block]:
-    """Return plots with other blocks to their right."""
-    return [Block("halves", ([Block("plots", plots)], others))]
-
-
 def warnings(sentences: Iterable[str]) -> list[Section]:
     """Return a section of sentences, nothing without any."""
-    return [Section("Warnings", [Block("list", shown)])] if (shown := list(sentences)) else []
+    shown = list(sentences)
+    return [Section(f"Warnings ({len(shown)})", [Block("list", shown)])] if shown else []
 
 
-def finding_section(title: str, result: Mapping[str, Any]) -> list[Section]:
+def finding_section(result: Mapping[str, Any]) -> list[Section]:
     """Return a section of the findings with their evidence and remedies, nothing without any."""
     order = "In order of weight, those that explain others first: the cause, the evidence for it, and what to do."
     found = findings.shared(result.get("findings", ()))
-    return [Section(title, [muted(order), Block("findings", found)])] if found else []
+    return [Section("Every finding, with its evidence", [muted(order), Block("findings", found)])] if found else []
+
+
+# Causes that the first screen names, and what to run next, by kind and verdict, where no remedy says it.
+_CAUSES = 3
+_NEXT = {
+    ("binarization", "passed"): "Measure robust accuracy with an attack that passes: robust-ext robust-accuracy.",
+    ("binarization", "failed"): "Find the cause, and try its remedies: robust-ext diagnose --try-remedies.",
+    ("binarization", "inconclusive"): "Run it again with more samples.",
+    ("evaluation", "passed"): "Publish the number with its certificate: see the texts below.",
+    ("evaluation", "failed"): "Find out why the attacks miss what is planted: robust-ext diagnose --try-remedies.",
+    ("robust_accuracy", ""): "Check that the strongest attack finds what is there: robust-ext binarization.",
+    ("test_time", ""): "Run every attack on every sample: robust-ext test-time --full.",
+    ("mead", ""): "Attack with arms that know the detector: robust-ext mead --suite white-box.",
+}
+
+
+def answers(headline: str, result: Mapping[str, Any], repeating: Sequence[str]) -> list[tuple[str, str, list[str]]]:
+    """Return what the first screen says of causes, remedies, the next step and how to repeat the run.
+
+    Each has a title, words, and lines to paste. A cause that the headline states is not repeated.
+    """
+    found: list[tuple[str, str, list[str]]] = []
+    causes = findings.shared(findings.leading(result.get("findings", ())))
+    remedies: dict[str, list[str]] = {}
+    for one, names in causes[:_CAUSES]:
+        if one["cause"].rstrip(".") not in headline:
+            layer = f" Layer {one['layer']}." if one["layer"] and one["layer"] not in one["cause"] else ""
+            term = "Cause" if result["kind"] == "diagnosis" or result.get("verdict") == "failed" else "Warning"
+            found.append((term, f"{findings.subject(names)}: {one['cause'].rstrip('.')}.{layer}", []))
+        untried = [each for each in one["remedies"] if not findings.failed(each)]
+        if (words := findings.remedy(one)) and words not in remedies:
+            remedies[words] = findings.to_paste(untried[0])
+            found.append(("Remedy", words, remedies[words]))
+    if len(causes) > _CAUSES:
+        found.append(("", f"{len(causes) - _CAUSES} more causes are below, with the evidence for each.", []))
+    steps = [("Next", one["words"], [one["command"]]) for one in result.get("next", ())]
+    following = _NEXT.get((result["kind"], result.get("verdict", "")), "")
+    done = result["settings"].get("full") or any(one.get("white_box") for one in result.get("detectors", ()))
+    if following and not any((done, steps, *remedies.values())):
+        steps.append(("Next", following, []))
+    return [*found, *steps, ("Repeat", "", list(repeating))]
 
 
 def pictures(title: str) -> list[Section]:

@@ -45,6 +45,7 @@ def report(result: Row) -> Report:
         "those of the worse of both tests."
     )
     scores, table = _scores(studies), _table(recipes)
+    first = Plot(scores, "", "After figure 2 of the paper. Thin lines: 95% intervals.")
     hardness = [
         Plot(drawing, f"{study['title']}, {kind} recipe")
         for study, kind, recipe in recipes
@@ -60,8 +61,9 @@ def report(result: Row) -> Report:
         verdict=verdict,
         first=[Block("words", summary), muted(flagged)],
         sections=[
+            Section("Does the test tell them apart?", [Block("plots", [first])], open=True),
             Section("Every recipe", [table, muted(accuracies)]),
-            Section("The figures of the paper", _figures(studies, recipes, scores)),
+            Section("The figures of the paper", _figures(studies, recipes)),
             Section("Study by study", [block for study in studies for block in _study(study)]),
             *(
                 [Section("Score and R-ASR where the boundary is moved", [moved, Block("plots", hardness, "grid")])]
@@ -75,18 +77,17 @@ def report(result: Row) -> Report:
     )
 
 
-def _figures(studies: list[Row], recipes: list[tuple[Row, str, Row]], scores: Drawing) -> list[Block]:
-    first = Plot(scores, "Does the test tell them apart?", "After figure 2 of the paper. Thin lines: 95% intervals.")
+def _figures(studies: list[Row], recipes: list[tuple[Row, str, Row]]) -> list[Block]:
     better = (
         "After figure 4. From the authors' recipe (large) to a right one (small); hollow where the score alone passes; "
         "triangles have a detector."
     )
     guessed = "Orange: the authors' recipe. On the dotted line an attack is no better than random search."
     others = [
-        Plot(_accuracies(studies), "What a better attack leaves", better),
+        Plot(_accuracies(studies), "Robust accuracy under a better attack", better),
         Plot(_random(recipes), "How hard the problems are", guessed),
     ]
-    return [Block("plots", [first]), Block("plots", others, "grid")]
+    return [Block("plots", others, "grid")]
 
 
 def _table(recipes: list[tuple[Row, str, Row]]) -> Table:
@@ -108,7 +109,7 @@ def _table(recipes: list[tuple[Row, str, Row]]) -> Table:
             "in the paper": ", ".join(paper) or "-",
         }
         rows.append(row)
-    return Table(title="Every recipe", rows=rows, words=(0, 1, 2, 3, 9), details=False)
+    return Table(title="Every recipe", rows=rows, words=(0, 1, 2, 3, 9), terse=("score",))
 
 
 def _accuracy(kind: str, recipe: Row) -> float:

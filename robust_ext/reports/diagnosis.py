@@ -15,16 +15,19 @@ from robust_ext.reports.plots import (
     DASHED,
     MUTED,
     RANDOM,
-    SCORE,
+    REST,
     Drawing,
     Line,
     line_plot,
     name_rows,
     name_width,
+    write,
 )
 
 # Attacks of a plot, and layers of one.
 _SHOWN, _LAYERS = len(COLOURS) - 1, 24
+# What the plot of layers says of a fault, next to the layer.
+_FAULTS = {"zero_gradient": "stops the gradient", "no_gradient": "stops the gradient"}
 # What a finding about a model says of it in a word or two, and what is so without it.
 _BEHAVIOUR = (
     ("random_output", "random", "the same logits each time"),
@@ -46,7 +49,8 @@ def report(result: Row) -> Report:
     refused = [] if result["not_run"] is None else [f"No attack was run: {plain(result['not_run'])}"]
     under = f" under {count(len(attacks), 'attack')}" if attacks else ""
     table, tried = _attacks(result), _tried(result)
-    steps = [step for one in result["next"] for step in (Block("words", one["words"]), Block("code", one["command"]))]
+    headline, _, more = result["reason"].partition(". ")
+    layers, queries = ([plot for plot in drawn if (plot.title == _BY_LAYER) is own] for own in (True, False))
     confirmed = (
         "On the same samples and seeds. A cause is confirmed where, with its remedy, the same attack solves more "
         "samples or planted problems, beyond noise."
@@ -57,15 +61,16 @@ def report(result: Row) -> Report:
     return Report(
         title=f"Diagnosis of {result['model']['name']}",
         about=f"Diagnosis of {result['model']['name']}{under} in {result['norm']}, epsilon {typed(result['epsilon'])}",
-        headline=result["reason"],
+        headline=headline.rstrip("."),
         verdict=verdict,
-        first=[muted(model), *(Block("words", words) for words in refused)],
+        first=[*(Block("words", words) for words in (more, *refused) if words), muted(model)],
         sections=[
-            *blocks.finding_section("Findings", result),
+            *([Section("Attacks", [table], open=True)] if attacks else []),
+            *([Section("Which layer", [Block("plots", layers)], open=weak != [])] if layers else []),
             *([Section("Remedies that were tried", [muted(confirmed), tried])] if tried.rows else []),
-            Section("What to run next", steps),
-            Section("Attacks", [*([table] if attacks else []), *map(muted, notes)]),
-            *([Section("Where the queries went", [Block("plots", drawn, "grid")])] if drawn else []),
+            *blocks.finding_section(result),
+            *([Section("How to read the numbers", [*map(muted, notes)])] if notes else []),
+            *([Section("Where the queries went", [Block("plots", queries, "grid")])] if queries else []),
         ],
         text=[
             [plain(result["reason"])],
@@ -108,7 +113,7 @@ def _attacks(result: Row) -> Table:
         larger = {role: accuracy(found) for role, found in one.get("larger", {}).items()}
         row = {
             "attack": one["name"],
-            "robust accuracy": "raised" if one["error"] else accuracy(one),
+            "robust": "raised" if one["error"] else accuracy(one),
             "2 x epsilon": larger.get("larger", "-"),
             "whole range": larger.get("unbounded", "-"),
             "test score": f"{_share(one.get('score'))} {interval(one.get('score_interval'))}",
@@ -130,8 +135,8 @@ def _notes(result: Row) -> list[str]:
     if not result["attacks"]:
         return warnings
     found = [
-        f"Robust accuracy in per cent at epsilon {typed(result['epsilon'])} in {result['norm']}; test score and R-ASR "
-        "of a short binarization test: the shares of planted examples that the attack and random search find."
+        f"Robust: robust accuracy in per cent at epsilon {typed(result['epsilon'])} in {result['norm']}; test score "
+        "and R-ASR of a short binarization test: the shares of planted examples that the attack and random search find."
     ]
     if result["references"]:
         names = ", ".join(plain(one["name"]) for one in result["references"])
@@ -175,7 +180,7 @@ def _tried(result: Row) -> Table:
     return Table(title="Remedies", rows=rows, words=(0, 1, 4))
 
 
-_REACH = "Where budgets end"
+_REACH, _BY_LAYER = "How far from the input the attack looked", "Gradient by layer"
 
 
 def _plots(result: Row) -> list[Plot]:
@@ -190,11 +195,11 @@ def _plots(result: Row) -> list[Plot]:
         ):
             found.append(Plot(_curves(curves, key, title, axis, line), title, means))
     if reached := [attack for attack in result["attacks"] if attack["reach"]][:_SHOWN]:
-        caption = "The farthest query of each sample; the dashed line is the budget."
+        caption = "The farthest query of each sample; the dashed line is epsilon."
         found.append(Plot(_reach(reached), _REACH, caption))
     if (layers := _layers(result["model"]["probe"].get("layers", ()))) is not None:
-        caption = "From the input on, of the clean samples. A cross is a gradient of exactly zero; orange is a fault."
-        found.append(Plot(layers, "Gradient by layer", caption))
+        caption = "From the input on, on clean samples. Orange: the layer at fault; a cross: no gradient gets through."
+        found.append(Plot(layers, _BY_LAYER, caption))
     return found
 
 
@@ -246,15 +251,22 @@ def _layers(layers: Sequence[Row]) -> Drawing | None:
             xscale="log", xlim=(low, high), ylim=(len(known) - 0.4, -0.6), xlabel="gradient norm passed on, per row"
         )
         for place, (one, value) in enumerate(zip(known, values, strict=True)):
-            colour = RANDOM if one["fault"] else SCORE
+            colour = RANDOM if one["fault"] else REST
             if value > 0:
                 axes.barh(place, value - low, left=low, height=0.7, color=colour)
             else:
-                axes.plot([low * 1.25], [place], "x", color=colour, markersize=6, markeredgewidth=1.8)
+                axes.plot([low * 1.4], [place], "x", color=colour, markersize=7, markeredgewidth=2.2)
+            if one["fault"]:
+                axes.axhspan(place - 0.5, place + 0.5, color=RANDOM, alpha=0.2, linewidth=0, zorder=0)
+                words = axes.text(high, place, "x", color=RANDOM, ha="right", va="center", weight="bold")
+                write(words, _FAULTS.get(one["fault"], one["fault"].replace("_", " ")))
         name_rows(axes, range(len(known)), [one["name"] or "the model" for one in known])
+        for one, label in zip(known, axes.get_yticklabels(), strict=True):
+            if one["fault"]:
+                label.set(color=RANDOM, weight="bold")
         axes.minorticks_off()
         axes.grid(axis="x")
 
     margins = (name_width(one["name"] or "the model" for one in known), 0.45, 0.1, 0.05)
-    size = (2.4 + margins[0], 0.2 * len(known) + 0.5)
+    size = (4.2 + margins[0], 0.2 * len(known) + 0.5)
     return Drawing(size=size, margins=margins, paint=paint, label="Gradient norm that each layer passes on")

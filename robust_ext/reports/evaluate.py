@@ -25,7 +25,10 @@ def report(result: Row) -> Report:
     claim, table = claim_sentence(result), _steps(result)
     paragraph, shown = publishable(result), result["findings"]
     opening = _headline(result)
-    warned = [Block("words", f"Warning: {words}", "warn") for words in findings.sentences(shown)]
+    number, _, certified = opening.partition("; ")
+    in_order = [table, _recipes(result["steps"], "name")]
+    refuted = (result["claim"] or {}).get("outcome") == "refuted"
+    mixed = result["verdict"] == "passed" and bool(refuted or findings.weighty(shown))
     tail = [f"Warning: {plain(words)}" for words in _caveats(result)]
     recipe = result.get("recipe") or {}
     run = [f"attack: {recipe['text']}"] if recipe else []
@@ -33,19 +36,18 @@ def report(result: Row) -> Report:
         title=f"Evaluation: {result['norm']} {typed(result['epsilon'])}, {count(result['samples'], 'sample')}",
         about=f"{result['norm']} perturbations of at most {typed(result['epsilon'])}, "
         f"{count(result['samples'], 'sample')}, clean accuracy {percent(result['clean_accuracy'])}%",
-        headline=opening,
-        verdict=result["verdict"],
+        headline=number,
+        verdict="mixed" if mixed else result["verdict"],
         first=[
+            *([Block("words", _sentence(certified))] if certified else []),
             *([Block("words", claim, "lead")] if claim else []),
-            *warned,
             *([] if worst is None else [_certificate_block(result["certificate"])]),
-            *([table] if result["steps"] else []),
-            *([_recipes(result["steps"], "name")] if result["steps"] else []),
         ],
         sections=[
+            *([Section("Attacks in order", in_order, open=True)] if result["steps"] else []),
             *_pasted(result, paragraph),
             *_searched(result),
-            *blocks.finding_section("What weakens attacks on this model, and what to do", result),
+            *blocks.finding_section(result),
             *blocks.warnings(_caveats(result)),
             *_curve_section(result),
             *_left_out(result),

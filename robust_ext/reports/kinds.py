@@ -7,8 +7,10 @@ import hashlib
 import html
 import json
 import os
+import re
+import shlex
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from importlib.resources import files
@@ -19,9 +21,20 @@ from robust_ext.core import finding_texts as findings
 from robust_ext.core.errors import InvalidArgumentError, MissingDependencyError, printable
 from robust_ext.core.files import make_folder, replace_file
 from robust_ext.core.tabular import paragraph
-from robust_ext.core.wording import plain, retyped, typed
+from robust_ext.core.wording import plain, retyped, short_names, typed
+from robust_ext.engine.context import current_context
 from robust_ext.engine.verify import OUTCOMES
-from robust_ext.reports import adaptive, binarization, casestudies, diagnosis, evaluate, mead, robust_accuracy, timing
+from robust_ext.reports import (
+    adaptive,
+    binarization,
+    blocks,
+    casestudies,
+    diagnosis,
+    evaluate,
+    mead,
+    robust_accuracy,
+    timing,
+)
 from robust_ext.reports.blocks import Block, Report, Section
 from robust_ext.reports.pictures import Example, panels
 from robust_ext.reports.plots import Drawing
@@ -44,34 +57,40 @@ _KINDS = {
     "diagnosis": (diagnosis.report, ""),
     "test_time": (adaptive.report, ""),
 }
-_LONGEST_BADGE = 40
+_LONGEST_BADGE, _LONGEST_LINE = 40, 96
 
 
 def report_text(result: Result) -> str:
-    """The content of ``result.json`` as text of at most 110 columns, without colour.
+    """The content of ``result.json`` as text, without colour: columns as in :func:`robust_ext.core.tabular.room`.
 
     It is refused where its kind or verdict is none, or where it has no attacks or detectors.
     """
-    took = ["", *paragraph(timing.sentence(result)), ""] if "time" in result else [""]
-    return "\n".join([*_report(result).lines(), *took])
+    report, result, full = _report(result)
+    names = [line for short, name in full.items() for line in paragraph(f"{short} is {name}")]
+    took = paragraph(timing.sentence(result)) if "time" in result else []
+    return "\n".join([*report.lines(), *([""] * bool(names)), *names, "", *took, *([""] * bool(took))])
 
 
 def report_page(result: Result, examples: Sequence[Example] = ()) -> str:
     """The content of ``result.json`` as one page: self-contained HTML, the same text for the same input.
 
-    Examples are shown in their order; those that are no images are counted in a note.
+    Examples are shown in their order; those that are no images are counted in a note. The command that repeats the run
+    is that of the current run, or else a call of Python's.
     """
-    report = _report(result)
-    sections = [*report.sections, *timing.sections(result), _repeat(result)]
+    report, result, full = _report(result)
+    in_full = [Section("Attacks in full", [Block("terms", list(full.items()))])] if full else []
+    sections = [*report.sections, *in_full, *timing.sections(result), _settings(result)]
     images = [(one, panels(one)) for one in examples if one.is_image]
     sections = [section for section in sections if examples or section.blocks != [Block("pictures", None)]]
-    shown = {"report": report, "sections": sections, "examples": images, "left_out": len(examples) - len(images)}
+    answers = blocks.answers(report.headline, result, _repeating(result))
+    shown = {"report": report, "answers": answers, "sections": sections, "examples": images}
+    shown |= {"left_out": len(examples) - len(images)}
     return template("page.html.jinja").render(shown).rstrip() + "\n"
 
 
 def badge(result: Result) -> str:
     """A small SVG for a README: the verdict, or the main number without one; escaped, and of no other file."""
-    *words, verdict = _report(result).badge
+    *words, verdict = _report(result)[0].badge
     about, found = (
         text if len(text) <= _LONGEST_BADGE else f"{text[: _LONGEST_BADGE - 1]}…" for text in map(plain, words)
     )
@@ -101,7 +120,7 @@ def _width(char: str) -> float:
 
 def figure(result: Result) -> Drawing:
     """The main figure of the page; InvalidArgumentError where there is nothing to draw."""
-    found = _report(result).figure
+    found = _report(result)[0].figure
     if found is None:
         raise InvalidArgumentError("result", "no attack that was run", "at least one attack that made queries, to plot")
     return found
@@ -127,7 +146,8 @@ def save(result: Result, folder: str | os.PathLike[str], examples: Sequence[Exam
         replace_file(folder / name, text)
 
 
-def _report(result: Result) -> Report:
+def _report(result: Result) -> tuple[Report, Result, dict[str, str]]:
+    """Return the report and the result with short names of attacks, and what these stand for."""
     name = result.get("kind")
     if name not in _KINDS:
         raise InvalidArgumentError("result['kind']", name, f"one of {', '.join(map(repr, _KINDS))}")
@@ -135,7 +155,39 @@ def _report(result: Result) -> Report:
     rows = result.get(f"{row}s")
     if row and (not isinstance(rows, Sequence) or isinstance(rows, str) or not rows):
         raise InvalidArgumentError(f"result['{row}s']", rows, f"a list with at least one {row}")
-    return _with_criterion(make(result), result)
+    full = {short: long for long, short in short_names(_names(result)).items()}
+    short = _shortened(result, full) if full else result
+    return _with_criterion(make(short), short), short, full
+
+
+# What holds attacks, and what is shown as it is.
+_ATTACKS = ("attacks", "references", "steps", "arms")
+_VERBATIM = {"settings", "versions", "description", "text", "paste", "code", "command", "foolbox", "art", "view"}
+
+
+def _names(result: Result) -> Iterator[str]:
+    """Yield the names of the attacks, without what the names of arms add."""
+    for one in (one for key in _ATTACKS for one in result.get(key) or ()):
+        name = str(one["name"]).removesuffix(f", knowing {one.get('adaptive_to')}")
+        yield name.removesuffix(f" {one.get('group')}")
+
+
+def _shortened(result: Result, full: Mapping[str, str]) -> Result:
+    """Return a result with the names of attacks shortened; ``full`` has what they stand for."""
+    short = {long: name for name, long in full.items()}
+    # Not those that are part of another text: an attack in another one's settings, or one with further settings.
+    longest = sorted(map(re.escape, short), key=len, reverse=True)
+    pattern = re.compile(rf"(?<![\w./:'\"])(?:{'|'.join(longest)})(?![\w(])")
+
+    def replaced(one: Any) -> Any:
+        if isinstance(one, str):
+            return pattern.sub(lambda found: short[found[0]], one)
+        if isinstance(one, Mapping):
+            return {replaced(key): each if key in _VERBATIM else replaced(each) for key, each in one.items()}
+        return list(map(replaced, one)) if isinstance(one, (list, tuple)) else one
+
+    found: Result = replaced(result)
+    return found
 
 
 def _with_criterion(report: Report, result: Result) -> Report:
@@ -148,17 +200,55 @@ def _with_criterion(report: Report, result: Result) -> Report:
     return replace(report, first=[Block("words", words), *report.first], text=[[words], *report.text])
 
 
-def _repeat(result: Result) -> Section:
-    """Return the settings, versions and seed that repeat a run."""
+# What repeats a run of each kind in Python.
+_ATTACKED = "model, attacks, inputs, labels, threat_model"
+_CALLS = {
+    "binarization": ("binarization_test", "model, attacks, inputs, threat_model"),
+    "mead": ("mead", f"{_ATTACKED}, detectors=detectors"),
+    "robust_accuracy": ("robust_accuracy", _ATTACKED),
+    "evaluation": ("evaluate", "model, inputs, labels, threat_model"),
+    "case_studies": ("casestudies.run_case_studies", "names"),
+    "diagnosis": ("diagnose", _ATTACKED),
+    "test_time": ("evaluate_defense", "defense, attacks, inputs, labels, threat_model"),
+}
+
+
+def _repeating(result: Result) -> list[str]:
+    """Return the lines of the command that repeats a run into a new folder, or the call of Python's."""
+    seeds = {key: value for key, value in result["settings"].items() if key in ("seed", "judge_seed")}
+    if command := current_context().command:
+        own = [one for one in command if one != "--no-progress" and not one.startswith("--out=")]
+        named = own[0] == "demo" or any(one.startswith("--judge-seed=") for one in own)
+        judge = [] if named or "judge_seed" not in seeds else [f"--judge-seed={seeds['judge_seed']}"]
+        lines = ["robust-ext"]
+        for word in (own[0], *judge, *own[1:]):
+            key, equals, value = word.partition("=")
+            quoted = f"{key}={shlex.quote(value)}" if equals and key.startswith("--") else shlex.quote(word)
+            if len(lines[-1]) + len(quoted) > _LONGEST_LINE:
+                lines[-1] += " \\"
+                lines.append("   ")
+            lines[-1] += f" {quoted}"
+        return lines
+    function, given = _CALLS[result["kind"]]
+    chosen = [f"{key}={value}" for key, value in ({"seed": result.get("seed", 0)} | seeds).items()]
+    return [f"robust_ext.{function}({', '.join([given, *chosen])})"]
+
+
+def _settings(result: Result) -> Section:
+    """Return the settings, versions and seed of a run, without what only a program compares or another part shows."""
     made = {"seed": result["seed"]} if "seed" in result else {}
     if "isolated" in result:
         made["each attack in a process of its own"] = result["isolated"]
     pairs = {"Settings": result["settings"], "Versions and seed": {**made, **result["versions"]}}
     shown = {
-        title: [(key, _setting(one)) for key, one in values.items() if not key.endswith(("_code", "_behaviour"))]
+        title: [
+            (key, _setting(one))
+            for key, one in values.items()
+            if not (isinstance(one, Mapping) or re.fullmatch("[0-9a-f]{32}", str(one)))
+        ]
         for title, values in pairs.items()
     }
-    return Section("To repeat this run", [Block("pairs", shown)])
+    return Section("Settings, versions and seed", [Block("pairs", shown)])
 
 
 def _setting(value: object) -> str:

@@ -19,7 +19,7 @@ from robust_ext.reports.mead_rows import (
     notes,
     worst_row,
 )
-from robust_ext.reports.plots import RANDOM, SCORE, Bar, Drawing, bar_plot
+from robust_ext.reports.plots import SCORE, Bar, Drawing, bar_plot
 
 _DONE = (
     "The same samples were attacked in many ways, called arms. The arms of a group share a norm and an epsilon. What "
@@ -66,26 +66,27 @@ def report(result: Row) -> Report:
     links = [(f"detector-{number}", detector["name"]) for number, detector in enumerate(detectors)]
     remember = [Block("heading", "To keep in mind"), Block("list", noted)] if noted else []
     setup, others = findings.divided(result.get("findings", ()))
-    sentences = findings.sentences(result.get("findings", ()))
-    lowest = {one["name"]: row["auroc"] for one in detectors if (row := worst_row(one))}
-    best = max(lowest, key=lambda name: lowest[name], default="")
+    worst = {one["name"]: row for one in detectors if (row := worst_row(one))}
+    best = max(worst, key=lambda name: float(worst[name]["auroc"]), default="")
+    named = worst if len(worst) < 5 else [best]
     return Report(
         title=f"MEAD: {count(len(detectors), 'detector')}, {result['samples']} samples",
         about="MEAD, a multi-armed evaluation of adversarial example detectors",
-        headline=f"How much gets past the detector{'s' * (len(detectors) > 1)}?",
+        headline=f"Worst-case AUROC, per cent: {', '.join(f'{plain(name)} {auroc(worst[name])}' for name in named)}"
+        if best
+        else "No attack succeeded often enough to judge a detector",
         first=[
             Block("words", _lead(result), "lead"),
             Block("words", opening),
-            *(Block("words", words, "warn") for words in sentences),
             *([Block("links", links)] if len(links) > 1 else []),
         ],
         sections=[
-            Section("All detectors", [muted(_MEANS), summary, *blocks.halves([shown], remember)]),
+            Section("All detectors", [summary, Block("plots", [shown]), *remember, muted(_MEANS)], open=True),
             *(part.section(f"detector-{number}") for number, part in enumerate(parts)),
             Section("What was done", [*(Block("words", words) for words in _DONE), Block("terms", _TERMS.items())]),
             *blocks.pictures("Examples that slipped through"),
-            Section("What it cost", [Block("plots", [Plot(_cost_plot(result))]), _every_attack(arms)]),
-            *blocks.finding_section("What weakens the arms", result),
+            Section("Every attack", [_every_attack(arms)]),
+            *blocks.finding_section(result),
         ],
         text=[
             [opening, findings.lines(setup)],
@@ -95,8 +96,8 @@ def report(result: Row) -> Report:
             [findings.lines(others)],
         ],
         badge=(
-            f"worst-case AUROC{f', {plain(best)}' if lowest else ''}",
-            f"{percent(lowest[best])}%" if lowest else "none",
+            f"worst-case AUROC{f', {plain(best)}' if best else ''}",
+            f"{percent(worst[best]['auroc'])}%" if best else "none",
             "number",
         ),
         figure=drawing,
@@ -121,7 +122,7 @@ def _lead(result: Row) -> str:
         if (mean := averages_of(result, detector).get(("all", None))) and mean["auroc"] is not None
     }
     if not means:
-        return "No attack succeeded often enough to judge a detector."
+        return "An AUROC needs samples on which attacks succeed."
     best = max(means, key=lambda name: means[name])
     worst = worst_row(next(detector for detector in result["detectors"] if detector["name"] == best))
     which = (
@@ -171,23 +172,7 @@ def _mean_plot(result: Row) -> Drawing:
     return bar_plot(rows, axis="AUROC, per cent", label=label, line=(0.5, "guessing"))
 
 
-def _cost_plot(result: Row) -> Drawing:
-    """Draw the seconds of every group of arms and of every detector's scoring."""
-    attacks: dict[str, float] = {}
-    for arm in result["arms"]:
-        attacks[arm["group"]] = attacks.get(arm["group"], 0.0) + arm["seconds"]
-    scoring = [(detector["name"], detector["seconds"]) for detector in result["detectors"]]
-    taken = [*((*pair, SCORE) for pair in attacks.items()), *((*pair, RANDOM) for pair in scoring)]
-    rows = [(name, [Bar(parts=[(time, colour)], words=f"{seconds(time)} s")]) for name, time, colour in taken]
-    longest, key = (
-        max(*(time for _, time, _ in taken), 1e-9),
-        {SCORE: "attacks of a group", RANDOM: "scores of a detector"},
-    )
-    label = "Seconds of each group of arms and each detector"
-    return bar_plot(rows, axis="seconds", label=label, limit=longest, key=key)
-
-
-def _every_attack(arms: Sequence[Row]) -> Block:
+def _every_attack(arms: Sequence[Row]) -> Table:
     rows = [
         {
             "arm": Cell(arm["name"], f"adaptive to {arm['adaptive_to']}" if arm["adaptive_to"] else ""),
@@ -199,4 +184,4 @@ def _every_attack(arms: Sequence[Row]) -> Block:
         }
         for arm in arms
     ]
-    return Block("fold", [Table(title="Attacks", rows=rows, words=(0, 1, 3))], "Every attack")
+    return Table(title="Attacks", rows=rows, words=(0, 1, 3))

@@ -20,7 +20,7 @@ from robust_ext.reports.mead_rows import (
     short_arm,
     with_interval,
 )
-from robust_ext.reports.plots import COLOURS, INK, RANDOM, REST, SCORE, Bar, Drawing, Line, bar_plot, line_plot
+from robust_ext.reports.plots import COLOURS, INK, REST, Bar, Drawing, Line, bar_plot, line_plot
 
 _DASHES = ("-", (0, (5, 2)), (0, (5, 2, 1.2, 2)), (0, (1.3, 1.5)))
 
@@ -175,7 +175,7 @@ class DetectorReport:
         )
 
     def bars(self) -> list[Plot]:
-        """Return the attribution of each group, and the AUROC of blind arms and with white-box arms besides."""
+        """Return the attribution of each group; nothing where no group has several arms."""
         name, found = plain(self.detector["name"]), []
         arms = {arm["name"]: arm["objective"] for arm in self.result["arms"]}
         attributed = []
@@ -193,19 +193,6 @@ class DetectorReport:
             drawing = bar_plot(attributed, axis=axis, label=f"Attribution by group, past detector {name}", key=key)
             largest = "To the right: the largest attribution in per cent, and its arm. Groups of one arm are left out."
             found.append(Plot(drawing, "Which arms decided", largest))
-        known = [
-            (group.name, [_auroc_bar(group.blind, SCORE), _auroc_bar(group.with_white_box, RANDOM)])
-            for group in self.groups
-            if group.with_white_box is not None
-        ]
-        if known:
-            key, label = (
-                {SCORE: "blind arms", RANDOM: "blind and white-box arms"},
-                "Blind and white-box arms against detector",
-            )
-            drawing = bar_plot(known, axis="AUROC, per cent", label=f"{label} {name}", line=(0.5, ""), key=key)
-            change = "Multi-armed AUROC, per cent. With more arms the samples that count can change too."
-            found.append(Plot(drawing, "Arms adaptive to this detector", change))
         return found
 
 
@@ -217,14 +204,6 @@ def _largest_attribution(row: Row) -> tuple[str, float] | None:
     """Return the arm with the largest attribution, and that share; None without positives, or for an only arm."""
     shares = row.get("attribution") or {}
     return max(shares.items(), key=lambda pair: pair[1]) if len(shares) > 1 else None
-
-
-def _auroc_bar(row: Row | None, colour: str) -> Bar:
-    if row is None:
-        return Bar(words="no arms")
-    value = row["auroc"]
-    parts = [] if value is None else [(value, colour)]
-    return Bar(parts=parts, words="no AUROC" if value is None else percent(value), interval=row.get("auroc_interval"))
 
 
 def heat_maps(result: Row, detector: Row) -> list[Table]:

@@ -26,15 +26,14 @@ def report(result: Row) -> Report:
     lead = (
         f"{samples} samples, perturbations in {result['norm']}. At epsilon {typed(bound['epsilon'])}, "
         f"{accuracy(bound)} per cent are classified correctly and no verified adversarial example of them was found "
-        f"by the {number} that {'was' if len(attacks) == 1 else 'were'} run: an upper bound of what other attacks "
-        f"leave. The strongest single attack is {strongest['name']}, on average "
+        f"by the {number} that {'was' if len(attacks) == 1 else 'were'} run: an upper bound, as others may find more. "
+        f"The strongest single attack is {strongest['name']}, on average "
         f"{percent(strongest['difference']['mean'])} points above the best one at each epsilon."
     )
     numbers = (
         "Robust accuracy in per cent by epsilon; intervals are exact 95% intervals. Above best: how far an attack lies "
         "above the lowest robust accuracy of all attacks at the same epsilon, on average and at most."
-    )
-    above = [f"Warning: {words}" for words in findings.sentences(result.get("findings", ()))]
+    ) + _success(result)
     opening = f"Robust accuracy in per cent, {result['norm']}, by epsilon; {samples} samples, clean accuracy {clean}."
     run = [
         {
@@ -50,16 +49,13 @@ def report(result: Row) -> Report:
     return Report(
         title=f"Robust accuracy: {number}, {samples} samples",
         about=f"Robust accuracy under {number}",
-        headline=f"How much is left of {clean} per cent?",
-        first=[
-            *(Block("words", words, "warn") for words in (*above, *meaning)),
-            Block("words", lead, "lead"),
-            Block("plots", [Plot(drawing)]),
-        ],
+        headline=f"Robust accuracy at most {percent(bound['robust_accuracy'])}% at epsilon {typed(bound['epsilon'])} "
+        f"(95% interval {' to '.join(map(percent, bound['interval']))})",
+        first=[*(Block("words", words, "warn") for words in meaning), Block("words", lead, "lead")],
         sections=[
-            *blocks.finding_section(f"What weakens the attack{'s' * (len(attacks) > 1)}, and what to do", result),
+            Section("By epsilon", [Block("plots", [Plot(drawing)]), table, muted(numbers)], open=True),
+            *blocks.finding_section(result),
             *blocks.warnings([*warned, *given]),
-            Section("Numbers", [muted(numbers + _success(result)), table]),
             Section("What was run", [Table(title="What was run", rows=run, words=(0, 1, 2, 3))]),
         ],
         text=[
@@ -87,7 +83,7 @@ def _numbers(result: Row) -> Table:
             row["above best"] = " / ".join(percent(one["difference"][key]) for key in ("mean", "maximum"))
             row |= {"median distance": _median(one["distances"]), "seconds": seconds(one["seconds"])}
         rows.append(row)
-    return Table(title="Numbers", rows=rows, foot=True, details=False)
+    return Table(title="Numbers", rows=rows, foot=True, terse=[typed(row["epsilon"]) for row in result["worst_case"]])
 
 
 def _success(result: Row) -> str:
@@ -109,11 +105,11 @@ def _meaning(result: Row) -> list[str]:
     number = len(result["attacks"])
     if len(names) < number:
         whose = findings.subject(names) if names else "attacks of such a model"
-        return [f"Robust accuracy under {whose} is an upper bound that may lie far above what is left."]
+        return [f"Robust accuracy under {whose} is an upper bound that may lie far above the truth."]
     whom = "The one attack that was run is" if number == 1 else f"All {number} attacks that were run are"
     return [
-        f"{whom} weakened by this: robust accuracy, the worst case too, is an upper bound that may lie far above what "
-        "is left, and no evidence of robustness. Apply the remedies, and add an attack that needs no gradients "
+        f"{whom} weakened by this: robust accuracy, the worst case too, is an upper bound that may lie far above the "
+        "truth, and no evidence of robustness. Apply the remedies, and add an attack that needs no gradients "
         "(robust_ext:Square)."
     ]
 

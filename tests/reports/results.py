@@ -1,7 +1,10 @@
 """Results of each kind as runs write them, with numbers that differ from each other."""
 
+import json
+
 import numpy as np
 
+from robust_ext.evaluations.causes.finding import Finding, Remedy
 from robust_ext.reports import Example
 
 CALIBRATION = {
@@ -16,55 +19,35 @@ RESTS_ON = (
     {"non_finite": 0, "without_non_finite": 0.7, "not_attacked": 5},
     {"non_finite": 3, "without_non_finite": 0.43, "not_attacked": 0},
 )
-FINDINGS = [
-    {
-        "code": "zero_gradient",
-        "weight": "high",
-        "cause": "Layer net.quantise kills the gradient",
-        "evidence": ["Gradients at the input were exactly zero in 2000 of 2000 steps.", "Candidates equal the inputs."],
-        "attack": name,
-        "samples": 49,
-        "of": 50,
-        "layer": "net.quantise",
-        "remedies": [
-            {
-                "words": "Replace the backward pass of net.quantise by the identity.",
-                "attack": None,
-                "code": "",
-                "view": {"bpda": "net.quantise"},
-                "evaluate": False,
-                "transfer": False,
-                "paste": "attack = AdaptedAttack(\n    attack, bpda='net.quantise'\n)",
-                "runnable": True,
-            }
-        ],
-    }
-    for name in ("pgd", "ddn")
-] + [
-    {
-        "code": code,
-        "weight": weight,
-        "cause": "No gradient was asked for.",
-        "evidence": [],
-        "attack": None,
-        "samples": None,
-        "of": None,
-        "layer": None,
-        "remedies": [
-            {
-                "words": "Nothing is to be done",
-                "attack": None,
-                "code": "if True:\n    pass",
-                "view": {},
-                "evaluate": False,
-                "transfer": False,
-                "paste": "",
-                "runnable": False,
-            }
-        ],
-    }
-    for code, weight in (("probabilities", "medium"), ("no_gradient", "low"))
+_BPDA = Remedy(
+    words="Replace the backward pass of net.quantise by the identity.",
+    view={"bpda": "net.quantise"},
+    paste="attack = AdaptedAttack(\n    attack, bpda='net.quantise'\n)",
+)
+_NOTHING = Remedy(words="Nothing is to be done", code="if True:\n    pass")
+_FOUND = [
+    *(
+        Finding(
+            code="zero_gradient",
+            cause="Layer net.quantise kills the gradient",
+            evidence=(
+                "Gradients at the input were exactly zero in 2000 of 2000 steps.",
+                "Candidates equal the inputs.",
+            ),
+            attack=name,
+            samples=49,
+            of=50,
+            layer="net.quantise",
+            remedies=(_BPDA,),
+        )
+        for name in ("pgd", "ddn")
+    ),
+    *(
+        Finding(code=code, cause="No gradient was asked for.", remedies=(_NOTHING,))
+        for code in ("probabilities", "no_gradient")
+    ),
 ]
+FINDINGS = [json.loads(json.dumps(one.to_dict())) for one in _FOUND]
 """What the diagnosis found, with and without all the optional parts."""
 
 VERSIONS = {"robust_ext": "0.1.0", "torch": "2.5.1"}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from robust_ext.core.finding_texts import leading, lines, remedy, sentence, shared, subject
+from robust_ext.core.finding_texts import leading, lines, sentence, shared, subject
 from robust_ext.evaluations.causes.finding import Finding, Remedy
 
 
@@ -13,25 +13,14 @@ def plain(**values):
 @pytest.mark.parametrize(
     ("finding", "words"),
     [
-        ({}, "It stays."),
-        ({"cause": "It stays"}, "It stays."),
         ({"evidence": ("First.", "Second.")}, "It stays. First."),
-        ({"samples": 3, "of": 4}, "It stays (3 of 4 samples)."),
         ({"samples": 3, "of": 4, "evidence": ("In 3 of 4 samples",)}, "It stays. In 3 of 4 samples."),
         ({"layer": "net.0", "samples": 0, "of": 4}, "It stays (0 of 4 samples, layer net.0)."),
         ({"cause": "net.0 stays.", "layer": "net.0"}, "net.0 stays."),
-        ({"layer": ""}, "It stays."),
     ],
 )
-def test_sentence(finding, words):
+def test_a_sentence_has_the_first_evidence_and_names_nothing_twice(finding, words):
     assert sentence(plain(**finding)) == words
-
-
-def test_remedies_in_words():
-    first, second, third = (Remedy(words=words, paste="--eot 8") for words in ("Do.", "Take more.", "Rest."))
-    assert remedy(plain()) == ""
-    assert remedy(plain(remedies=(second,))) == "Take more."
-    assert remedy(plain(remedies=(first, second, third))) == "Do; or take more."
 
 
 def test_what_leads_and_who_shares_it():

@@ -2,7 +2,6 @@
 
 import copy
 import re
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -22,11 +21,6 @@ pytest.importorskip("matplotlib")
 @pytest.fixture(scope="module")
 def small():
     return small_result()
-
-
-@pytest.fixture(scope="module")
-def small_page(small):
-    return report_page(small)
 
 
 def entry(detector, group, **keys):
@@ -84,16 +78,6 @@ def test_arms_of_one_name_and_epsilon_keep_rows_of_their_own():
     assert {"PGD-ACE", "PGD-ACE (PGD-ACE)"} <= set(names)
 
 
-def test_curves_are_those_of_the_lowest_group(small, small_page):
-    nss = small["detectors"][0]
-    (lowest,) = sorted((entry(nss, group) for group in ("linf 0.125", "linf 0.3125")), key=lambda row: row["auroc"])[:1]
-    svg = plot(small_page, f"ROC curves of detector nss, group {lowest['group']}; AUROC: ")
-    for objective, title in [("ace", "ACE"), ("gini", "Gini"), (None, "MEAD")]:
-        assert f"{title} {shown(entry(nss, lowest['group'], objective=objective)['auroc'])}" in svg.get("aria-label")
-    assert plot(small_page, "ROC curves of detector lid, group Spatial; AUROC: MEAD ") is not None
-    assert len([one for one in svgs(small_page) if one.get("aria-label", "").startswith("ROC")]) == 6
-
-
 def test_a_curve_goes_where_its_points_are():
     result = make(arms_of("Spatial"), ["nss"], samples=40)
     whole = result["detectors"][0]["results"][0]
@@ -141,40 +125,14 @@ def test_groups_that_only_white_box_arms_have():
     alone = entry(lid, "linf 0.3125", scenario="white-box")
     (row,) = Page(text).rows_of("linf 0.3125, white-box")
     assert row[2:4] == [str(alone["positives"]), shown(alone["coverage"])]
-    assert {"no arms", shown(alone["auroc"])} <= set(words(plot(text, "Blind and white-box arms against detector lid")))
     lowest = min(alone["auroc"], entry(lid, "linf 0.125", scenario="all")["auroc"])
     assert Page(text).rows_of("lid")[0][7].startswith(shown(lowest))
-
-
-def test_shared_runs_and_refused_arms():
-    result = small_result()
-    result["arms"][0] |= {"passes": {"forward": 1234.5, "backward": 0.0}}
-    result["refused"] = [{"arms": ["PGD-ACE l1 5"], "detector": "lid", "reason": "It has no gradients."}] + [
-        {"arms": [f"CW2 {number}"], "detector": None, "reason": "One class."} for number in range(5)
-    ]
-    page = Page(report_page(result))
-    (row,) = [row for row in page.rows_of(result["arms"][0]["name"]) if row[0].startswith("robust_ext:")]
-    assert row[-2:] == ["1,234", "0"]
-    assert "Not run against lid: PGD-ACE l1 5. It has no gradients." in page.text
-    assert "Not run: CW2 0, CW2 1, CW2 2 and 2 more. One class." in page.text
-    assert "Not run against lid: PGD-ACE l1 5. It has no gradients." in report_text(result)
-
-
-@pytest.mark.parametrize("name", ["x" * 4000, "long name " * 300, "攻撃 😀" * 200])
-def test_long_names_do_not_break_the_page(name):
-    renamed = [replace(arm, name=f"{name} {arm.name}") for arm in arms_of("l1 5")]
-    text = report_page(make(renamed, [name], samples=40, rates={"l1 5": 0.9}))
-    for svg in svgs(text):
-        assert max(map(len, words(svg)), default=0) < 60
-    assert name.strip() in " ".join(Page(text).text.split())
 
 
 def test_without_positives():
     rates = {"l1 5": 0, "linf 0.125": 0, "Spatial": 0}
     text = report_page(make(arms_of(*rates), ["nss", "lid"], samples=30, white_box=["nss"], rates=rates))
-    page = Page(text)
-    assert "No attack succeeded often enough to judge a detector." in page.text
-    assert page.row("nss") == ["-"] * 8, "there is no number of the detector"
+    assert Page(text).row("nss") == ["-"] * 8, "there is no number of the detector"
     assert not [svg for svg in svgs(text) if svg.get("aria-label", "").startswith(("ROC", "Attribution"))]
     assert "no AUROC" in words(plot(text, "Mean AUROC"))
 
@@ -189,23 +147,17 @@ def test_without_anything_optional():
     for row in detector["arms"]:
         row["slipped"] = None
     page = Page(report_page(result))
-    assert "How much gets past the detector?" in page.text
-    assert "Threshold" not in page.text
     assert page.row("Spatial", str(detector["arms"][0]["positives"]))[-2:] == ["-", "0"]
 
 
 def test_numbers_of_the_public_code():
     arms = arms_of("linf 0.5")
-    result = make(arms, ["nss"], samples=50, published=True)
-    whole = entry(result["detectors"][0], "linf 0.5")
-    (row,) = Page(report_page(result)).rows_of("linf 0.5")
-    published = [shown(whole["published"][key]) for key in ("auroc", "fpr_at_95_tpr")]
-    assert row[-2] == " / ".join(published)
-    text = report_text(result)
-    assert " / ".join(published) in text
-    without = make(arms, ["nss"], samples=50)
-    assert "published" not in Page(report_page(without)).rows[-1]
-    assert "published" not in report_text(without)
+    for published in (True, False):
+        result = make(arms, ["nss"], samples=50, published=published)
+        numbers = entry(result["detectors"][0], "linf 0.5").get("published") or {}
+        words = " / ".join(shown(numbers.get(key)) for key in ("auroc", "fpr_at_95_tpr"))
+        text, page = report_text(result), Page(report_page(result))
+        assert (words in text) == (words in page.rows_of("linf 0.5")[0]) == published
 
 
 def test_the_headline_has_the_lowest_of_all_arms_that_count():
@@ -219,5 +171,5 @@ def test_the_headline_has_the_lowest_of_all_arms_that_count():
     known = [one for one in content["detectors"] if any(row["auroc"] == 0.048 for row in one["white_box"])]
     assert known
     assert found.count("lowest 4.8") == len(known)
-    lead = re.search(r'<p class="lead">(.*?)</p>', report_page(content), re.DOTALL).group(1)
-    assert "4.8" in lead
+    headline = re.search(r"<h1>(.*?)</h1>", report_page(content))[1]
+    assert headline.count("4.8") == len(known)

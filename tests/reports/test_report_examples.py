@@ -84,12 +84,10 @@ def test_values_that_are_not_finite_stand_out(channels, value):
 def test_images_are_known_by_their_shape_and_misfits_refused():
     shapes = {(1, 2, 2): True, (2, 2): False, (4,): False, (1, 0, 2): False, (0, 2, 2): False}
     assert {shape: make_example(clean=np.zeros(shape)).is_image for shape in shapes} == shapes
-    with pytest.raises(InvalidArgumentError, match="candidate: got shape"):
-        make_example(candidate=np.zeros((1, 2, 3)))
-    with pytest.raises(InvalidArgumentError, match=r"planted: got shape \(1, 2\), expected the shape of clean"):
-        make_example(clean=np.zeros((1, 2, 2)), planted=np.zeros((1, 2)))
-    with pytest.raises(InvalidArgumentError, match="bounds"):
-        make_example(bounds=(1.0, 1.0))
+    flat, misfit = np.zeros((1, 2, 2)), np.zeros((1, 2))
+    for changes in ({"candidate": misfit}, {"clean": flat, "planted": misfit}, {"bounds": (1.0, 1.0)}):
+        with pytest.raises(InvalidArgumentError, match=next(reversed(changes))):
+            make_example(**changes)
 
 
 def test_names_the_command_that_installs_pillow(monkeypatch):

@@ -83,13 +83,10 @@ def test_a_click_sorts_up_then_down_then_as_it_was(column):
     assert states == ["ascending", "descending", None, "ascending"]
 
 
-def test_only_one_column_is_sorted_by():
-    shown = run([1, 2])["shown"]
-    assert shown[-1] == [BY[2], [None, None, "ascending", None, None]]
-
-
-def test_titles_become_buttons_where_there_is_something_to_sort():
-    assert run([])["buttons"] == ["button"] * 4 + [None]
+def test_only_one_column_is_sorted_by_and_only_where_there_is_something_to_sort():
+    found = run([1, 2])
+    assert found["shown"][-1] == [BY[2], [None, None, "ascending", None, None]]
+    assert found["buttons"] == ["button"] * 4 + [None]
     alone = run([], rows=ROWS[:1])
     assert (alone["sorts"], alone["buttons"]) == (False, [None] * 5)
 
