@@ -100,7 +100,8 @@ def short_names(names: Iterable[str]) -> dict[str, str]:
 
 def _parsed(name: str) -> tuple[str, str, str] | None:
     """Return the short name, the library or file, and the other settings; None where the name is no such text."""
-    match = re.fullmatch(r"(?:([\w./\\-]+):)?([A-Za-z_]\w*)(\(.*\))?", name, re.DOTALL)
+    text, _, view = name.partition(" through ")
+    match = re.fullmatch(r"(?:([\w./\\-]+):)?([A-Za-z_]\w*)(\(.*\))?", text, re.DOTALL)
     if match is None or not (match[1] or match[3]):
         return None
     try:
@@ -119,7 +120,7 @@ def _parsed(name: str) -> tuple[str, str, str] | None:
     short += "".join(f"-{settings.pop(key)}" for key in _STEPS if isinstance(settings.get(key), int))
     stated = [words.format(settings.pop(key)) for key, words in _WORDS.items() if settings.get(key) not in (None, 1)]
     rest = ", ".join(f"{key}={value!r}" for key, value in settings.items())
-    return ", ".join([short, *stated]), match[1] or "", retyped(rest)
+    return ", ".join(filter(None, [short, *stated, view])), match[1] or "", retyped(rest)
 
 
 def attack_title(attack: Mapping[str, Any]) -> str:

@@ -63,8 +63,7 @@ def report(result: Row) -> Report:
             Section("Under which attacks", [Block("plots", [Plot(drawing)]), table], open=True),
             Section("How to read the numbers", [Block("words", numbers)]),
             Section("Which kind of attack mattered", [kinds_table]),
-            *blocks.finding_section(result),
-            *blocks.warnings([*warned, *result["warnings"], *missing]),
+            *blocks.evidence(result, [*warned, *result["warnings"], *missing]),
         ],
         text=[
             [opening, findings.lines(setup)],

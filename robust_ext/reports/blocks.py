@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -149,17 +149,15 @@ def muted(text: str) -> Block:
     return Block("words", text, "muted")
 
 
-def warnings(sentences: Iterable[str]) -> list[Section]:
-    """Return a section of sentences, nothing without any."""
-    shown = list(sentences)
-    return [Section(f"Warnings ({len(shown)})", [Block("list", shown)])] if shown else []
-
-
-def finding_section(result: Mapping[str, Any]) -> list[Section]:
-    """Return a section of the findings with their evidence and remedies, nothing without any."""
+def evidence(result: Mapping[str, Any], warnings: Sequence[str] = ()) -> list[Section]:
+    """Return sections of the findings with evidence and remedies, and of warnings; nothing of what there is none of."""
     order = "In order of weight, those that explain others first: the cause, the evidence for it, and what to do."
     found = findings.shared(result.get("findings", ()))
-    return [Section("Every finding, with its evidence", [muted(order), Block("findings", found)])] if found else []
+    parts = {
+        "Every finding, with its evidence": [muted(order), Block("findings", found)] if found else [],
+        f"Warnings ({len(warnings)})": [Block("list", warnings)] if warnings else [],
+    }
+    return [Section(title, shown) for title, shown in parts.items() if shown]
 
 
 # Causes that the first screen names, and what to run next, by kind and verdict, where no remedy says it.
@@ -201,11 +199,6 @@ def answers(headline: str, result: Mapping[str, Any], repeating: Sequence[str]) 
     if following and not any((done, steps, *remedies.values())):
         steps.append(("Next", following, []))
     return [*found, *steps, ("Repeat", "", list(repeating))]
-
-
-def pictures(title: str) -> list[Section]:
-    """Return the section of examples, which a page without any leaves out."""
-    return [Section(title, [Block("pictures", None)])]
 
 
 def outcomes(counts: Mapping[str, int]) -> str:

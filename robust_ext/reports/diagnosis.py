@@ -68,7 +68,7 @@ def report(result: Row) -> Report:
             *([Section("Attacks", [table], open=True)] if attacks else []),
             *([Section("Which layer", [Block("plots", layers)], open=weak != [])] if layers else []),
             *([Section("Remedies that were tried", [muted(confirmed), tried])] if tried.rows else []),
-            *blocks.finding_section(result),
+            *blocks.evidence(result),
             *([Section("How to read the numbers", [*map(muted, notes)])] if notes else []),
             *([Section("Where the queries went", [Block("plots", queries, "grid")])] if queries else []),
         ],

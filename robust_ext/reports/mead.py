@@ -84,9 +84,9 @@ def report(result: Row) -> Report:
             Section("All detectors", [summary, Block("plots", [shown]), *remember, muted(_MEANS)], open=True),
             *(part.section(f"detector-{number}") for number, part in enumerate(parts)),
             Section("What was done", [*(Block("words", words) for words in _DONE), Block("terms", _TERMS.items())]),
-            *blocks.pictures("Examples that slipped through"),
+            Section("Examples that slipped through", [Block("pictures", None)]),
             Section("Every attack", [_every_attack(arms)]),
-            *blocks.finding_section(result),
+            *blocks.evidence(result),
         ],
         text=[
             [opening, findings.lines(setup)],

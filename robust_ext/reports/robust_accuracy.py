@@ -54,8 +54,7 @@ def report(result: Row) -> Report:
         first=[*(Block("words", words, "warn") for words in meaning), Block("words", lead, "lead")],
         sections=[
             Section("By epsilon", [Block("plots", [Plot(drawing)]), table, muted(numbers)], open=True),
-            *blocks.finding_section(result),
-            *blocks.warnings([*warned, *given]),
+            *blocks.evidence(result, [*warned, *given]),
             Section("What was run", [Table(title="What was run", rows=run, words=(0, 1, 2, 3))]),
         ],
         text=[

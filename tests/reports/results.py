@@ -31,7 +31,7 @@ _FOUND = [
             code="zero_gradient",
             cause="Layer net.quantise kills the gradient",
             evidence=(
-                "Gradients at the input were exactly zero in 2000 of 2000 steps.",
+                "Gradients were exactly zero in 2000 of 2000 steps.",
                 "Candidates equal the inputs.",
             ),
             attack=name,

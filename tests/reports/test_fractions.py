@@ -79,6 +79,7 @@ PGD, ADAPTED = (
         # Names that would be alike differ by library, by other settings, or stay as they are.
         ([PGD, "art:ProjectedGradientDescent(max_iter=20)"], ["PGD-20 (foolbox)", "PGD-20 (art)"]),
         ([f"foolbox:L2PGD(r={step})" for step in (1, 2)], ["PGD (r=1)", "PGD (r=2)"]),
+        (["foolbox:FGSM() through EoT 8", "margin through EoT 8"], ["FGSM, EoT 8", "margin through EoT 8"]),
         (["robust_ext:Square", "Square"], ["Square (robust_ext)", "Square"]),
         (["one:A(x=1)", "two:A(x=1)", "two:A(x=2)"], ["A (one, x=1)", "A (two, x=1)", "A (two, x=2)"]),
         # What is no call with settings is no attack of a library.
