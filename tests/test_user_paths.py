@@ -1,4 +1,4 @@
-"""What users have, in at most six lines to a verdict: the lines of docs/start.md, as they stand."""
+"""What users have, in at most six lines to a verdict: those of docs/start.md and docs/your_model.md, as they stand."""
 
 import ast
 import re
@@ -13,12 +13,12 @@ from torch import nn
 
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
-from robust_ext.evaluations.binarization import BinarizationResult
 from tests.adapters.test_model_libraries import stand_in
 from tests.libraries import library
 
 PAGE = Path(__file__).parents[1] / "docs" / "start.md"
-PATHS = dict(re.findall(r"<!-- path: (\w+) -->\n```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL))
+PAGES = PAGE.read_text(encoding="utf-8") + PAGE.with_name("your_model.md").read_text(encoding="utf-8")
+PATHS = dict(re.findall(r"<!-- path: (\w+) -->\n```python\n(.*?)```", PAGES, re.DOTALL))
 
 
 WHOLE = dict(re.findall(r"<!-- whole: (\w+) -->\n```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL))
@@ -72,8 +72,6 @@ def test_each_path_takes_at_most_six_lines():
         "torchvision",
         "timm",
         "transformers",
-        "art",
-        "foolbox",
         "robustbench",
         "table",
         "sklearn",
@@ -95,38 +93,6 @@ def test_networks_of_libraries(name, capsys, monkeypatch):
     printed = capsys.readouterr().out
     assert verdicts(printed) == ["INCONCLUSIVE"]
     assert "It found 1 of 1 planted examples" in " ".join(printed.split())
-
-
-@pytest.mark.exhaustive
-@pytest.mark.filterwarnings("ignore:Please import `gaussian_filter`:DeprecationWarning")
-def test_an_art_user_has_numpy(digits, capsys):
-    """A classifier that was just fitted, with arrays, and one-hot labels."""
-    pytest.importorskip("robust_ext.adapters.art.estimators", reason="ART is not installed")
-    from robust_ext.adapters.art.library import art
-
-    network = digits_network().train()
-    classifier = art.estimators.classification.PyTorchClassifier(
-        network,
-        loss=nn.CrossEntropyLoss(),
-        optimizer=torch.optim.SGD(network.parameters(), lr=1e-4),
-        input_shape=(1, 8, 8),
-        nb_classes=10,
-        clip_values=(0, 1),
-    )
-    inputs, labels = (one.numpy() for one in digits)
-    classifier.fit(inputs, np.eye(10, dtype=np.float32)[labels], nb_epochs=1)
-    cell("art", classifier=classifier, inputs=inputs)
-    assert verdicts(capsys.readouterr().out) == ["PASSED"]
-
-
-def test_a_foolbox_user_sees_the_result_in_a_notebook(digits):
-    pytest.importorskip("foolbox")
-    shown = cell("foolbox", network=digits_network(), inputs=digits[0])
-    assert isinstance(shown, BinarizationResult)
-    assert shown.verdict == "passed"
-    page = shown._repr_html_()
-    assert "passed" in page
-    assert "1.00" in page
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
