@@ -70,8 +70,7 @@ def binarization_test(  # noqa: D417
         model: A torch module from inputs in bounds to logits, in eval mode; a pair ``(features, readout)`` of modules
             or callables; a Foolbox model; an ART ``PyTorchClassifier``.
         attacks: Anything :func:`robust_ext.as_attack` takes, a list of such, or a dict of them by name.
-        inputs: Clean samples, a tensor or numpy array of floats ``(N, ...)`` in bounds; or batches ``(inputs, labels)``
-            of them, see :func:`robust_ext.robust_accuracy`.
+        inputs: Clean samples in bounds, floats ``(N, ...)``; or batches, see :func:`robust_ext.robust_accuracy`.
         threat_model: The norm, epsilon and bounds that the robustness claim is about.
         labels: Classes of the samples, integers ``(N,)`` or one-hot ``(N, K)``, which check the model's outputs.
         detector: A detector that rejects inputs, see :func:`robust_ext.as_detector`. What is planted goes undetected in
@@ -87,10 +86,9 @@ def binarization_test(  # noqa: D417
 
     Example:
         >>> import torch
-        >>> from torch import nn
-        >>> model = nn.Sequential(nn.Flatten(), nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 3)).eval()
-        >>> x, threat_model = torch.rand(12, 1, 4, 4), ThreatModel(norm="linf", epsilon=0.1)
-        >>> binarization_test(model, lambda model, x, y: x, x, threat_model, inner_points=50).verdict
+        >>> from robust_ext.demo.network import digits_network
+        >>> x, threat_model = torch.rand(12, 1, 8, 8), ThreatModel(norm="linf", epsilon=0.1)
+        >>> binarization_test(digits_network(), lambda model, x, y: x, x, threat_model).verdict
         'failed'
     """
     begun = time.perf_counter()

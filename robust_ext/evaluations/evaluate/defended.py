@@ -80,7 +80,6 @@ def prepare(
     A model that is an AdaptiveDefense is one; a model whose logits change from call to call is judged by fresh draws,
     and its mean over draws that are held is what it is compared with.
     """
-    # Once: batches may come from an iterator.
     samples, size = read_samples(inputs, labels, threat_model), settings.batch_size
     given = samples, samples.labels, threat_model, run
     if isinstance(model, AdaptiveDefense) and defense is None:
@@ -250,13 +249,13 @@ def _is_white_box(step: Step) -> bool:
 def _adapted(step: Step, subject: Subject, draws: int) -> Attack:
     """Return the attack of a step as it runs on the model or the defense itself."""
     averaged = subject.defense.random and step.averaged and step.category == "white-box"
-    eot = draws if averaged else 1
-    mode = "plain" if step.exposure == "defense" and subject.model is None else "identity"
-    if step.exposure in ("static", "defense") and eot == 1:
-        return step.attack
     if step.exposure not in ("static", "defense"):
         mode = step.exposure
-    return AdaptedAttack(attack=step.attack, gradient_mode=mode, eot=eot)
+    elif averaged:
+        mode = "plain" if step.exposure == "defense" and subject.model is None else "identity"
+    else:
+        return step.attack
+    return AdaptedAttack(attack=step.attack, gradient_mode=mode, eot=draws if averaged else 1)
 
 
 def _strongest(steps: Sequence[Step], result: AdaptiveResult, given: EvaluationInputs) -> Step | None:
@@ -297,6 +296,5 @@ def _certified(
         why = "draws random numbers" if defense.random else "treats rows together"
         words = f"{type(defense).__name__} {why}, and the binarization test needs features of each row that stay"
         return uncertified(attack, words), attack, []
-    model = subject.model or defense
-    certificate, tested = certify(attack, given, settings, out=run.out, model=model, **more)
+    certificate, tested = certify(attack, given, settings, out=run.out, model=subject.model or defense, **more)
     return certificate, attack, [] if tested is None else list(parts_of(tested.content))

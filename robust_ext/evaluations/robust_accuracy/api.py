@@ -126,13 +126,11 @@ def robust_accuracy(  # noqa: D417
     as they are count as not robust at any budget.
 
     Args:
-        model: A torch module from inputs in bounds to logits, in eval mode; a Foolbox model or ART
-            ``PyTorchClassifier``.
+        model: A torch module in eval mode from inputs in bounds to logits; a Foolbox model; an ART classifier.
         attacks: Anything :func:`robust_ext.as_attack` takes, a list of such, or a dict of them by name.
-        inputs: Clean samples, a tensor or numpy array of floats ``(N, ...)`` in bounds. Or batches ``(inputs, labels)``
-            of them, as a DataLoader makes: they are read once, into a temporary file, and need not fit into memory.
+        inputs: Clean samples in bounds, floats ``(N, ...)``. Or batches ``(inputs, labels)`` of them, as a DataLoader
+            makes, with labels None: they are read once, into a temporary file, and need not fit into memory.
         labels: Their classes, integers ``(N,)``, or one-hot ``(N, K)``; of several labels zeros and ones ``(N, L)``.
-            None with batches, which have their own.
         threat_model: The norm, epsilon and bounds.
         criterion: What counts as success of an attack: :class:`robust_ext.TopK`, :class:`robust_ext.Targeted`,
             :class:`robust_ext.MultiLabel`; misclassification when left out.
