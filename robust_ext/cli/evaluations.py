@@ -25,6 +25,7 @@ from robust_ext.evaluations.robust_accuracy.settings import RobustAccuracySettin
 
 FOUND = 3
 """Exit status of a diagnosis that found something of high or medium weight."""
+_NEGATIVES = 1024  # Further samples beside one image; as many as its group has are used.
 
 
 @settings_class
@@ -244,13 +245,19 @@ class DefenseOptions(Settings):
         "net.py:make@FILE; repeatable.",
         panel="attack",
     )
+    one_image: bool = setting(
+        default=False,
+        help="Defend each row of a batch-level defense alone beside further samples of the data, which no attack "
+        "changes; otherwise whole groups are attacked.",
+        panel="attack",
+    )
 
 
 @command(AdaptiveSettings, samples=64)
 def at_test_time(run: ThreatOptions, own: DefenseOptions, valid: EntryOptions, settings: dict[str, Any]) -> None:
     """Evaluate a defense that acts at test time against the static model it defends."""
     threat_model, device = valid.applied(run.threat_model), check_device(run.device, argument="--device")
-    samples = run.load_samples(seed=settings["seed"])
+    samples = run.load_samples(seed=settings["seed"], further=_NEGATIVES if own.one_image else 0)
     surrogates = {}
     for text in own.surrogate:
         spec, at, weights = text.partition("@")
@@ -268,6 +275,7 @@ def at_test_time(run: ThreatOptions, own: DefenseOptions, valid: EntryOptions, s
             classifier=run.loaded.model,
             defense_weights=own.defense_weights,
             surrogates=surrogates,
+            negatives=samples.further,
             sample_ids=samples.ids,
             **run.keywords,
             **settings,

@@ -18,8 +18,9 @@ from robust_ext.core.errors import ModelError, SplitError
 from robust_ext.core.target import Counted, PassCounter
 from robust_ext.models.adaptive import AdaptiveDefense
 from robust_ext.models.binarized import BinarizedClassifier
+from robust_ext.models.company import Accompanied, mixed
 from robust_ext.models.features import LayerInput, Split, layer_names, split_linear
-from robust_ext.models.rows import RowRNG, Solution, State, given_seeds, seeds_of
+from robust_ext.models.rows import Solution, State, given_seeds, seeds_of
 from robust_ext.models.vjp import VJP, attach, wants_gradient, with_vjp
 
 _HOOKS = tuple(key for key in vars(nn.Module()) if key.startswith(("_forward_", "_backward_")))
@@ -113,18 +114,18 @@ class DefendedFeatures(nn.Module):
     the input: the test then covers all but the averaging over draws. Otherwise every call draws afresh, from torch's
     global generator. ``layer`` is the name of a linear layer that the readout calls once, as in
     ``defense.named_modules()``; without one the features are the logits, of a defense that returns probabilities their
-    logarithms. ``defense`` is a copy that shares the networks. A batch-level defense raises ModelError: there a point
-    has no features of its own.
+    logarithms. ``defense`` is a copy that shares the networks. A batch-level defense raises ModelError unless it has a
+    company, see :func:`~robust_ext.models.company.in_company`: elsewhere a point has no features.
     """
 
     def __init__(self, defense: AdaptiveDefense, layer: str, *, held: bool = True) -> None:
         super().__init__()
-        if defense.batch_level:
+        if defense.batch_level and not isinstance(defense, Accompanied):
             raise ModelError(
-                f"{type(defense).__name__}: treats rows together, so that a point has no features of its own, and "
-                "nothing can be planted; test the attack on its static classifier"
+                f"{type(defense).__name__}: treats rows together, so that a point alone has no features; give it a "
+                "company, as robust_ext.models.company.in_company does"
             )
-        self.defense: AdaptiveDefense = _mixed(defense, _Held if held else _Fresh)
+        self.defense: AdaptiveDefense = mixed(defense, _Held if held else _Fresh)
         self.layer = layer
         self.training = False
 
@@ -148,8 +149,8 @@ def split_defense(defense: AdaptiveDefense, inputs: Tensor, *, layer: str | None
     """Split a defense into features and the linear readout at its end, verified on ``inputs``, float32 ``(n, ...)``.
 
     The features of a defense that returns probabilities are their logarithms, as no linear layer makes them. ``held``
-    is as of :class:`DefendedFeatures`. Raises ModelError for batch-level defenses, SplitError where the logits are not
-    those of one linear layer that is called once; without ``layer`` it is found.
+    is as of :class:`DefendedFeatures`. Raises ModelError for batch-level defenses without a company, SplitError where
+    the logits are not those of one linear layer that is called once; without ``layer`` it is found.
     """
     name = type(defense).__name__
     if defense.output != "logits":
@@ -170,6 +171,12 @@ def split_defense(defense: AdaptiveDefense, inputs: Tensor, *, layer: str | None
     return Split(DefendedFeatures(defense, layer, held=held), parts.readout, layer, parts.shape)
 
 
+def together(features: nn.Module) -> int:
+    """Return how many rows the defense behind features treats together; 1 where each row is on its own."""
+    inside = [part.defense for part in features.modules() if isinstance(part, DefendedFeatures)]
+    return max((part.group_size or 1 for part in inside if part.batch_level), default=1)
+
+
 def binarized_defense(module: nn.Module) -> AdaptiveDefense | None:
     """The test-time defense that a module is, or is made of; None without one.
 
@@ -182,7 +189,7 @@ def binarized_defense(module: nn.Module) -> AdaptiveDefense | None:
     features = module.features.module if isinstance(module.features, Counted) else module.features
     if not isinstance(features, DefendedFeatures):
         return None
-    inside: Any = _mixed(features.defense, _Binarized)
+    inside: Any = mixed(features.defense, _Binarized)
     # Its readout returns logits, whatever the defense's own returns.
     inside.binarized, inside.layer = (module,), features.layer
     inside.own_output, inside.output = features.defense.output, "logits"
@@ -229,15 +236,16 @@ class _Binarized(AdaptiveDefense):
     layer: str
     own_output: str
 
-    def solve(self, x: Tensor, rng: RowRNG, *, record: bool) -> Solution:
-        found = super().solve(x, rng, record=record)  # type: ignore[safe-super]
+    def _grouped(self, x: Tensor, seeds: Tensor, *, record: bool) -> Solution:
+        found = super()._grouped(x, seeds, record=record)
         index = self.binarized[0].problems(x.to(self.binarized[0].references))
         if index is None:
             index = torch.arange(len(x), device=x.device)
         return Solution(found.final, found.iterates, {**found.state, _PROBLEM: index})
 
     def readout(self, point: Tensor, state: State) -> Tensor:
-        return self.binarized[0].read(_features(self, self.layer, self.own_output, point, state), state[_PROBLEM])
+        own = {name: value for name, value in state.items() if name != _PROBLEM}
+        return self.binarized[0].read(_features(self, self.layer, self.own_output, point, own), state[_PROBLEM])
 
 
 def _features(defense: AdaptiveDefense, layer: str, output: str, point: Tensor, state: State) -> Tensor:
@@ -250,11 +258,3 @@ def _features(defense: AdaptiveDefense, layer: str, output: str, point: Tensor, 
 def _inside(layer: str) -> str:
     """Names of layers of a defense as those of a module that holds it."""
     return ",".join(f"defense.{name}" for name in layer_names(layer))
-
-
-def _mixed(defense: AdaptiveDefense, mixin: Any) -> Any:
-    """A copy that shares the networks, with the mixin's methods before its own."""
-    other = defense.with_steps(defense.steps)
-    if not isinstance(other, mixin):
-        other.__class__ = type(f"{mixin.__name__}{type(defense).__name__}", (mixin, type(defense)), {})
-    return other

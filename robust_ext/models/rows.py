@@ -147,6 +147,11 @@ class Solution:
         state = {name: tensor.detach() for name, tensor in self.state.items()}
         return Solution(self.final.detach(), tuple(point.detach() for point in self.iterates), state)
 
+    def select(self, rows: Tensor) -> Solution:
+        """The solution of some rows, int64 ``(M,)``, in this order."""
+        state = {name: tensor[rows] for name, tensor in self.state.items()}
+        return Solution(self.final[rows], tuple(point[rows] for point in self.iterates), state)
+
     @staticmethod
     def joined(parts: Sequence[Solution], rows: int) -> Solution:
         """The first ``rows`` rows of the solutions of groups, one after another, which have equally many iterates."""

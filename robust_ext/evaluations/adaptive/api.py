@@ -20,7 +20,7 @@ from robust_ext.core.validation import Array
 from robust_ext.engine.classifiers import as_classifier
 from robust_ext.engine.context import limited
 from robust_ext.engine.executors import ExecutorLike
-from robust_ext.engine.inputs import PROBES, Batches, EvaluationInputs, Samples, check_model
+from robust_ext.engine.inputs import PROBES, Batches, EvaluationInputs, Samples, check_model, check_samples
 from robust_ext.engine.progress import paced, showing
 from robust_ext.engine.run import check_some_ran
 from robust_ext.engine.task import drive
@@ -35,6 +35,7 @@ from robust_ext.evaluations.causes.setup import find_setup
 from robust_ext.evaluations.options import AdaptiveOptions
 from robust_ext.evaluations.run_keywords import RunKeywords
 from robust_ext.models.adaptive import AdaptiveDefense
+from robust_ext.models.company import one_image
 from robust_ext.registry.defense import as_defense
 from robust_ext.registry.model import as_module
 
@@ -49,6 +50,7 @@ def evaluate_defense(  # noqa: D417
     classifier: object = None,
     defense_weights: str | os.PathLike[str] | None = None,
     surrogates: Mapping[str, object] | None = None,
+    negatives: Array | None = None,
     device: str | torch.device | None = None,
     sample_ids: Sequence[int] | None = None,
     out: str | os.PathLike[str] | None = None,
@@ -73,6 +75,8 @@ def evaluate_defense(  # noqa: D417
         threat_model: The norm, epsilon and bounds that the robustness claim is about.
         classifier: The static model: a torch module, a Foolbox model or an ART ``PyTorchClassifier``; or the defense's.
         defense_weights: File of the trained parts of a named defense.
+        negatives: Clean images ``(M, ...)`` for a batch-level defense, at least ``group_size - 1``: each row is
+            defended alone beside the first of them, as for an attacker of one image (section 2.4).
         surrogates: Further networks by name, anything that ``classifier`` may be, to transfer points from.
         settings: All settings at once; the defaults when left out.
         **options: Single settings, see :class:`AdaptiveSettings`.
@@ -94,7 +98,15 @@ def evaluate_defense(  # noqa: D417
         chosen = make_settings(AdaptiveSettings, options, base=settings)
         size = chosen.batch_size
         given, made = prepare_defense(
-            defense, classifier, inputs, labels, threat_model, run, batch_size=size, weights=defense_weights
+            defense,
+            classifier,
+            inputs,
+            labels,
+            threat_model,
+            run,
+            batch_size=size,
+            weights=defense_weights,
+            negatives=negatives,
         )
         result = evaluate_prepared(attacks, given, made, run.judged(chosen), run, surrogates=surrogates)
         # Its run folder holds more than these.
@@ -111,6 +123,7 @@ def prepare_defense(
     *,
     batch_size: int,
     weights: str | os.PathLike[str] | None = None,
+    negatives: Array | None = None,
 ) -> tuple[EvaluationInputs, AdaptiveDefense]:
     """Check a static model with its samples, and a defense of it; the arguments are as of :func:`evaluate_defense`."""
     if isinstance(defense, nn.Module):
@@ -124,7 +137,9 @@ def prepare_defense(
     given = run.prepare(classifier, inputs, labels, threat_model, batch_size=batch_size)
     made = as_defense(defense, given.module, given.inputs[:2], weights=weights, bounds=threat_model.bounds)
     threat_model.check_resolution(given.inputs[0].numel())
-    group = made.group_size
+    group = made.group_size if made.batch_level else None
+    if negatives is not None:
+        made, group = one_image(made, check_samples(negatives, threat_model)[: (group or 1) - 1]), None
     if group is not None and len(given.inputs) % group and not made.pad:
         raise InvalidArgumentError(
             "inputs", f"{len(given.inputs)} samples", f"a multiple of {group}: the defense treats so many together"

@@ -36,6 +36,7 @@ from robust_ext.evaluations.callbacks import Callback
 from robust_ext.evaluations.caveats import time_table
 from robust_ext.evaluations.options import BinarizationOptions
 from robust_ext.evaluations.run_keywords import RunKeywords
+from robust_ext.models.adaptive_features import together
 from robust_ext.models.features import Observed
 from robust_ext.models.readouts.linear import Linear
 
@@ -149,6 +150,9 @@ def _prepare(
     settings = settings.matched(named.values())
     parts = counted_parts(model, inputs, settings, PassCounter(), labels=labels, device=run.device)
     refuse_gradients(named.values(), parts.classifier)
+    # Rows that are defended together are planted in and attacked together.
+    group = together(parts.features)
+    settings = replace(settings, batch_size=-(-settings.group_size // group) * group) if group > 1 else settings
     # Readouts of other kinds are said to be the model's own, and take its place.
     replaced = isinstance(settings.fitting.shown, Linear)
     test = BinarizationRun(

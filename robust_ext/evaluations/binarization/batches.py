@@ -17,6 +17,7 @@ from robust_ext.evaluations.binarization.attacking import Attacked, ProblemAttac
 from robust_ext.evaluations.binarization.problems import Problems
 from robust_ext.evaluations.binarization.rules import Rules
 from robust_ext.evaluations.causes.finding import Finding, Remedy
+from robust_ext.models.adaptive_features import together
 from robust_ext.models.binarized import identifiable
 
 # Copies of one row that are attacked at once, and from how far apart, in epsilons, candidates are others.
@@ -48,6 +49,9 @@ def _compare(attack: ProblemAttack, problems: Problems, result: Attacked) -> Wor
     outcomes = [result.records[one]["outcome"] for one in problems.samples]
     solved, rules = [row for row, one in enumerate(outcomes) if one == "found"], Rules(attack.settings)
     if not solved or rules.fails(len(solved), len(outcomes)) or _known(attack.attack) or attack.settings.draws > 1:
+        return None
+    if together(attack.features) > 1:
+        # The defense is another in other batches.
         return None
     groups, size, step = [solved], _COPIES, _COPIES
     if attack.attack.traits.one_by_one or not identifiable(problems.inputs, attack.settings.threat_model):

@@ -29,6 +29,7 @@ from robust_ext.evaluations.binarization.settings import BinarizationSettings
 from robust_ext.evaluations.detectors import calibrate_detector, detector_beside, has_threshold
 from robust_ext.models.adaptive import AdaptiveDefense
 from robust_ext.models.adaptive_features import split_defense
+from robust_ext.models.company import in_company
 from robust_ext.models.defended import Defended, SuccessMargin
 from robust_ext.models.features import as_parts, split
 
@@ -66,6 +67,8 @@ def counted_parts(
         where = run_device(given, device)
         probes = inputs[:PROBES].to(where)
         module = classifier = as_classifier(given, inputs.to(where), None if labels is None else labels.to(where))
+        if isinstance(module, AdaptiveDefense) and module.batch_level:
+            module = classifier = in_company(module, inputs.to(where), threat_model)
     else:
         if layer is not None:
             expected = (

@@ -21,6 +21,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from robust_ext.core.machine import RowLimit, power_of_two, rows_that_fit
 from robust_ext.core.target import Counted
+from robust_ext.models.adaptive_features import together
 from robust_ext.models.features import Observed
 
 logger = logging.getLogger(__name__)
@@ -33,6 +34,7 @@ class Forward:
     module: nn.Module  # From inputs (M, ...) to features (M, F).
     rows: int  # Most of a batch; fewer from then on where these did not fit into memory.
     channels_last: bool = False  # How images are laid out.
+    together: bool = False  # Whether what a row's features are depends on the samples beside it.
 
     def __call__(self, points: Tensor) -> Tensor:
         """The features of ``(M, ...)``, without gradients, in batches of nearly equal size."""
@@ -41,6 +43,23 @@ class Forward:
             features = limit.run(self.batch, points)
         self.rows = limit.rows
         return features
+
+    def of_points(self, points: Tensor) -> Tensor:
+        """The features ``(B, n, *F)`` of points ``(B, n, ...)`` of B samples.
+
+        Those of a defense that treats rows together are of batches of all samples: the first points, then the second.
+        """
+        samples, count = points.shape[:2]
+        if not self.together:
+            features = self(points.flatten(0, 1))
+            return features.view(samples, count, *features.shape[1:])
+        parts = []
+        for some in torch.split(points, max(1, self.rows // samples), 1):
+            rows = some.transpose(0, 1).flatten(0, 1)
+            with torch.no_grad():
+                features = RowLimit(len(rows)).run(self.batch, rows)
+            parts.append(features.view(-1, samples, *features.shape[1:]).transpose(0, 1))
+        return torch.cat(parts, 1)
 
     def batch(self, points: Tensor) -> Tensor:
         """The features of one batch."""
@@ -66,8 +85,8 @@ def choose_forward(
         rows = min(most, max(least, power_of_two(budget // max(1, inputs[:1].numel()))))
         if inputs.is_cuda:
             rows = rows_that_fit(features.module if drawn is None else drawn, inputs[:1], rows)
-    if drawn is not None and drawn is not features:
-        return Forward(drawn, int(rows))
+    if (grouped := together(features) > 1) or (drawn is not None and drawn is not features):
+        return Forward(features if drawn is None else drawn, int(rows), together=grouped)
     twin = folded_twin(features, inputs) if fold else None
     return Forward(features, int(rows)) if twin is None else replace(twin, rows=int(rows))
 

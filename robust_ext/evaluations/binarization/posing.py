@@ -52,14 +52,14 @@ def random_reach(
         if not alive:
             break
         each = len(inner) + len(corners)
-        size = max(1, forward.rows // each)
+        size = len(alive) if forward.together else max(1, forward.rows // each)
         groups = (alive[start : start + size] for start in range(0, len(alive), size))
         # The device is waited for at the end of a round, and not within one.
         for group, rows in zip(groups, torch.split(torch.tensor(alive, device=device), size), strict=True):
             ids = [first.samples[row] for row in group]
-            points = _draw(first.inputs[rows], ids, settings, inner, corners).flatten(0, 1)
-            index = rows.repeat_interleave(each)
-            measured = forward(points)
+            drawn = _draw(first.inputs[rows], ids, settings, inner, corners)
+            points, index = drawn.flatten(0, 1), rows.repeat_interleave(each)
+            measured = forward.of_points(drawn).flatten(0, 1)
             reach = torch.stack([problem.reach(measured, index) for problem in problems], 1)
             reach = torch.where(separable[index], reach, -torch.inf)
             if defense is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any
 
 import torch
@@ -41,7 +42,9 @@ class Measured:
     planted: Tensor
     references: Tensor
     features: Tensor  # (B, 1 + N_i + N_b + N_r, *F): the clean sample, inner points, planted points, references.
-    again: Tensor | None = None  # Of a random model: of further draws of the planted points, (B, N_b, R, *F).
+    # Of a random model: of further draws of the planted points, (B, N_b, R, *F); where rows are defended together, of
+    # each planted point beside clean samples.
+    again: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -170,14 +173,20 @@ def measure(
         references = inputs[:, None][:, :0]
     # As many samples at once as fill a batch; those of a detector have different numbers of candidates.
     total = 1 + settings.inner_points + settings.boundary_points * settings.planted_candidates + references.shape[1]
-    step = max(1, forward.rows // total) if candidates is None else 1
+    step = len(samples) if forward.together else max(1, forward.rows // total)
+    step = step if candidates is None else 1
     parts = []
     for start in range(0, len(samples), step):
         some = slice(start, start + step)
         given = None if candidates is None else candidates[start][None]
         parts.append(_measured(forward, inputs[some], samples[some], settings, given, references[some]))
     planted, features = (torch.cat(column) for column in zip(*parts, strict=True))
-    again = None if settings.draws == 1 else torch.stack([_further_draws(forward, points) for points in planted])
+    again = None
+    if settings.draws > 1:
+        batches = [planted] if forward.together else torch.split(planted, 1)
+        again = torch.cat([_further_draws(forward, points) for points in batches])
+    elif forward.together:
+        again = torch.stack([forward(points) for points in planted])[:, :, None]
     return Measured(tuple(samples), inputs, planted, references, features, again)
 
 
@@ -197,9 +206,7 @@ def _measured(
         candidates = draw_candidates(inputs, samples, settings)
 
     def features(*points: Tensor) -> Tensor:
-        rows = torch.cat(points, 1)
-        found = forward(rows.flatten(0, 1))
-        return found.view(*rows.shape[:2], *found.shape[1:])
+        return forward.of_points(torch.cat(points, 1))
 
     # Block by block, so that large images and many points do not fill the memory; what is left joins the last.
     count, size = settings.inner_points, max(_BLOCK, forward.rows)
@@ -214,17 +221,21 @@ def _measured(
     means = (inner, far) if settings.draws == 1 else (inner.mean(2), far.mean(2))
     chosen = farthest(*means, settings.boundary_points)
     own = torch.arange(len(inputs), device=inputs.device)[:, None]
-    return candidates[own, chosen], torch.cat([inner, far[own, chosen], further], 1)
+    planted, outer = candidates[own, chosen], far[own, chosen]
+    if forward.together:
+        # The chosen ones have not been beside each other yet.
+        outer = forward.of_points(planted)
+    return planted, torch.cat([inner, outer, further], 1)
 
 
 def _further_draws(forward: Forward, points: Tensor) -> Tensor:
-    """Features ``(n, 7 draws, *F)`` of points ``(n, ...)`` of a random model."""
-    found = []
+    """Features ``(B, n, 7 draws, *F)`` of points ``(B, n, ...)`` of a random model."""
+    found = list[Tensor]()
     for copies in (1, 2, 4):
         # Every batch draws again.
-        features = forward(points.repeat(copies, *[1] * (points.dim() - 1)))
-        found += list(features.view(copies, len(points), *features.shape[1:]))
-    return torch.cat(found, 1)
+        features = forward.of_points(points.repeat(1, copies, *[1] * (points.dim() - 2)))
+        found += features.view(len(points), copies, -1, *features.shape[2:]).unbind(1)
+    return torch.cat(found, 2)
 
 
 def fit(
@@ -251,8 +262,10 @@ def fit(
         parameters, scores = fitted(kind, rows, classes)
         # From what lies in the ball alone: a boundary that heeds the references too would leave out the planted points.
         certain = scores[:, last:first]
-        if isinstance(kind, Majority) and measured.again is not None:
-            certain = kind.lasting(measured.again[some], parameters)
+        if measured.again is not None:
+            again = measured.again[some]
+            lasting = kind.lasting if isinstance(kind, Majority) else partial(_beside_others, kind, certain)
+            certain = lasting(again, parameters)
         edge = certain.amin(1)
         gap, lowest, highest = edge - scores[:, :last].amax(1), scores.amin(1) - edge, scores.amax(1) - edge
         check_logits(kind, rows, parameters, scores, edge - (1 - settings.boundary_position) * gap, gap)
@@ -265,6 +278,12 @@ def fit(
         columns = edge, gap, lowest, highest, logits.amin(1), logits.amax(1), rounding
         parts.append(Problems(measured.samples[some], *points, kind, parameters, *columns))
     return Problems.join(parts)
+
+
+def _beside_others(kind: Readout, scores: Tensor, features: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
+    """Lower the scores ``(B, n)`` of planted points to those of their features ``(B, n, R, *F)`` beside other rows."""
+    others = kind.scores(features.flatten(1, 2), parameters).view(features.shape[:3])
+    return torch.minimum(scores, others.amin(2))
 
 
 def _rounding(kind: Readout, features: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:

@@ -201,6 +201,22 @@ def test_groups_keep_their_composition(subject):
         evaluate(subject, Centred, attacks=[step])
 
 
+def test_one_image_is_attacked_beside_negatives_that_stay(subject):
+    """Rows on their own are attacked in any batches, and no group has to be whole."""
+    network, inputs, labels = subject
+    rows, negatives = slice(0, 6), inputs[-5:]
+    step = Step(name="any order", category="black-box", attack=Leaving(batching="any"), exposure="defense")
+    result = evaluate_defense(
+        Centred(network), [step], inputs[rows], labels[rows], THREAT, negatives=negatives, **SHORT
+    )
+    alone = torch.cat([Centred(network)(torch.cat([row[None], negatives[:3]]))[:1] for row in inputs[rows]])
+    expected = float((alone.argmax(1) == labels[rows]).double().mean())
+    assert result.content["defended"]["clean_accuracy"] == pytest.approx(expected)
+    for defense, images in ((Centred(network), negatives[:2]), (rounded, negatives)):
+        with pytest.raises(InvalidArgumentError):
+            evaluate_defense(defense, [step], inputs[rows], labels[rows], THREAT, classifier=network, negatives=images)
+
+
 def test_signs_of_a_weak_evaluation():
     def content(**kinds):
         keys = ("category", "robust_accuracy")

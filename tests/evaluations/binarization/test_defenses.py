@@ -12,10 +12,22 @@ from robust_ext.defenses.adp import AdaptiveDenoising
 from robust_ext.defenses.anti_adversary import AntiAdversary
 from robust_ext.defenses.hd import HedgeDefense
 from robust_ext.demo.network import digits_network
+from robust_ext.evaluations.binarization.planting import plant
+from robust_ext.models.adaptive import Purifier
+from robust_ext.models.features import split
 from tests.evaluations.steps import climb
 from tests.evaluations.subjects import Rounding
 
 LINF = ThreatModel(norm="linf", epsilon=0.1)
+
+
+class Centred(Purifier):
+    """Steps away from the mean of a group: what one row comes to depends on the others."""
+
+    batch_level = True
+
+    def step(self, point, *, x, number, state, rng):
+        return point + 0.1 * (point - point.mean(0))
 
 
 def pgd(model, x, y, threat_model):
@@ -77,6 +89,48 @@ def test_a_weak_recipe_fails_and_a_right_one_passes(make, draws):
     assert right["samples"] >= 6
     assert (small["verdict"], small["score"]) == ("failed", pytest.approx(0, abs=0.2))
     assert right["score"] >= 0.85
+
+
+class Reversal(Centred):
+    """Steps away from the mean of four rows, from points that are drawn."""
+
+    random = True
+
+    def start(self, x, rng):
+        return x + 0.02 * rng.uniform(x, "start", low=-1, high=1), {}
+
+
+@pytest.mark.parametrize(("kind", "draws"), [(Centred, 1), pytest.param(Reversal, 5, marks=pytest.mark.exhaustive)])
+def test_groups_are_planted_in_and_attacked_as_they_are_judged(kind, draws):
+    """What is found is found by the defense itself, in the batch of all candidates."""
+    inputs, _ = load_dataset("digits").take(range(6))
+    defense = kind(digits_network(), steps=2, group_size=4)
+    small = {"inner_points": 60, "random_inner": 20, "random_corners": 20, "canaries": 2, "depths": (1,)}
+    weak = as_attack("foolbox:LinfPGD(steps=20, rel_stepsize=0.005, random_start=False)").named("weak")
+    result = binarization_test(defense, [weak, by_bpda(eot=draws)], inputs, LINF, kappa=0.9, draws=draws, **small)
+    assert result.content["settings"]["batch_size"] == 32
+    short, right = result.content["attacks"]
+    assert right["samples"] == 6
+    assert short["score"] == 0
+    assert right["score"] == 1
+    assert right["random_score"] <= 0.5
+
+
+def test_planted_groups_are_solved_together_and_alone():
+    """Planted points are adversarial beside each other and beside clean samples; the defense itself says so."""
+    inputs, _ = load_dataset("digits").take(range(8))
+    network = digits_network()
+    defense = Centred(network, steps=2, group_size=4)
+    planted = plant(defense, inputs, LINF, inner_points=60)
+    points = planted.planted[:, 0]
+    assert (len(planted), planted.score(points), planted.score(inputs)) == (8, 1, 0)
+    finals = defense.solution(points, seeds=defense.next_seeds(8)).final
+    features, module = planted.module.features, planted.judge
+    torch.testing.assert_close(features(points), split(network, inputs).features(finals))
+    for row in range(8):
+        mixed = inputs.clone()
+        mixed[row] = points[row]
+        assert module(mixed).argmax(1).tolist() == [int(one == row) for one in range(8)]
 
 
 def test_another_setting_of_the_defense_is_another_run(tmp_path):
