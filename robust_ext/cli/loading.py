@@ -21,6 +21,7 @@ from robust_ext.core.errors import InvalidArgumentError, printable
 from robust_ext.core.settings import LARGEST_SEED, Settings, setting, settings_class
 from robust_ext.core.threat import NORMS, ThreatModel
 from robust_ext.datasets import Dataset, load_dataset
+from robust_ext.datasets.load import NAMES
 from robust_ext.engine.context import current_context, run_context
 from robust_ext.engine.executors import make_executor
 from robust_ext.engine.isolation import CAN_ISOLATE
@@ -131,8 +132,7 @@ class RunOptions(WorkerOptions):
     std: str | None = setting(default=None, help="Inputs less --mean are divided by it; likewise.", panel="model")
     bounds: str = setting(default="0,1", help="Lowest and highest input value of the model.", panel="model")
     data: str = setting(
-        help="digits, mnist, fashion-mnist, cifar10, cifar100, an .npz file (images, or a table in its own units) or "
-        "a folder.",
+        help=f"{', '.join(NAMES)}, an .npz file (images, or a table in its own units) or a folder.",
         panel="data",
     )
     data_root: str | None = setting(default=None, help="Folder with the data's files.", panel="data")

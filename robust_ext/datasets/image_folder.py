@@ -67,7 +67,7 @@ def _read(paths: Sequence[Path]) -> NDArray[np.uint8]:
     """All images ``(N, C, H, W)`` uint8; sizes and modes are compared before the first one is decoded."""
     size, grey = (0, 0), True
     for path in paths:
-        with _opened(path) as image:
+        with opened(path) as image:
             if path == paths[0]:
                 size = image.size
             if image.size != size:
@@ -80,7 +80,7 @@ def _read(paths: Sequence[Path]) -> NDArray[np.uint8]:
             grey = grey and image.mode in _GREY_MODES
     images = np.empty((len(paths), 1 if grey else 3, size[1], size[0]), dtype=np.uint8)
     for position, path in enumerate(paths):
-        with _opened(path) as image:
+        with opened(path) as image:
             # Palettes go by way of RGBA, because Pillow warns of transparency that would be lost otherwise.
             direct = image.convert("RGBA") if image.mode in ("P", "PA") else image
             pixels = np.asarray(direct.convert("L" if grey else "RGB"))
@@ -89,7 +89,7 @@ def _read(paths: Sequence[Path]) -> NDArray[np.uint8]:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Image.Image]:
+def opened(path: Path) -> Iterator[Image.Image]:
     """Open an image, which is decoded when its pixels are first needed; every error inside names the file."""
     try:
         from PIL import Image

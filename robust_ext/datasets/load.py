@@ -15,6 +15,7 @@ from robust_ext.datasets.cifar import load_cifar10, load_cifar100
 from robust_ext.datasets.idx import load_fashion_mnist, load_mnist
 from robust_ext.datasets.image_folder import load_image_folder
 from robust_ext.datasets.npz import load_npz
+from robust_ext.datasets.street import load_gtsrb, load_svhn
 
 _TEST_DIGITS = 500
 
@@ -23,16 +24,17 @@ def load_dataset(spec: str, *, root: str | os.PathLike[str] | None = None, split
     """Load labelled images by a name or from a path.
 
     Args:
-        spec: ``"digits"`` (comes with scikit-learn), ``"mnist"``, ``"fashion-mnist"``, ``"cifar10"``, ``"cifar100"``
-            (from files below ``root``), or the path of an ``.npz`` file or of a folder of images, relative to the
-            working directory or else to ``root``. Names come first: a folder called ``digits`` is ``"./digits"``.
+        spec: ``"digits"`` (comes with scikit-learn), ``"mnist"``, ``"fashion-mnist"``, ``"cifar10"``, ``"cifar100"``,
+            ``"gtsrb"``, ``"svhn"`` (from files below ``root``), or the path of an ``.npz`` file or of a folder of
+            images, relative to the working directory or else to ``root``. Names come first: a folder called ``digits`` is
+            ``"./digits"``.
         root: Folder with the user's data; the working directory if not given.
         split: ``"test"`` or ``"train"``. Files and folders without splits are used as they are for either.
 
     Raises:
         DataError: Files are missing, damaged or not what their names promise; names where they were looked for.
         InvalidArgumentError: An argument is of another type, or there is no such split.
-        MissingDependencyError: scikit-learn (digits) or Pillow (folders) is not installed.
+        MissingDependencyError: scikit-learn (digits) or Pillow (folders, gtsrb) is not installed.
 
     Example:
         >>> digits = load_dataset("digits")
@@ -102,6 +104,8 @@ _NAMED: dict[str, Callable[[Path, str], Dataset]] = {
     "fashion-mnist": load_fashion_mnist,
     "cifar10": load_cifar10,
     "cifar100": load_cifar100,
+    "gtsrb": load_gtsrb,
+    "svhn": load_svhn,
 }
 NAMES = tuple(_NAMED)
 """Names of data sets."""
