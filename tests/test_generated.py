@@ -37,7 +37,8 @@ ERRORS = {
 
 
 @pytest.mark.parametrize(
-    ("script", "files", "needed"), [("generate_settings", 5, ()), ("generate_host_stubs", 2, ("foolbox", "art"))]
+    ("script", "files", "needed"),
+    [("generate_settings", 5, ()), ("generate_papers", 1, ()), ("generate_host_stubs", 2, ("foolbox", "art"))],
 )
 def test_generated_files_are_current(script, files, needed):
     for package in needed:

@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 from robust_ext import __version__
 from robust_ext.cli.evaluations import accuracy, at_test_time, binarization, diagnosis, evaluation
 from robust_ext.cli.mead import mead_command
-from robust_ext.cli.others import attacks, casestudies, compare_runs, demo, show
+from robust_ext.cli.others import attacks, casestudies, compare_runs, demo, reproduction, show
 from robust_ext.cli.run import run_study
 from robust_ext.core.errors import RobustExtError, on_stderr, printable
 from robust_ext.engine.isolation.process import hide_arguments
@@ -83,6 +83,7 @@ app.command("robust-accuracy")(accuracy)
 app.command("test-time")(at_test_time)
 app.command("run")(run_study)
 app.command("casestudies")(casestudies)
+app.command("reproduce")(reproduction)
 app.command("compare")(compare_runs)
 app.command("show")(show)
 app.command("demo")(demo)

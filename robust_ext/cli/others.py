@@ -11,6 +11,7 @@ from typing import Any
 import typer
 
 from robust_ext.casestudies import CASE_STUDIES, run_case_studies
+from robust_ext.casestudies.reproduction import PAPERS, items, reproduce
 from robust_ext.cli.loading import ExecutorOptions, SeedOptions, WorkerOptions, written
 from robust_ext.cli.options import command
 from robust_ext.core.errors import InvalidArgumentError, MissingDependencyError
@@ -154,6 +155,35 @@ def casestudies(own: CaseStudyOptions) -> None:
         **own.workers,
     )
     own.show(result)
+
+
+@settings_class
+class ReproductionOptions(WorkerOptions, SeedOptions):
+    """Options of ``robust-ext reproduce``."""
+
+    paper: str | None = setting(default=None, help=f"{', '.join(PAPERS)}.", cli="PAPER", panel="data")
+    item: str | None = setting(default=None, help="As in 'figure 2'; all are listed when left out.", cli="ITEM")
+    data: str = setting(default="digits", help="Of case studies: digits, mnist or cifar10.", panel="data")
+    data_root: str | None = setting(default=None, help="Folder with the data's files.", panel="data")
+    samples: int = setting(default=64, help="Test images.", minimum=1, panel="data")
+    tolerance: float = setting(default=0.1, help="Largest difference that counts as agreement.", minimum=0)
+
+
+@command()
+def reproduction(own: ReproductionOptions) -> None:
+    """Run the small version of a paper's table or figure beside the paper's numbers, or list where each is."""
+    if own.paper and own.item:
+        asked = {name: getattr(own, name) for name in ("data", "data_root", "samples", "tolerance", "seed", "out")}
+        own.show(reproduce(own.paper, own.item, progress=own.progress, **asked, **own.isolation, **own.workers))
+        return
+    if own.paper:
+        check_choice("PAPER", own.paper, tuple(PAPERS))
+    rows = [
+        (one.paper, one.name, one.what, f"robust-ext reproduce {one.paper} '{one.name}'" if one.runs else one.where)
+        for one in items()
+        if own.paper in (None, one.paper)
+    ]
+    typer.echo("\n".join(table([("paper", "item", "what", "where"), *rows], words=range(4), width=1000)))
 
 
 @settings_class

@@ -26,8 +26,8 @@ def load_dataset(spec: str, *, root: str | os.PathLike[str] | None = None, split
     Args:
         spec: ``"digits"`` (comes with scikit-learn), ``"mnist"``, ``"fashion-mnist"``, ``"cifar10"``, ``"cifar100"``,
             ``"gtsrb"``, ``"svhn"`` (from files below ``root``), or the path of an ``.npz`` file or of a folder of
-            images, relative to the working directory or else to ``root``. Names come first: a folder called ``digits`` is
-            ``"./digits"``.
+            images, relative to the working directory or else to ``root``. Names come first: a folder called
+            ``digits`` is ``"./digits"``.
         root: Folder with the user's data; the working directory if not given.
         split: ``"test"`` or ``"train"``. Files and folders without splits are used as they are for either.
 

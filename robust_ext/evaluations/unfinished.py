@@ -28,6 +28,7 @@ _CLASSES = {
     "diagnosis": "robust_ext.evaluations.diagnosis.settings:DiagnosisResult",
     "evaluation": "robust_ext.evaluations.evaluate.settings:EvaluateResult",
     "case_studies": "robust_ext.casestudies.result:CaseStudyResult",
+    "reproduction": "robust_ext.casestudies.reproduction:ReproductionResult",
 }
 # What a content that is not what its kind promises makes a reader raise; InvalidArgumentError is a ValueError.
 _MISFITS = (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError)

@@ -32,6 +32,7 @@ from robust_ext.reports import (
     diagnosis,
     evaluate,
     mead,
+    reproduction,
     robust_accuracy,
     timing,
 )
@@ -55,6 +56,7 @@ _KINDS = {
     "evaluation": (evaluate.report, ""),
     "case_studies": (casestudies.report, ""),
     "diagnosis": (diagnosis.report, ""),
+    "reproduction": (reproduction.report, "figure"),
     "test_time": (adaptive.report, ""),
 }
 _LONGEST_BADGE, _LONGEST_LINE = 40, 96

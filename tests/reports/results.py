@@ -424,6 +424,27 @@ def make_diagnosis(*names, **changes):
     }
 
 
+def make_reproduction(name):
+    """A result of ``robust-ext reproduce``."""
+    figure = {"name": name, "quantity": "test score", "paper": "0.260", "ours": 0.3125, "difference": 0.0525}
+    bound = {"name": "mmc", "quantity": "test score", "paper": "< .95", "ours": None, "difference": None}
+    return {
+        "kind": "reproduction",
+        "paper": "Binarization test",
+        "item": "figure 2",
+        "what": "test scores",
+        "setup": "small versions of the defenses on digits",
+        "where": "`robust-ext casestudies`",
+        "figures": [{**figure, "agrees": True}, {**bound, "agrees": None}],
+        "agree": 1,
+        "compared": 1,
+        "tolerance": 0.1,
+        "settings": {"data": "digits", "samples": 64},
+        "versions": VERSIONS,
+        "seed": 0,
+    }
+
+
 def make_case_studies(name):
     """A result of two case studies: one whose authors' recipe fails, and one in which it runs on a random model."""
     test = {

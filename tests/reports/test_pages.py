@@ -32,6 +32,7 @@ from tests.reports.results import (
     make_evaluation,
     make_example,
     make_pair,
+    make_reproduction,
     make_result,
     make_robust_accuracy,
 )
@@ -54,6 +55,7 @@ KINDS = {
     "diagnosis": lambda name: make_diagnosis(name, "ddn"),
     "evaluation": lambda name: make_evaluation(name, "ddn"),
     "case_studies": make_case_studies,
+    "reproduction": make_reproduction,
 }
 FREE = re.compile(
     "name|target|reason|attack|description|suite|defense|category|arm|group|detector|cause|evidence|layer|words|code|title|source|notes"

@@ -1,0 +1,261 @@
+"""Tables and figures of the four papers, as far as this package runs them, and where all the others are.
+
+``papers.md`` is the list of every numbered item, docs/theory/papers.md. What runs here are small versions: defenses
+trained on small images. So the papers' figures are compared with a tolerance, and what cannot be had has its reason.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, ClassVar
+
+from torch import nn
+
+from robust_ext.casestudies.api import run_case_studies
+from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.tabular import Columns, Row
+from robust_ext.core.threat import ThreatModel
+from robust_ext.core.validation import check_choice, check_integer, check_number
+from robust_ext.datasets import load_dataset
+from robust_ext.defenses.catalogue import TRAINED
+from robust_ext.defenses.training.loop import TrainedPart
+from robust_ext.defenses.training.parts import train
+from robust_ext.demo.network import digits_network
+from robust_ext.engine.identity import versions
+from robust_ext.evaluations.adaptive import evaluate_defense
+from robust_ext.evaluations.result import EvaluationResult
+
+PAPERS = {
+    "binarization": "Binarization test",
+    "mead": "MEAD",
+    "linear-region": "Linear-region attack",
+    "test-time": "Adaptive test-time defenses",
+}
+"""Papers by what they are called here, and the headings of the list."""
+_RANGE = re.compile(r"(table|figure)s? (\d+)(?: to (\d+))?$")
+_EPSILON = 0.1
+# Fewer steps and queries than the paper's, for two cores.
+_SHORT: dict[str, Any] = {"steps": 20, "queries": 50, "draws": 4, "repeats": 5}
+# What is run, by which step of it, and robust accuracy of the static model and of the defense in the paper (CIFAR-10,
+# 8/255; clc 2/255), in per cent.
+_TEST_TIME = {
+    "table 1": (
+        ("sodef", "worst", 53.9, 52.2),
+        ("clc(learning_rate=0.05)", "worst", 0.0, 5.6),
+        ("hd(radius=0.1, step_size=0.05)", "worst", 63.0, 61.0),
+        ("anti-adversary", "worst", 66.6, 66.6),
+        ("soap(flip=False, radii=4, steps=3, radius=0.033, step_size=0.02)", "worst", 0.0, 3.7),
+        ("imf(radius=0.1)", "worst", 7.7, 12.6),
+        ("aid(radius=0.1)", "worst", 49.3, 43.8),
+        ("reverse(group_size=16, steps=8, step_size=0.025, radius=0.2, views=2)", "worst", 59.4, 58.4),
+        ("adp(runs=2, steps=3)", "worst", 0.0, 33.7),
+    ),
+    "table 2": (("sodef", "transfer", 53.9, 52.2),),
+    "table 3": (
+        ("hd(radius=0.1, step_size=0.05)", "transfer", 63.0, 65.9),
+        ("hd(radius=0.1, step_size=0.05)", "white-box", 63.0, 61.1),
+        ("hd(radius=0.1, step_size=0.05)", "worst", 63.0, 61.0),
+    ),
+    "table 4": (("aid(radius=0.1)", "transfer", 49.3, 56.0), ("aid(radius=0.1)", "white-box", 49.3, 43.8)),
+}
+_STUDIES = {
+    "figure 2": ("test score", ("score", "score"), ("weak_score", "right_score")),
+    "figure 4": ("robust accuracy", ("claimed", "verified"), ("claimed", "true")),
+}
+
+
+@dataclass(frozen=True)
+class Item:
+    """A table or figure of a paper: what it is, and where, as the list says."""
+
+    paper: str
+    name: str
+    what: str
+    where: str
+
+    @property
+    def runs(self) -> bool:
+        """Whether :func:`reproduce` runs it."""
+        return (self.paper == "binarization" and self.name in _STUDIES) or (
+            self.paper == "test-time" and self.name in _TEST_TIME
+        )
+
+
+@cache
+def items() -> tuple[Item, ...]:
+    """Return every table and figure of the four papers, in their order."""
+    text, found = (files("robust_ext.casestudies") / "papers.md").read_text(encoding="utf-8"), []
+    for paper, title in PAPERS.items():
+        section = text.split(f"\n## {title}\n")[1].split("\n## ")[0]
+        for line in section.splitlines():
+            cells = [cell.strip() for cell in line.split("|")]
+            if len(cells) == 5 and (match := _RANGE.match(cells[1])):
+                numbers = range(int(match[2]), int(match[3] or match[2]) + 1)
+                found += [Item(paper, f"{match[1]} {number}", cells[2], cells[3]) for number in numbers]
+    return tuple(found)
+
+
+class ReproductionResult(EvaluationResult):
+    """A table or figure of a paper beside ours; see :class:`robust_ext.evaluations.result.EvaluationResult`."""
+
+    kind = "reproduction"
+    columns: ClassVar[Columns] = {
+        **dict.fromkeys(("name", "quantity", "paper"), str),
+        **dict.fromkeys(("ours", "difference"), float),
+        "agrees": bool,
+    }
+    keys = ("name", "quantity")
+    value = "ours"
+    shown = ("name", "quantity", "paper", "ours", "difference", "agrees")
+
+    @property
+    def headline(self) -> str:
+        """How many figures agree."""
+        found = self.content
+        agree = f"{found['agree']} of {found['compared']} figures within {found['tolerance']:g}"
+        return f"{found['item']} of {found['paper']}: {agree}"
+
+    def rows(self) -> list[Row]:
+        """One a figure."""
+        return [self.row(**one) for one in self.content["figures"]]
+
+
+def reproduce(
+    paper: str,
+    item: str,
+    *,
+    data: str = "digits",
+    data_root: str | os.PathLike[str] | None = None,
+    samples: int = 64,
+    tolerance: float = 0.1,
+    seed: int = 0,
+    out: str | os.PathLike[str] | None = None,
+    **run: Any,
+) -> ReproductionResult:
+    """Run the small version of a table or figure, and put the paper's figures beside ours.
+
+    Test scores and robust accuracies are shares. Of test-time defenses the gain is compared, robust accuracy of the
+    defense less that of its static model, as the networks are others.
+
+    Args:
+        paper: One of :data:`PAPERS`.
+        item: A table or figure of it, as in ``"figure 2"``.
+        data: Of case studies: ``"digits"``, ``"mnist"`` or ``"cifar10"``; test-time defenses run on digits.
+        data_root: Folder with its files.
+        samples: Number of test images; where defenses treat 16 together, a multiple of that.
+        tolerance: The largest difference that counts as agreement, at least 0.
+        seed: Of every draw.
+        out: Folder for ``result.json``, ``report.html`` and the runs.
+        **run: Further keywords of :func:`~robust_ext.casestudies.run_case_studies` and
+            :func:`~robust_ext.evaluations.adaptive.evaluate_defense` that both have: how it is run.
+
+    Raises:
+        InvalidArgumentError: There is no such item, or this package alone does not run it; says where it is.
+    """
+    check_choice("paper", paper, tuple(PAPERS))
+    known = {one.name: one for one in items() if one.paper == paper}
+    found = known[check_choice("item", " ".join(item.split()).lower(), tuple(known))]
+    check_number("tolerance", tolerance, minimum=0)
+    check_integer("samples", samples, minimum=1)
+    if not found.runs:
+        here = " or ".join(f"{one.paper} {one.name!r}" for one in items() if one.runs)
+        raise InvalidArgumentError("item", found.name, f"{here}; this one is not run here, but: {found.where}")
+    folder, begun = None if out is None else Path(out), time.perf_counter()
+    if paper == "binarization":
+        given = {"data": data, "data_root": data_root, "samples": samples, "seed": seed, **run}
+        setup, figures = f"small versions of the defenses on {data}", _of_studies(found.name, folder, given)
+    else:
+        check_choice("data", data, ("digits",))
+        setup = f"small versions of the defenses on digits, linf {_EPSILON}, fewer steps and queries"
+        figures = _of_defenses(found.name, folder, samples, {"seed": seed, **run})
+    rows = [_compared(*one, tolerance=tolerance) for one in figures]
+    agreed = [bool(row["agrees"]) for row in rows if row["agrees"] is not None]
+    content = {
+        "kind": "reproduction",
+        "paper": PAPERS[paper],
+        "item": found.name,
+        "what": found.what,
+        "setup": setup,
+        "where": found.where,
+        "figures": rows,
+        "agree": sum(agreed),
+        "compared": len(agreed),
+        "tolerance": tolerance,
+        "seconds": time.perf_counter() - begun,
+        "settings": {"data": data, "samples": samples},
+        "versions": versions(),
+        "seed": seed,
+    }
+    return ReproductionResult(content).saved(folder)
+
+
+_Figure = tuple[str, str, float | str | None, float | None]
+
+
+def _compared(name: str, quantity: str, paper: float | str | None, ours: float | None, *, tolerance: float) -> Row:
+    """Return a figure of the paper beside ours; a bound as text, ``"< .95"``, agrees where it holds."""
+    row: dict[str, Any] = {"name": name, "quantity": quantity, "ours": ours, "difference": None, "agrees": None}
+    row["paper"] = paper if paper is None or isinstance(paper, str) else f"{paper:.3f}"
+    if ours is None or paper is None:
+        return row
+    if isinstance(paper, str):
+        sign, bound = paper.split()
+        return {**row, "agrees": ours < float(bound) if sign == "<" else ours >= float(bound)}
+    return {**row, "difference": ours - paper, "agrees": abs(ours - paper) <= tolerance + 1e-9}
+
+
+def _of_studies(item: str, folder: Path | None, given: dict[str, Any]) -> Iterator[_Figure]:
+    quantity, ours, published = _STUDIES[item]
+    result = run_case_studies(out=folder and folder / "runs", **given)
+    for study in result.content["studies"]:
+        for kind, own, paper in zip(("weak", "right"), ours, published, strict=True):
+            recipe = study["recipes"][kind]
+            value = recipe["score"] if own == "score" else recipe["robust_accuracy"][own]
+            yield f"{study['title']}, {kind} recipe", quantity, study["published"][paper], value
+
+
+def _of_defenses(item: str, folder: Path | None, samples: int, run: dict[str, Any]) -> Iterator[_Figure]:
+    network, threat_model = digits_network(), ThreatModel(norm="linf", epsilon=_EPSILON)
+    inputs, labels = load_dataset("digits").take(range(samples))
+    train_set = load_dataset("digits", split="train")
+    known, results = _TEST_TIME[item], dict[str, Any]()
+    for text, measured, static, defended in known:
+        name = text.partition("(")[0]
+        if text not in results:
+            classifier: nn.Module = network
+            weights = None
+            with TemporaryDirectory() as temporary:
+                if name in TRAINED or name == "soap":
+                    part = train(name, network, *train_set.take(train_set.choose(1000, seed=0)), epsilon=_EPSILON)
+                    if isinstance(part, TrainedPart):
+                        weights = Path(temporary) / "part.safetensors"
+                        part.save(weights)
+                    else:
+                        classifier = part
+                results[text] = evaluate_defense(
+                    text,
+                    None,
+                    inputs,
+                    labels,
+                    threat_model,
+                    classifier=classifier,
+                    defense_weights=weights,
+                    out=folder and folder / "runs" / name,
+                    full=any(one[1] != "worst" for one in known),
+                    **_SHORT,
+                    **run,
+                ).content
+        content = results[text]
+        alone = {row["category"]: row["alone"] for row in content["categories"]}
+        left = content["defended"]["worst_case"]["robust_accuracy"] if measured == "worst" else alone.get(measured)
+        gain = None if left is None else left - content["static"]["worst_case"]["robust_accuracy"]
+        words = "gain in the worst case" if measured == "worst" else f"gain under {measured} attacks"
+        yield name, words, (defended - static) / 100, gain
