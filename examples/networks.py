@@ -2,6 +2,7 @@
 
 ``resnet20``: He et al. 2016, CIFAR-10, with parameter-free shortcuts (option A); keys as in the widely used
 PyTorch port by Y. Idelbayev. ``wong_kolter_mnist``: the MNIST network of Wong and Kolter 2018.
+``soap_resnet``: the small CIFAR-10 network of Shi et al. 2021 (SOAP), keys as in their repository.
 ``mead_mnist``: the MNIST network of Granese et al. 2022 (MEAD), trained by ``examples/train_mead.py``.
 ``pooled``: convolutions of 16 and 32 filters with max pooling and two dense layers, after the MNIST network of Croce,
 Rauber and Hein 2019, trained by ``examples/train_robust.py``.
@@ -58,6 +59,51 @@ class ResNet20(nn.Module):
 def resnet20() -> nn.Module:
     """A CIFAR-10 ResNet-20 in eval mode; weights are loaded by the caller."""
     return ResNet20().eval()
+
+
+class BiasedBlock(nn.Module):
+    """Two 3x3 convolutions with biases and batch normalisation; a 1x1 convolution where the shape changes."""
+
+    def __init__(self, inside: int, outside: int, stride: int) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(inside, outside, 3, stride, 1), nn.BatchNorm2d(outside)
+        self.conv2, self.bn2 = nn.Conv2d(outside, outside, 3, 1, 1), nn.BatchNorm2d(outside)
+        parts = () if inside == outside else (nn.Conv2d(inside, outside, 1, stride), nn.BatchNorm2d(outside))
+        self.shortcut = nn.Sequential(*parts)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Activations of the next block."""
+        out = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
+        return F.relu(out + self.shortcut(x))
+
+
+class SOAPResNet(nn.Module):
+    """Inputs (N, 3, 32, 32) in [0, 1], normalised inside; logits (N, 10); 64 features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.tensor([0.4914, 0.4822, 0.4465]).view(1, 3, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor([0.2023, 0.1994, 0.2010]).view(1, 3, 1, 1), persistent=False)
+        self.conv1, self.bn1 = nn.Conv2d(3, 16, 3, 1, 1), nn.BatchNorm2d(16)
+        self.layer1 = nn.Sequential(BiasedBlock(16, 16, 1), BiasedBlock(16, 16, 1))
+        self.layer2 = nn.Sequential(BiasedBlock(16, 32, 2), BiasedBlock(32, 32, 1))
+        self.layer3 = nn.Sequential(BiasedBlock(32, 64, 2), BiasedBlock(64, 64, 1))
+        self.linear = nn.Linear(64, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (N, 10)."""
+        x = (x - self.mean) / self.std
+        x = self.layer3(self.layer2(self.layer1(F.relu(self.bn1(self.conv1(x))))))
+        return self.linear(x.mean((2, 3)))
+
+
+def soap_resnet() -> nn.Module:
+    """The small CIFAR-10 network of Shi et al. (2021), in eval mode; weights are loaded by the caller.
+
+    They lie in ``results/cifar10/resnet-pi-example/latest_model.pth`` of github.com/Mishne-Lab/SOAP, which torch reads
+    without running code: 724,977 bytes, SHA-256 0c22db146577ff1ae9c495f42f588531aa463205feb4e08957831b2ce17eabe4.
+    """
+    return SOAPResNet().eval()
 
 
 def wong_kolter_mnist() -> nn.Module:
