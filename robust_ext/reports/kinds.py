@@ -211,6 +211,7 @@ _CALLS = {
     "evaluation": ("evaluate", "model, inputs, labels, threat_model"),
     "case_studies": ("casestudies.run_case_studies", "names"),
     "diagnosis": ("diagnose", _ATTACKED),
+    "reproduction": ("casestudies.reproduction.reproduce", "paper, item"),
     "test_time": ("evaluate_defense", "defense, attacks, inputs, labels, threat_model"),
 }
 

@@ -36,7 +36,7 @@ def report(result: Row) -> Report:
         about=about,
         headline=headline,
         first=[Block("words", about), Block("plots", [Plot(drawing)])],
-        sections=[Section("The paper's figures and ours", [table, muted(where)])],
+        sections=[Section("The paper's figures and ours", [table, muted(where)], open=True)],
         text=[[f"{title}: {about}"], [table], [f"{headline}. {where}"]],
         badge=("within the tolerance", f"{result['agree']} of {result['compared']}", "number"),
         figure=drawing,
