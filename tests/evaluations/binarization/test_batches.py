@@ -132,33 +132,6 @@ pytest.importorskip("art")
 pytest.importorskip("foolbox")
 
 
-ATTACKS = {
-    "foolbox PGD": ("foolbox:LinfPGD(steps=20, random_start=False)", "linf"),
-    "ART APGD": ("art:AutoProjectedGradientDescent(max_iter=20, nb_random_init=1)", "linf"),
-    "ART DeepFool": ("art:DeepFool(max_iter=50, epsilon=0.02)", "l2"),
-    "ART Square": ("art:SquareAttack(max_iter=1000)", "linf"),
-    "foolbox HopSkipJump": ("foolbox:HopSkipJumpAttack(steps=4, max_gradient_eval_steps=200)", "l2"),
-}
-
-
-@pytest.mark.parametrize("name", ATTACKS)
-def test_same_verdict_together_and_alone(name, network, digits):
-    text, norm = ATTACKS[name]
-    threat_model = robust_ext.ThreatModel(norm=norm, epsilon=0.1 if norm == "linf" else 0.8)
-    settings = {"inner_points": 100, "canaries": 0, "random_inner": 20, "random_corners": 20, "depths": (1,)}
-    attack = robust_ext.as_attack(text)
-    together = robust_ext.binarization_test(network, attack, digits[:6], threat_model, **settings)
-    alone, traits = robust_ext.as_attack(text), attack.traits
-    kept = {"minimum_norm": traits.minimum_norm, "norms": traits.norms, "gradients": traits.gradients}
-    alone.traits = AttackTraits(batching="single", **kept)
-    singly = robust_ext.binarization_test(network, alone, digits[:6], threat_model, **settings)
-    first, second = together.attacks[text], singly.attacks[text]
-    assert first["random_score"] == second["random_score"]
-    assert first["verdict"] == second["verdict"]
-    # Attacks that draw or stop for the batch as a whole may differ on single samples, not on the whole.
-    assert abs(first["score"] - second["score"]) <= 0.2
-
-
 @pytest.mark.parametrize("shape", ["subset", "permuted", "repeated"])
 def test_attacks_that_reshuffle_rows_meet_the_right_readouts(shape, network, digits, linf, pgd):
     """Whatever rows an attack asks about together, its result is that of asking in order."""

@@ -11,7 +11,7 @@ from robust_ext import ThreatModel
 from robust_ext.core.target import Counted, PassCounter
 from robust_ext.demo.network import digits_network
 from robust_ext.evaluations.causes.probes import probe_model
-from tests.evaluations.diagnosis.models import FAULTS, HEALTHY, Apply, X, Y, inserted, partly, rounded, seeded, winners
+from tests.evaluations.diagnosis.models import FAULTS, HEALTHY, Apply, X, Y, inserted, partly, rounded, winners
 from tests.evaluations.diagnosis.zoo import cases as zoo
 from tests.evaluations.diagnosis.zoo.networks import digits
 
@@ -74,18 +74,6 @@ def test_models_in_others_and_of_other_types(name):
     assert probed(wrap(digits_network()), inputs).findings == ()
     (found,) = probed(wrap(inserted(0, Apply(rounded))), inputs).findings
     assert (found.code, found.layer) == ("zero_gradient", f"{prefix}0")
-
-
-@pytest.mark.parametrize("shape", [(7,), (3, 2, 2), (1, 2, 3, 2)])
-def test_inputs_of_any_shape(shape):
-    inputs, labels = (
-        torch.rand(5, *shape, generator=torch.Generator().manual_seed(0)),
-        torch.zeros(5, dtype=torch.int64),
-    )
-    size = inputs[0].numel()
-    make = seeded(lambda: nn.Sequential(nn.Flatten(), nn.Linear(size, 9), nn.Tanh(), nn.Linear(9, 2)))
-    assert probed(make(), inputs, labels).findings == ()
-    assert probed(nn.Sequential(Apply(rounded), make()), inputs, labels).findings[0].code == "zero_gradient"
 
 
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
