@@ -86,7 +86,7 @@ def through(function):
 
 ROBUST, TEST, MEAD = "robust_accuracy", "binarization", "mead"
 OF_ONE = [
-    (TEST, {"x": [[0.0]]}, "inputs: got list, expected a torch.Tensor"),
+    (TEST, {"x": [[0.0]]}, "inputs: got an iterable whose item 0 is a list of 1, expected a tensor or array"),
     (TEST, {"kappa": 1.0}, r"kappa: got 1.0, expected a finite number in \[0, 1\)"),
     (TEST, {"inner_points": 3.5}, "inner_points: got 3.5"),
     (TEST, {"boundary_points": True}, "boundary_points: got True"),

@@ -31,7 +31,9 @@ def test_each_fault_is_named_first_with_its_layer(name):
     assert found[0].remedies
 
 
-ZOO = {fault.name: fault for fault in zoo.FAULTS if fault.of_model and not fault.published}
+# Logarithms of probabilities are found as such; what they do to a loss, an attack shows.
+NAMED = [one for one in zoo.FAULTS if one.of_model and not one.published and one.name != "log outputs"]
+ZOO = {fault.name: fault for fault in NAMED}
 
 
 @pytest.mark.parametrize("name", ZOO)
