@@ -149,16 +149,3 @@ class Brightness(nn.Module):
         mean = (x.flatten(1).mean(1) - self.bounds[0]) / (self.bounds[1] - self.bounds[0])
         along = self.slope * (mean - self.thresholds)
         return torch.stack([-along, along], 1)
-
-
-class AsItIs:
-    """In place of the unit space: nothing is stretched."""
-
-    def __init__(self, target, threat_model):
-        self.target, self.threat_model = target, threat_model
-
-    def enter(self, x):
-        return x
-
-    def leave(self, candidates, inputs):
-        return candidates

@@ -5,11 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from robust_ext.adapters.art.estimators import BinarizedPyTorchClassifier
 from robust_ext.adapters.art.objectives import ObjectiveLoss, objective_estimator
 from robust_ext.core.errors import InvalidArgumentError, ModelError
-from robust_ext.testing.networks import small_batch, small_network
-from tests.adapters.common import art_classifier
 from tests.adapters.hosts import EPSILONS, OBJECTIVES, ORDERS, art
 from tests.adapters.hosts import art_attacks as attacks
 from tests.adapters.hosts import art_problem as problem
@@ -160,16 +157,6 @@ def test_the_network_is_left_as_it_was():
     assert not bound.loss.natural.requires_grad
     # The natural logits are those of eval mode.
     np.testing.assert_allclose(bound.loss.natural.numpy(), estimator.predict(x), rtol=1e-5, atol=1e-6)
-
-
-def test_planted_classifiers_are_taken():
-    network = small_network((1, 8, 8), 4)
-    inside = art_classifier(network, (1, 8, 8), 4)
-    x = small_batch(5, (1, 8, 8)).numpy()
-    planted = BinarizedPyTorchClassifier.from_classifier(inside, x, eps=0.1, inner_points=99, planted_candidates=1)
-    attack = climb(objective_estimator(planted, "gini"), eps_step=0.01, max_iter=40)
-    # The objective looks for points where both classes are equally likely, so it may end short of the boundary.
-    assert planted.score(planted.x) == 0 < 0.5 < planted.score(attack.generate(planted.x, planted.y))
 
 
 def test_what_cannot_be_bound_is_refused():

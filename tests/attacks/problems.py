@@ -23,8 +23,6 @@ from robust_ext.attacks.square import Square
 from robust_ext.core.target import Counted, PassCounter, Target
 from robust_ext.demo.network import digits_network
 
-Bounds = tuple[float, float]
-
 # LinearRegion needs a piecewise affine network, and is tested beside its solver.
 MADE = {
     "APGD": APGD(steps=12, restarts=2),

@@ -7,7 +7,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import brentq
-from torch import nn
 
 from robust_ext.attacks.carlini_linf import CarliniWagnerLinf
 from robust_ext.core.threat import ThreatModel
@@ -142,22 +141,3 @@ def test_a_target_that_never_changes_its_mind_ends_at_the_input():
     assert torch.equal(out, x)
     # A search without progress ends at its second look.
     assert passes.forward < 2 * (2 * 10 * (1 + math.ceil(math.log(20 / 0.05, 8))) + 1)
-
-
-def test_finds_points_at_least_as_near_as_art():
-    art = pytest.importorskip("art.attacks.evasion", reason="ART is not installed")
-    from art.estimators.classification import PyTorchClassifier
-
-    x = images(2, (1, 3, 3))
-    module = network_of(9)
-    y = predicted(module, x)
-    classifier = PyTorchClassifier(
-        module, loss=nn.CrossEntropyLoss(), input_shape=(1, 3, 3), nb_classes=4, clip_values=(0, 1), device_type="cpu"
-    )
-    shared = {"initial_const": 0.1, "largest_const": 4.0, "const_factor": 8, "decrease_factor": 0.7}
-    theirs = art.CarliniLInfMethod(classifier, max_iter=15, learning_rate=0.05, verbose=False, **shared)
-    expected = torch.from_numpy(theirs.generate(x.numpy(), y.numpy()))
-    assert bool((predicted(module, expected) != y).all())
-    out, *_ = search(module, x, y, steps=15, learning_rate=0.05, **shared)
-    assert bool((predicted(module, out) != y).all())
-    assert float(distances(out, x).mean()) <= float(distances(expected, x).mean())

@@ -7,13 +7,11 @@ import torch
 from scipy.stats import kstest
 from torch import nn
 
-from robust_ext.attacks.apgd import APGD
 from robust_ext.attacks.logit_matching import LogitMatching, _draw
 from robust_ext.core.threat import ThreatModel
-from robust_ext.detectors.odds import OddsDetector
 from robust_ext.models.defended import Defended
 from tests.attacks.defenses import Rowwise, small_defense
-from tests.attacks.problems import attacked, predicted, watched
+from tests.attacks.problems import predicted, watched
 
 
 def two_networks(rows):
@@ -91,27 +89,3 @@ def test_noise_is_of_the_kind_chosen():
     signs = _draw((2000,), "sign", generator)
     assert sorted(signs.unique().tolist()) == [-1, 1]
     assert abs(float(signs.mean())) < 0.1
-
-
-def test_an_odds_detector_is_passed_more_often_than_by_an_attack_that_ignores_it():
-    generator = torch.Generator().manual_seed(0)
-    small = small_defense(30, references=0)
-    network = small.defended.classifier
-    pool = torch.rand(600, 1, 3, 4, generator=generator)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        detector = OddsDetector(network, noises=[("normal", 0.05)], draws=32)
-        detector.fit(pool[:400])
-        detector.calibrate(pool[400:], false_positive_rate=0.3)
-        defended = Defended(network, detector)
-        classes, passes = predicted(network, pool), ~defended.decide(pool)[1]
-    references = torch.stack([pool[(classes != label) & passes][:3] for label in small.labels])
-    target = replace(small.target, defended=defended, references=references)
-    problem = replace(small, target=target, defended=defended, threat_model=ThreatModel(norm="linf", epsilon=0.3))
-    found = {}
-    for made in (APGD(steps=40), LogitMatching(steps=60, rel_step_size=0.04, samples=8, level=0.05)):
-        out = attacked(made, problem)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(1)
-            found[made.name] = int(problem.successes(out).sum())
-    assert found["LogitMatching"] >= found["APGD-CE"] + 5

@@ -6,12 +6,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor
 
 from robust_ext.attacks.native import Step
 from robust_ext.attacks.rays import RayS
 from robust_ext.core.threat import ThreatModel
-from tests.attacks.problems import Linear, Recorder, Rowwise, images, predicted, right_digits, target_of
+from tests.attacks.problems import Linear, Recorder, Rowwise, images, predicted, target_of
 
 
 def network_of(values, bounds=(0.0, 1.0)):
@@ -161,35 +161,3 @@ def test_stopping_ends_at_the_first_point_within_epsilon():
         assert known == sorted(known, reverse=True)
         for step, expected in zip(stopped[:count], whole, strict=False):
             assert torch.equal(step.points[row], expected.points[row])
-
-
-def hop_skip_jump(host, module, x, y):
-    torch.manual_seed(0)
-    np.random.seed(0)
-    if host == "foolbox":
-        foolbox = pytest.importorskip("foolbox")
-        most = {"steps": 12, "initial_gradient_eval_steps": 20, "max_gradient_eval_steps": 1000}
-        attack = foolbox.attacks.HopSkipJumpAttack(**most, constraint="linf")
-        points, _, success = attack(foolbox.PyTorchModel(module, bounds=(0, 1), device="cpu"), x, y, epsilons=None)
-        assert bool(success.all())
-        return points
-    evasion = pytest.importorskip("art.attacks.evasion")
-    classification = pytest.importorskip("art.estimators.classification")
-    given = {"input_shape": (1, 8, 8), "nb_classes": 10, "clip_values": (0, 1), "device_type": "cpu"}
-    estimator = classification.PyTorchClassifier(module, loss=nn.CrossEntropyLoss(), **given)
-    most = {"max_iter": 10, "max_eval": 1000, "init_eval": 20, "init_size": 100}
-    attack = evasion.HopSkipJump(estimator, norm=np.inf, verbose=False, **most)
-    return torch.from_numpy(attack.generate(x.numpy(), np.eye(10)[y.numpy()]))
-
-
-@pytest.mark.parametrize(("host", "rows"), [("foolbox", 20), ("art", 5)])
-def test_finds_nearer_points_than_hop_skip_jump(host, rows):
-    network, x, y = right_digits(60)
-    x, y = x[:rows], y[:rows]
-    theirs, ours = Recorder(network), Recorder(network)
-    points = hop_skip_jump(host, theirs, x, y)
-    found = run(ours, x, y, classes=10, queries=theirs.rows // rows, stop=False)
-    assert 500 < theirs.rows / rows < 1400
-    assert ours.rows <= theirs.rows
-    assert bool((predicted(network, found.candidates) != y).all())
-    assert float(found.distances.median()) < 0.9 * float((points - x).flatten(1).abs().amax(1).median())

@@ -130,20 +130,3 @@ def test_random_motions_fill_the_allowed_range():
         assert float(moved.abs().max()) <= 4 + 1e-4
         # Kolmogorov-Smirnov: uniform draws exceed this once in a million seeds, and the seed is fixed.
         assert float((moved.sort().values - torch.linspace(-4, 4, 402)[1:-1]).abs().max()) / 8 < 0.14
-
-
-@pytest.mark.filterwarnings("ignore:torch.meshgrid")
-@pytest.mark.parametrize(("translation", "rotation"), [(1, 0), (0.4, 0), (0, 40)])
-def test_solves_the_rows_that_foolbox_solves(translation, rotation):
-    # Both at once would differ, as Foolbox moves images first and turns them then.
-    foolbox = pytest.importorskip("foolbox")
-    x = images(30, (1, 7, 7))
-    y = labels_of(x)
-    # Of 7 pixels Foolbox moves an image by 6.
-    most = {"max_translation": translation * 7 / 6, "max_rotation": rotation}
-    theirs = foolbox.attacks.SpatialAttack(**most, num_translations=3, num_rotations=5, grid_search=True)
-    _, _, expected = theirs(foolbox.PyTorchModel(Rowwise(49, 4).eval(), bounds=(0, 1), device="cpu"), x, y)
-    attack = SpatialTransformation(translation=translation, rotation=rotation, translation_steps=3, rotation_steps=5)
-    solved = labels_of(search(attack, x, y)[0]) != y
-    assert torch.equal(solved, expected)
-    assert 0 < int(solved.sum()) < 30

@@ -10,10 +10,8 @@ from torch import nn
 
 from robust_ext.attacks.linear_region.attack import LinearRegion
 from robust_ext.attacks.linear_region.boundary import BoundarySearch
-from robust_ext.attacks.linear_region.hops import HOPS, Hop, Hops
 from robust_ext.attacks.linear_region.oracle import BoundaryOracle
-from robust_ext.attacks.linear_region.plane_steps import fab_steps
-from robust_ext.attacks.linear_region.state import KINDS, SearchState
+from robust_ext.attacks.linear_region.state import KINDS
 from robust_ext.attacks.linear_region.stepping import descent_steps, proximal_steps
 from robust_ext.core.random import stream
 from robust_ext.core.target import PassCounter
@@ -123,22 +121,3 @@ def test_starts_that_win_are_named_and_classes_are_aimed_at():
     assert target.counter.backward == 4 * 5
     assert 4 * 6 <= target.counter.forward <= 4 * 17
     assert target.counter != PassCounter(0, 0)
-
-
-@pytest.mark.parametrize(("most", "moved"), [(1, [0]), (2, [0, 1]), (None, [0, 1, 2])])
-def test_costly_hops_are_made_from_the_most_promising_starts_alone(monkeypatch, most, moved):
-    monkeypatch.setitem(HOPS, "l2", (Hop(fab_steps, 0.5, 30, most=most),))
-    target, inputs, labels = problem()
-    model = ThreatModel(norm="l2", epsilon=0.1)
-    oracle = BoundaryOracle(target, inputs, labels, threat_model=model, targeted=False)
-    samples = torch.arange(len(inputs)).repeat_interleave(3)
-    distances = torch.tensor([9.0, 7.0, 8.0] * len(inputs), dtype=torch.float64)
-    streams = [stream(0, row) for row in range(len(samples))]
-    state = SearchState.begin(samples, inputs[samples] + 0.1, distances, streams, "noise")
-    # The first are farther, but hoped to become nearer.
-    state.hopes = torch.tensor([0.5, 0.0, 0.0] * len(inputs), dtype=torch.float64)
-    latest = Hops(oracle, batch=8)(state, going=lambda rows: rows >= 0)
-    nearer = (latest.distances < distances).view(len(inputs), 3)
-    assert nearer.tolist() == [[place in moved for place in range(3)]] * len(inputs)
-    # Each takes 30 steps, of a pass forward and one back, one pass more, and at most eight halvings.
-    assert bool(((61 * len(moved) <= oracle.passes) & (oracle.passes <= 69 * len(moved))).all())
