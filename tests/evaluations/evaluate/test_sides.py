@@ -120,6 +120,20 @@ def test_a_purifier_that_rounds_is_broken():
     assert made.content["found_by"] == content["found_by"]
 
 
+def test_the_attack_on_a_batch_level_defense_is_certified_in_its_groups():
+    """Its rows meet those of their group in the certificate too."""
+
+    def apart(x):
+        return rounded(x + 0.05 * (x - x.mean(0)))
+
+    apart.group_size = 4
+    result = robust_ext.evaluate(NETWORK, INPUTS, LABELS, WIDE, defense=apart, budget="quick")
+    certificate = result.content["certificate"]
+    assert result.robust_accuracy == 0
+    assert certificate["planted"] >= 7
+    assert certificate["found"] == certificate["planted"]
+
+
 def test_a_detector_that_flags_nothing_changes_nothing():
     detector = Border(NETWORK)
     detector.threshold = torch.tensor(2.0)
