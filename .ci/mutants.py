@@ -19,7 +19,7 @@ import tempfile
 
 TARGETS = {
     "verify": "engine/verify.py engine/test_verify core/test_entries evaluations/test_entries",
-    "planting": "evaluations/binarization/problems.py evaluations/binarization/test_construction evaluations/binarization/test_batches",
+    "planting": "evaluations/binarization/problems.py evaluations/binarization/test_construction evaluations/binarization/test_readouts",
     "verdict": "evaluations/binarization/rules.py evaluations/binarization/test_verdict evaluations/binarization/test_depth",
     "metric": "evaluations/mead/metric.py evaluations/mead/test_metric",
     "solver": "attacks/linear_region/solver.py attacks/linear_region/test_solver attacks/linear_region/test_closed_forms",
