@@ -1,4 +1,4 @@
-"""The linf attack of Carlini and Wagner: closed forms, ART's, and what it promises of points, rows and passes."""
+"""The linf attack of Carlini and Wagner: closed forms, and what it promises of points, rows and passes."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""The joint loss: what it reaches, in how many passes, and how each row looks for its weight."""
+"""The joint loss: that its runs make up for a wrong first weight, and that its loss has the gradient shown."""
 
 import pytest
 import torch

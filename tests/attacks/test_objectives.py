@@ -1,4 +1,4 @@
-"""Losses against numpy, loops, finite differences and the libraries that have them too."""
+"""Losses against the formulas in numpy, loops and finite differences."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Settings of all attacks: what is refused, what the description shows, and the traits that follow."""
+"""Settings of all attacks: what is refused, and the traits that follow."""
 
 import math
 import types
