@@ -9,11 +9,11 @@ from torch import nn
 
 from robust_ext.attacks.feature_matching import FeatureMatching, feature_map
 from robust_ext.core.errors import AttackRefusedError, InvalidArgumentError
-from robust_ext.core.threat import NORMS
+from robust_ext.core.threat import NORMS, ThreatModel
 from robust_ext.detectors import Detector
 from robust_ext.models.defended import Defended
 from tests.attacks.defenses import small_defense
-from tests.attacks.problems import Lambda, attacked, watched
+from tests.attacks.problems import Lambda, attacked, predicted, watched
 
 
 def identity(x):
@@ -149,3 +149,16 @@ def test_a_detector_without_gradients_is_passed_by_its_features():
     # Three of the values are not enough.
     out = attacked(FeatureMatching(steps=60), changed)
     assert torch.equal(changed.successes(out), out.flatten(1).sum(1) <= 7.5)
+
+
+def test_targeted_goes_to_the_class_aimed_at():
+    problem = small_defense(20, epsilon=0.4)
+    wide = replace(problem, threat_model=ThreatModel(norm="linf", epsilon=0.4), labels=(problem.labels + 1) % 4)
+    network = problem.defended.classifier
+    pool = torch.rand(500, 1, 3, 4, generator=torch.Generator().manual_seed(5))
+    classes, passes = predicted(network, pool), ~problem.defended.decide(pool)[1]
+    of_aim = torch.stack([pool[(classes == label) & passes][:2] for label in wide.labels])
+    wide = replace(wide, target=replace(problem.target, references=of_aim))
+    out = attacked(FeatureMatching(features="2", steps=60), wide, targeted=True)
+    aimed, rejected = problem.defended.decide(out)
+    assert int(((aimed == wide.labels) & ~rejected).sum()) >= 12

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.ndimage import gaussian_filter
 
-from robust_ext.attacks._common.square_windows import L2Windows, LinfWindows, pattern
+from robust_ext.attacks._common.square_windows import L1Windows, L2Windows, LinfWindows, pattern
 from robust_ext.attacks.square import Square, window_share
 from robust_ext.core.threat import ThreatModel
 from robust_ext.testing.networks import margins
@@ -94,6 +94,17 @@ def test_a_change_in_l2_is_algorithm_3_step_by_step(seed, channels):
         nu[channel][one] = temporary / np.linalg.norm(temporary) * available
     assert np.linalg.norm(nu) == pytest.approx(epsilon, rel=1e-5)
     np.testing.assert_allclose(out[0].numpy(), np.clip(x[0].double().numpy() + nu, 0, 1), atol=1e-5)
+
+
+@pytest.mark.parametrize("windows_class", [L2Windows, L1Windows])
+def test_a_change_of_no_perturbation_is_the_pattern_alone(windows_class):
+    norm = "l2" if windows_class is L2Windows else "l1"
+    x = images(1, (1, 6, 6))
+    windows = windows_class(x, ThreatModel(norm=norm, epsilon=0.2, bounds=(-9.0, 9.0)))
+    out = windows.change(x, 3, torch.tensor([[0.0, 0.0, 0.9, 0.9, 0.9, 0.9]], dtype=torch.float64))
+    expected = x.clone()
+    expected[0, 0, :3, :3] += 0.2 * pattern(3, order=2 if norm == "l2" else 1)
+    torch.testing.assert_close(out, expected, rtol=0, atol=1e-6)
 
 
 def test_a_window_in_linf_always_changes_something():
