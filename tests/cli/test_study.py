@@ -96,14 +96,10 @@ def test_a_study_runs_and_its_folder_repeats_it(tmp_path):
     [
         ({"eps": "eight"}, "[robust-accuracy] eps: got 'eight', expected a number or a fraction such as 8/255"),
         ({"samples": 0}, "[robust-accuracy] samples: got 0, expected"),
-        ({"samples": "many"}, "[robust-accuracy] Invalid value for 'samples'"),
         ({"eps": [1, 2]}, "[robust-accuracy] eps: got [1, 2], expected a text or a number"),
-        ({"eps": True}, "[robust-accuracy] eps: got True, expected a text or a number"),
         ({"attack": ["a:b", [1]]}, "attack: got ['a:b', [1]], expected a text, a number, or a list of these"),
         ({"progress": "no"}, "[robust-accuracy] progress: got 'no', expected true or false"),
         ({"smaples": 3}, "[robust-accuracy] smaples: got an unknown key, expected an option of robust-accuracy: model"),
-        ({"smaples": 3}, "did you mean samples?"),
-        ({"norm": "l7"}, "[robust-accuracy] norm: got 'l7', expected"),
         ({"batch_size": 0}, "[robust-accuracy] batch-size: got 0, expected"),
     ],
 )

@@ -1,4 +1,5 @@
 import math
+import re
 
 import numpy as np
 import pytest
@@ -88,26 +89,22 @@ def test_inputs_become_contiguous_float32(dtype):
     assert check_inputs("inputs", given_inputs[:0], bounds=(0, 1)).shape == (0, 5, 3)
 
 
-@pytest.mark.parametrize(
-    ("inputs", "message"),
-    [
-        (np.array(["a"]), r"x: got a numpy array of dtype <U1, expected numbers that torch has a type for"),
-        ([[0.0]], r"x: got list, expected a torch.Tensor"),
-        (torch.zeros(2, 3, dtype=torch.uint8), r"x: got dtype torch.uint8, expected a floating point tensor"),
-        (torch.zeros(2, 3, dtype=torch.int64), r"x: got dtype torch.int64, expected a floating point tensor"),
-        (torch.zeros(2, 3, dtype=torch.complex64), r"x: got dtype torch.complex64, expected a floating point tensor"),
-        (torch.zeros(2, 3, dtype=torch.int64).to_sparse(), r"x: got dtype torch.int64, expected a floating point"),
-        (torch.zeros(3), r"x: got shape \(3,\), expected a batch of shape \(N, ...\)"),
-        (torch.zeros(()), r"x: got shape \(\), expected a batch"),
-        (torch.zeros(2, 0), r"x: got shape \(2, 0\), expected samples with at least one value"),
-        *((torch.tensor([[0.0, v]]), r"x: got NaN or infinite values, expected finite values") for v in (NAN, INF)),
-        (torch.tensor([[0.0, 255.0]]), r"x: got values in \[0, 255\], expected values in the threat .* \[0, 1\]"),
-        (torch.tensor([[-0.1, 0.5]]), r"x: got values in \[-0.1, 0.5\], expected values in the threat"),
-        (torch.tensor([[1.001]]), r"x: got values in \[1.001, 1.001\], expected values"),
-    ],
-)
+ZEROS = torch.zeros(2, 3)
+WRONG_INPUTS = [
+    (np.array(["a"]), "numpy array of dtype <U1"),
+    ([[0.0]], "list"),
+    *((ZEROS.to(kind), f"dtype {kind}") for kind in (torch.uint8, torch.int64, torch.complex64)),
+    (ZEROS.long().to_sparse(), "dtype torch.int64"),
+    *((torch.zeros(shape), re.escape(f"shape {shape}")) for shape in ((3,), (), (2, 0))),
+    *((torch.tensor([[0.0, value]]), "NaN or infinite") for value in (NAN, INF)),
+    (torch.tensor([[0.0, 255.0]]), r"values in \[0, 255\], expected values in the threat .* \[0, 1\]"),
+    *((torch.tensor([[value, 0.5]]), "values in") for value in (-0.1, 1.001)),
+]
+
+
+@pytest.mark.parametrize(("inputs", "message"), WRONG_INPUTS)
 def test_wrong_inputs_are_refused(inputs, message):
-    with refused(message):
+    with refused(f"x: got .*{message}"):
         check_inputs("x", inputs, bounds=(0, 1))
 
 
@@ -157,28 +154,21 @@ def test_numpy_labels_are_taken_as_indices_or_one_hot(dtype):
         assert check_labels("labels", np.array([0, 3, 2], dtype=dtype), samples=3, classes=4).tolist() == [0, 3, 2]
 
 
-@pytest.mark.parametrize(
-    ("labels", "message"),
-    [
-        (np.array([0.0, 1.0]), r"y: got dtype torch.float64, expected integer class labels"),
-        (
-            np.array([[0.5, 0.5], [0, 1]]),
-            r"y: got shape \(2, 2\), expected class indices of shape \(2,\), or one-hot rows",
-        ),
-        (np.ones((2, 3)), r"y: got shape \(2, 3\), expected class indices"),
-        (np.eye(3), r"y: got shape \(3,\), expected shape \(2,\)"),
-        ([0, 1], r"y: got list, expected a torch.Tensor or numpy array of shape \(N,\)"),
-        (torch.zeros(2), r"y: got dtype torch.float32, expected integer class labels"),
-        (torch.zeros(2, dtype=torch.bool), r"y: got dtype torch.bool, expected integer class labels"),
-        (torch.zeros(2, dtype=torch.complex64), r"y: got dtype torch.complex64, expected integer class labels"),
-        (torch.tensor([0, 1, 1]), r"y: got shape \(3,\), expected shape \(2,\), one label an input"),
-        (torch.tensor([[0], [1]]), r"y: got shape \(2, 1\), expected shape \(2,\)"),
-        (torch.tensor([-1, 1]), r"y: got labels in -1..1, expected labels of at least 0 and below .* classes, 3"),
-        (torch.tensor([0, 3]), r"y: got labels in 0..3, expected labels of at least 0 and below the number of cl"),
-    ],
-)
+WRONG_LABELS = [
+    (np.array([0.0, 1.0]), "dtype torch.float64"),
+    *((one, r"shape \(2, .\), expected class indices") for one in (np.array([[0.5, 0.5], [0, 1]]), np.ones((2, 3)))),
+    (np.eye(3), r"shape \(3,\), expected shape \(2,\)"),
+    ([0, 1], "list"),
+    *((torch.zeros(2).to(kind), f"dtype {kind}") for kind in (torch.float32, torch.bool, torch.complex64)),
+    (torch.tensor([0, 1, 1]), r"shape \(3,\)"),
+    (torch.tensor([[0], [1]]), r"shape \(2, 1\)"),
+    *((torch.tensor([low, high]), f"labels in {low}..{high}, expected .*, 3") for low, high in ((-1, 1), (0, 3))),
+]
+
+
+@pytest.mark.parametrize(("labels", "message"), WRONG_LABELS)
 def test_wrong_labels_are_refused(labels, message):
-    with refused(message):
+    with refused(f"y: got .*{message}"):
         check_labels("y", labels, samples=2, classes=3)
 
 

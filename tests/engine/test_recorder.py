@@ -18,6 +18,7 @@ from robust_ext.engine.task import Task
 from robust_ext.engine.trace import COLUMNS, LONGEST_CURVE, mean_curve, plain_curve
 
 EPSILON = 0.1
+LINF = ThreatModel(norm="linf", epsilon=EPSILON)
 
 
 class Linear(nn.Module):
@@ -259,6 +260,9 @@ def test_queries_that_are_no_batch_of_inputs_are_let_be():
         with pytest.raises(RuntimeError):
             module(torch.zeros(1, 9))
 
+    with record_queries(target_of(module), inputs, torch.zeros(2, dtype=torch.int64), LINF) as recorder:
+        query(module, inputs.clone(), None)
+    assert recorder.witnesses.points is None
     rows, curve = recorded(module, inputs, query)
     assert rows == [None, None]
     assert curve == []
@@ -296,7 +300,7 @@ def test_a_trace_from_a_process_of_its_own_is_that_of_this_one(isolate):
         target=target_of(Linear()),
         inputs=inputs,
         labels=torch.zeros(2, dtype=torch.int64),
-        threat_model=ThreatModel(norm="linf", epsilon=EPSILON),
+        threat_model=LINF,
         stream=(0,),
     )
     with attack_worker(isolate=isolate) as worker:

@@ -56,16 +56,6 @@ def test_points_are_kept_as_they_were_queried():
     torch.testing.assert_close(recorder.witnesses.points, torch.full((1, 2), 0.55))
 
 
-def test_queries_inside_vmap_and_of_other_shapes_are_let_be():
-    module, inputs = BreaksAbove(), torch.full((2, 2), 0.45)
-    with watching(module, inputs, ThreatModel(norm="linf", epsilon=0.1)) as recorder:
-        out = torch.vmap(lambda x: module(x[None])[0])(inputs + 0.1)
-        module(torch.full((2, 3), 0.9))
-        module(torch.zeros(0, 2))
-    assert out.isnan().all()
-    assert recorder.witnesses.points is None
-
-
 def test_finite_logits_whose_sum_is_not_are_no_witness():
     logits = [torch.full((2, 2), 3e38), torch.tensor([[torch.inf, -torch.inf], [0.0, 0.0]])]
 
