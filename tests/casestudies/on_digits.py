@@ -1,7 +1,5 @@
 """Case studies on the digits, trained once a session, and their recipes in a binarization test."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import robust_ext

@@ -1,7 +1,5 @@
 """Adversarial interpolation: its inputs and labels against loops."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """Curriculum adversarial training: train mode loses planted points and is refused; in eval mode attacks pass."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

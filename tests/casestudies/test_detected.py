@@ -1,7 +1,5 @@
 """Case studies with a detector: shared parts against scikit-learn and a loop."""
 
-from __future__ import annotations
-
 import torch
 from sklearn.metrics import roc_auc_score
 from torch import nn

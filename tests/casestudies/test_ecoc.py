@@ -1,7 +1,5 @@
 """ECOC: words and decoder against closed forms."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

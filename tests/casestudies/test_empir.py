@@ -1,7 +1,5 @@
 """EMPIR: its parts against loops."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

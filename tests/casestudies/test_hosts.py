@@ -1,7 +1,5 @@
 """The attacks of case studies as native classes of Foolbox and ART."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

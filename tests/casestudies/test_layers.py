@@ -1,7 +1,5 @@
 """Parts of studies against closed forms, loops and linear programming: k-winners, PCL, MMC, feature scattering."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

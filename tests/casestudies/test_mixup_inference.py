@@ -1,7 +1,5 @@
 """Mixup inference: mixes against explicit loops."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

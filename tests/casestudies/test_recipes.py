@@ -1,7 +1,5 @@
 """Every study on the digits: its mechanism is present, the recipe of its authors fails, and the right one passes."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.casestudies.on_digits import judged, measured

@@ -1,7 +1,5 @@
 """The run of case studies, on one that takes seconds: a network behind rounding, with and without BPDA."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from concurrent.futures import ProcessPoolExecutor

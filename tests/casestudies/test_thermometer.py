@@ -1,7 +1,5 @@
 """Thermometer codes: the code and the authors' attack against loops."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

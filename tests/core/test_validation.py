@@ -32,6 +32,8 @@ def test_what_is_no_integer_is_refused(value):
     assert (caught.value.argument, caught.value.got is value) == ("count", True)
 
 
+@example(5, 0, 4)
+@example(-1, 0, 4)
 @given(st.integers(-20, 20), st.integers(-10, 10), st.integers(-10, 10))
 def test_integers_of_an_interval(value, minimum, maximum):
     if minimum <= value <= maximum:

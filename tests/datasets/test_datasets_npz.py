@@ -182,7 +182,7 @@ def test_a_header_that_declares_another_size_is_refused(tmp_path, shape):
     assert peak_of(lambda: check_refused(["toy.npz: got images.npy of 1000 bytes where shape", "needs"], path)) < 2**22
 
 
-def test_zeros_and_uncompressed_arrays_are_no_bombs(tmp_path):
+def test_zeros_are_no_bombs(tmp_path):
     zeros = np.zeros((4000, 1, 32, 32), np.uint8)
     np.savez_compressed(tmp_path / "toy.npz", x=zeros, y=np.zeros(4000, np.int64))
     assert len(load_dataset(str(tmp_path / "toy.npz"))) == 4000

@@ -216,37 +216,29 @@ def test_trapdoors_of_digits_catch_attacks():
 
 def test_wrong_settings_and_inputs_are_named():
     classifier, x, triggers, y = network(), data(9), small_triggers(), torch.zeros(9, dtype=torch.int64)
-    for wrong, message in [
-        ({"classes": 0}, "classes: got 0"),
-        ({"shape": (4, 4)}, r"shape: got \(4, 4\), expected three numbers"),
-        ({"clusters": 0}, "clusters: got 0"),
-        ({"size": 6}, "size: got 6, expected an integer of at least 1 and at most 5"),
-        ({"mask_ratio": 0}, "mask_ratio: got 0"),
-        ({"bounds": (1, 0)}, r"bounds: got \(1, 0\)"),
-    ]:
-        with pytest.raises(InvalidArgumentError, match=message):
-            make_triggers(**{"classes": 3, "shape": (1, 6, 5), "generator": stream(), **wrong})
-    detector = TrapdoorDetector(classifier, layer="5")
-    for function, first, second, message in (
-        (Triggers, torch.zeros(2, 3), torch.zeros(2, 4), "patterns: got shape"),
-        (Triggers, torch.full((2, 3), 2.0), torch.zeros(2, 3), "masks: got values in"),
-        (triggers.inject, x, torch.full((9,), 3), "targets: got labels in"),
-        (triggers.inject, torch.zeros(9, 2, 6, 5), y, r"inputs: got shape \(9, 2, 6, 5\), expected inputs"),
-        (detector.fit, x, small_triggers(2), "triggers: got 2 triggers, expected one a class, of which there"),
+    detector, optimizer = TrapdoorDetector(classifier, layer="5"), torch.optim.SGD(classifier.parameters(), lr=0.1)
+
+    def draw(**wrong):
+        make_triggers(**{"classes": 3, "shape": (1, 6, 5), "generator": stream(), **wrong})
+
+    def train(**wrong):
+        right = {"inputs": x, "labels": y, "triggers": triggers, "generator": stream()}
+        train_epoch(classifier, optimizer, **{**right, **wrong})
+
+    for call, wrong in (
+        *((draw, one) for one in ({"classes": 0}, {"shape": (4, 4)}, {"clusters": 0}, {"size": 6}, {"mask_ratio": 0})),
+        (draw, {"bounds": (1, 0)}),
+        *((train, one) for one in ({"injection_ratio": 2}, {"batch_size": 0}, {"labels": y + 3})),
+        (train, {"inputs": x[:0], "labels": y[:0]}),
+        (Triggers, {"patterns": torch.zeros(2, 4), "masks": torch.zeros(2, 3)}),
+        (Triggers, {"masks": torch.full((2, 3), 2.0), "patterns": torch.zeros(2, 3)}),
+        (triggers.inject, {"targets": torch.full((9,), 3), "inputs": x}),
+        (triggers.inject, {"inputs": torch.zeros(9, 2, 6, 5), "targets": y}),
+        (detector.fit, {"triggers": small_triggers(2), "inputs": x}),
     ):
-        with pytest.raises(InvalidArgumentError, match=message):
-            function(first, second)
+        with pytest.raises(InvalidArgumentError, match=f"^{next(iter(wrong))}: got"):
+            call(**wrong)
     detector.fit(x, triggers)
     detector.layers = ("2",)
     with pytest.raises(ModelError, match=r"was fitted to \(3, 8\) classes and activations, got"):
         detector.score(x)
-    optimizer = torch.optim.SGD(classifier.parameters(), lr=0.1)
-    for wrong, message in [
-        ({"injection_ratio": 2}, "injection_ratio: got 2"),
-        ({"batch_size": 0}, "batch_size: got 0"),
-        ({"labels": y + 3}, "labels: got labels in 3..3"),
-        ({"inputs": x[:0], "labels": y[:0]}, "inputs: got no inputs"),
-    ]:
-        arguments = {"inputs": x, "labels": y, "triggers": triggers, "generator": stream(), **wrong}
-        with pytest.raises(InvalidArgumentError, match=message):
-            train_epoch(classifier, optimizer, **arguments)

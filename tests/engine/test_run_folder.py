@@ -89,6 +89,7 @@ def test_a_torn_last_line_is_dropped(tmp_path, torn):
     with opened(tmp_path) as folder:
         assert (folder.records(), folder.timings()) == ([record(0)], [{"block": 0}])
         folder.append([record(1)], {"block": 1})
+    with opened(tmp_path) as folder:
         assert (folder.records(), folder.timings()) == ([record(0), record(1)], [{"block": 0}, {"block": 1}])
 
 
