@@ -198,4 +198,4 @@ def _hardness(recipe: Row) -> Drawing | None:
     points = hardness_points(recipe.get("hardness") or ())
     if len(points) < 2:
         return None
-    return hardness_plot({"": points}, _THRESHOLD, axis="1 - kappa", mark=None, rising=False)
+    return hardness_plot(points, _THRESHOLD)

@@ -116,7 +116,7 @@ def _attacks(result: Row) -> Table:
             "robust": "raised" if one["error"] else accuracy(one),
             "2 x epsilon": larger.get("larger", "-"),
             "whole range": larger.get("unbounded", "-"),
-            "test score": f"{_share(one.get('score'))} {interval(one.get('score_interval'))}",
+            "test score": f"{_share(one.get('score'))} {interval(one.get('score_interval'))}".strip(),
             "R-ASR": _share(one.get("random_score")),
             "planted": one.get("planted") or "-",
             "seconds": seconds(one["seconds"]),

@@ -26,7 +26,7 @@ def report(result: Row) -> Report:
     paragraph, shown = publishable(result), result["findings"]
     opening = _headline(result)
     number, _, certified = opening.partition("; ")
-    in_order = [table, _recipes(result["steps"], "name")]
+    in_order: list[Block | Table] = [table, _recipes(result["steps"], "name")]
     refuted = (result["claim"] or {}).get("outcome") == "refuted"
     mixed = result["verdict"] == "passed" and bool(refuted or findings.weighty(shown))
     tail = [f"Warning: {plain(words)}" for words in _caveats(result)]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import cycle
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from robust_ext.core.wording import attack_title, share
 from robust_ext.reports.blocks import Block, Plot, Row, Section, Table, muted
-from robust_ext.reports.plots import DASHED, MARKERS, MUTED, RANDOM, SCORE, Drawing, Line, ink, line_plot, paper
+from robust_ext.reports.plots import DASHED, MUTED, RANDOM, SCORE, Drawing, Line, ink, line_plot, paper
 
 _HARDNESS = (
     "The same candidates judged with the decision boundary farther from the planted point. The attack was not run "
@@ -18,42 +17,32 @@ _HARDNESS = (
 
 
 def hardness_plot(
-    curves: Mapping[str, Sequence[tuple[float, float | None, float | None]]],
-    threshold: float,
-    *,
-    axis: str,
-    mark: tuple[float, str] | None,
-    rising: bool,
+    points: Sequence[tuple[float, float | None, float | None]], threshold: float, *, mark: float | None = None
 ) -> Drawing:
-    """Draw score and R-ASR over a logarithmic axis, harder to the right; ``rising``: larger positions are harder.
+    """Draw score and R-ASR over 1 - kappa, harder to the right.
 
-    Curves are triples of position above 0, score and R-ASR by label; None leaves a gap. ``threshold`` is the score
-    needed to pass, ``mark`` a position to mark and the words for it.
+    Points are triples of position above 0, score and R-ASR; None leaves a gap. ``threshold`` is the score needed to
+    pass, ``mark`` the position of the run itself.
     """
-    everything = [point for points in curves.values() for point in points]
-    positions = sorted({point[0] for point in everything})
-    values = [value for point in everything for value in point[1:] if value is not None]
-    low, high = positions[0] / 1.7, positions[-1] * 1.7
+    positions = sorted({point[0] for point in points})
+    values = [value for point in points for value in point[1:] if value is not None]
     lines: list[Line] = []
-    # All scores first: the legend fills its first column before its second.
-    for index, kind, colour, dashes in ((1, "score", SCORE, "-"), (2, "R-ASR", RANDOM, "--")):
-        for marker, (label, points) in zip(cycle(MARKERS), curves.items(), strict=False):
-            kept = sorted((point[0], value) for point in points if (value := point[index]) is not None)
-            # Curves may lie on each other; a hollow marker leaves the one below in sight.
-            style = {"color": colour, "linestyle": dashes, "marker": marker}
-            style |= {} if index == 1 else {"markerfacecolor": "none"}
-            name = f"{kind}, {label}" if len(curves) > 1 else kind
-            lines.append((name, [x for x, _ in kept], [y for _, y in kept], style))
+    for index, kind, style in (
+        (1, "score", {"color": SCORE, "marker": "o"}),
+        # Curves may lie on each other; a hollow marker leaves the one below in sight.
+        (2, "R-ASR", {"color": RANDOM, "marker": "o", "linestyle": "--", "markerfacecolor": "none"}),
+    ):
+        kept = sorted((point[0], value) for point in points if (value := point[index]) is not None)
+        lines.append((kind, [x for x, _ in kept], [y for _, y in kept], style))
 
     def extra(axes: Any) -> None:
         axes.axhline(threshold, color=ink(), linewidth=1.0, linestyle=DASHED)
-        # A mark next to the curves would mark nothing.
-        if mark is not None and mark[0] in positions:
-            axes.axvline(mark[0], color=MUTED, linewidth=0.8, linestyle=":")
+        if mark is not None:
+            axes.axvline(mark, color=MUTED, linewidth=0.8, linestyle=":")
             # Where no point comes near; below the curves in any case.
             height = max((0.1, 0.3, 0.6, 0.75), key=lambda free: min(abs(free - value) for value in values or [1.0]))
             box = {"facecolor": paper(), "edgecolor": "none", "pad": 1}
-            axes.text(mark[0], height, mark[1], color=MUTED, ha="center", va="center", bbox=box, zorder=1.5)
+            axes.text(mark, height, "this run", color=MUTED, ha="center", va="center", bbox=box, zorder=1.5)
 
     ticks = [positions[0]]
     gap = (positions[-1] / positions[0]) ** 0.16
@@ -61,7 +50,7 @@ def hardness_plot(
         # Labels of closer ones would touch.
         if position >= ticks[-1] * gap:
             ticks.append(position)
-    words = f"{axis} (harder to the right)"
+    words = "1 - kappa (harder to the right)"
     return line_plot(
         lines,
         label=f"Test score and R-ASR against {words}",
@@ -71,7 +60,7 @@ def hardness_plot(
         extra=extra,
         xscale="log",
         xlabel=words,
-        xlim=(low, high) if rising else (high, low),
+        xlim=(positions[-1] * 1.7, positions[0] / 1.7),
         ylim=(0, 1.02),
         yticks=[0, 0.5, threshold],
         yticklabels=["0", "0.5", f"{threshold:g}"],
@@ -94,20 +83,13 @@ def _hardness_of(attack: Row, threshold: float) -> Iterator[Plot]:
     if points := hardness_points(attack["hardness"]):
         place, *scores = min(points, key=lambda point: point[0])
         # The settings alone do not determine where the run itself stood: kappa has more than one convention.
-        mark = (place, "this run") if scores == [attack["score"], attack["random_score"]] else None
-        drawing = hardness_plot({"": points}, threshold, axis="1 - kappa", mark=mark, rising=False)
-        yield Plot(drawing, attack_title(attack))
+        mark = place if scores == [attack["score"], attack["random_score"]] else None
+        yield Plot(hardness_plot(points, threshold, mark=mark), attack_title(attack))
 
 
-def hardness_points(rows: Sequence[Row], axis: str = "kappa") -> list[tuple[float, Any, Any]]:
-    """Return positions on an axis, scores and R-ASR; kappa of 1 and a gap of 0 have no place on a log axis."""
-    kept = [row for row in rows if _position(row, axis) > 0]
-    return [(_position(row, axis), row["score"], row["random_score"]) for row in kept]
-
-
-def _position(row: Row, axis: str) -> float:
-    position: float = 1 - row["kappa"] if axis == "kappa" else row.get(axis, 1)
-    return position
+def hardness_points(rows: Sequence[Row]) -> list[tuple[float, Any, Any]]:
+    """Return 1 - kappa, scores and R-ASR; a kappa of 1 has no place on a log axis."""
+    return [(1 - row["kappa"], row["score"], row["random_score"]) for row in rows if row["kappa"] < 1]
 
 
 # Settings of points that a calibration varies.
@@ -144,44 +126,4 @@ def _calibration(calibration: Row, threshold: float) -> list[Block | Table]:
         for row in calibration["rows"]
     ]
     table = Table(title="Calibration", rows=rows, words=(0, 9))
-    shown = Block("plots", list(_calibration_plots(calibration, threshold)), "grid")
-    return [Block("heading", "Calibration"), muted(why), shown, *([table] if calibration["rows"] else [])]
-
-
-def _alike(row: Row, other: Row, *names: str) -> bool:
-    return all(row.get(name) == other.get(name) for name in names)
-
-
-def _calibration_plots(calibration: Row, threshold: float) -> Iterator[Plot]:
-    """Yield a plot for every attack and every axis along which its settings were varied."""
-    chosen = calibration["chosen"]
-    for name in dict.fromkeys(row["attack"] for row in calibration["rows"]):
-        rows = [row for row in calibration["rows"] if row["attack"] == name]
-        deeper = [row for row in rows if row.get("depth", 1) > 1]
-        # One at a time: each axis has the rows that are like the first in the numbers of other points.
-        first, wider, more = (
-            [row for row in rows if row not in deeper and _alike(row, rows[0], *others)]
-            for others in (("gap", "boundary_points"), ("inner_points", "boundary_points"), ("inner_points", "gap"))
-        )
-        begin = {(row["kappa"], row["inner_points"]) for row in deeper}
-        along_depth = [row for row in rows if (row["kappa"], row["inner_points"]) in begin]
-        # Along what settings were varied, what the points of a curve have in common, and its label.
-        for axis, words, other, label, along in (
-            ("kappa", "1 - kappa", "inner_points", "{} inner points", first),
-            ("inner_points", "inner points", "kappa", "kappa {:g}", first),
-            ("gap", "gap", "kappa", "kappa {:g}", wider),
-            ("boundary_points", "planted points", "kappa", "kappa {:g}", more),
-            ("depth", "depth", "kappa", "kappa {:g}", along_depth),
-        ):
-            curves = {
-                label.format(value): hardness_points([row for row in along if row[other] == value], axis)
-                for value in sorted({row[other] for row in rows})
-            }
-            # A curve of one point shows nothing along this axis; it is a point along the other, or in the table.
-            curves = {one: points for one, points in curves.items() if len(points) > 1}
-            if curves:
-                mark = None if chosen is None else (_position(chosen, axis), "chosen")
-                drawing = hardness_plot(
-                    curves, threshold, axis=words, mark=mark, rising=axis in ("inner_points", "depth")
-                )
-                yield Plot(drawing, ", ".join([name, *curves]) if len(curves) == 1 else name)
+    return [Block("heading", "Calibration"), muted(why), *([table] if calibration["rows"] else [])]

@@ -68,15 +68,19 @@ def report(result: Row) -> Report:
     setup, others = findings.divided(result.get("findings", ()))
     worst = {one["name"]: row for one in detectors if (row := worst_row(one))}
     best = max(worst, key=lambda name: float(worst[name]["auroc"]), default="")
-    named = worst if len(worst) < 5 else [best]
+    named = [one for one in detectors if one["name"] in (worst if len(worst) < 5 else {best})]
+    lowest = [f"{plain(one['name'])} {auroc(worst[one['name']])}" for one in named]
+    means = ", ".join(
+        f"{plain(one['name'])} {percent(averages_of(result, one).get(('all', None), {}).get('auroc'))}" for one in named
+    )
     return Report(
         title=f"MEAD: {count(len(detectors), 'detector')}, {result['samples']} samples",
         about="MEAD, a multi-armed evaluation of adversarial example detectors",
-        headline=f"Worst-case AUROC, per cent: {', '.join(f'{plain(name)} {auroc(worst[name])}' for name in named)}"
+        headline=f"Worst-case AUROC, per cent: {', '.join(lowest)}"
         if best
         else "No attack succeeded often enough to judge a detector",
         first=[
-            Block("words", _lead(result), "lead"),
+            *([Block("words", f"Mean AUROC: {means}; guessing gives 50.", "lead")] if best else []),
             Block("words", opening),
             *([Block("links", links)] if len(links) > 1 else []),
         ],
@@ -112,27 +116,6 @@ def _opening(result: Row) -> str:
         f"{percent(result['clean_accuracy'])}%, {count(len(arms), 'arm')} in "
         f"{count(len({arm['group'] for arm in arms}), 'group')}; {naturals}. All numbers are per cent."
     )
-
-
-def _lead(result: Row) -> str:
-    """Return the detector with the highest mean AUROC, and its lowest."""
-    means = {
-        detector["name"]: mean["auroc"]
-        for detector in result["detectors"]
-        if (mean := averages_of(result, detector).get(("all", None))) and mean["auroc"] is not None
-    }
-    if not means:
-        return "An AUROC needs samples on which attacks succeed."
-    best = max(means, key=lambda name: means[name])
-    worst = worst_row(next(detector for detector in result["detectors"] if detector["name"] == best))
-    which = (
-        f"The highest mean AUROC is that of {best}:" if len(result["detectors"]) > 1 else f"The mean AUROC of {best} is"
-    )
-    lowest = ""
-    if worst is not None:
-        adaptive = " of arms that are adaptive to it" * (worst["scenario"] == "white-box")
-        lowest = f" Its lowest, in group {worst['group']}{adaptive}, is {percent(worst['auroc'])}."
-    return f"{which} {percent(means[best])} per cent.{lowest} Guessing gives 50."
 
 
 def _summary(result: Row) -> Table:
