@@ -76,11 +76,16 @@ def plot(text, start):
 
 def spans(svg, colour):
     """How far the shapes of a colour reach from left to right, in order."""
+    return [right - left for left, right in ends(svg, colour)]
+
+
+def ends(svg, colour):
+    """Where the shapes of a colour begin and end from left to right, in order."""
     found = []
     for path in svg.iter(f"{_SVG}path"):
         if re.search(rf"fill: (var\(--c\w+, )?({colour})", path.get("style", "")):
             across = [float(x) for x in re.findall(r"[ML] (\S+) ", path.get("d"))]
-            found.append(max(across) - min(across))
+            found.append((min(across), max(across)))
     return found
 
 

@@ -101,5 +101,5 @@ def test_reports_call_attacks_by_short_names_and_say_what_they_stand_for():
     finding = {**result["findings"][0], "attack": PGD, "evidence": [f"{PGD} stays; {ADAPTED} does not."]}
     result |= {"findings": [{**finding, "remedies": [remedy]}], "likely": None}
     for text in (" ".join(report_text(result).split()), " ".join(Page(report_page(result)).text.split())):
-        assert "PGD-20 stays;" in text
+        assert f"PGD-20 stays; {ADAPTED} does not." in text
         assert text.count(PGD) == text.count(f"'{PGD}'") + text.count(f'"{PGD}"') + 1

@@ -10,8 +10,9 @@ from robust_ext.core.wording import typed
 from robust_ext.evaluations.mead import MeadResult
 from robust_ext.reports import report_page, report_text
 from robust_ext.reports.mead_detector import heat_maps
+from robust_ext.reports.mead_rows import lowest_row
 from tests.reports.mead_results import arms_of, make, small_result
-from tests.reports.pages import Page, plot, spans, svgs, words
+from tests.reports.pages import Page, ends, plot, svgs, words
 from tests.reports.results import every_float, shown
 
 pytest.importorskip("jinja2")
@@ -101,10 +102,18 @@ def test_attribution_bars_are_as_long_as_the_shares():
     whole["attribution"] = dict(zip(names, [0.1, 0.2, 0.3, 0.4], strict=True))
     svg = plot(report_page(result), "Attribution by group, past detector nss")
     # The key is drawn last.
-    lengths = spans(svg, "#0072b2|#d98200|#009e73|#cc79a7|url")[:4]
+    places = ends(svg, "#0072b2|#d98200|#009e73|#cc79a7|url")[:4]
+    lengths = [right - left for left, right in places]
     total = sum(lengths)
+    assert [right for _, right in places[:-1]] == pytest.approx([left for left, _ in places[1:]], abs=0.01)
     assert [length / total for length in lengths] == pytest.approx([0.1, 0.2, 0.3, 0.4], abs=1e-3)
     assert "40.0 PGD-FR" in words(svg)
+
+
+def test_the_lowest_row_is_one_with_enough_positives_if_any():
+    rows = [{"positives": many, "auroc": auroc} for many, auroc in ((3, 0.1), (19, None), (20, 0.4), (90, 0.6))]
+    assert lowest_row([*rows, None]) == rows[2]
+    assert lowest_row(rows[:2]) == rows[0]
 
 
 def test_arms_adaptive_to_the_detector_have_rows_of_their_own(small):
