@@ -307,6 +307,14 @@ def test_the_model_keeps_its_preprocessing():
     torch.testing.assert_close(attack(shifted, at.x + 1, at.y, epsilons=0.1)[1], expected + 1, atol=1e-4, rtol=0)
 
 
+def test_double_precision_points_stay_in_bounds_that_float32_rounds():
+    at = problem((-1.0, 0.3))
+    model = foolbox_model(at.network.double(), at.bounds)
+    raw = foolbox_attacks.LinfAPGD(steps=5, seed=1)(model, at.x.double().clamp(-1, 0.3), at.y, epsilons=0.5)[0]
+    assert raw.dtype == torch.float64
+    assert float(raw.max()) == 0.3 < float(torch.tensor(0.3))
+
+
 WITH_GINI = foolbox_attacks.with_objective(foolbox.attacks.LinfPGD, "gini")
 
 
