@@ -5,7 +5,9 @@ import torch
 
 from robust_ext import BPDA, InvalidArgumentError
 from robust_ext.core.random import seeded_globals
+from robust_ext.core.target import Counted, PassCounter
 from robust_ext.core.threat import ThreatModel
+from robust_ext.evaluations.binarization.forward import choose_forward
 from robust_ext.models.adaptive_features import binarized_defense, split_defense
 from robust_ext.models.company import in_company, one_image
 from tests.models.cases import Descent, data, network, planted
@@ -51,6 +53,19 @@ def test_rows_meet_those_of_the_other_samples_and_clean_ones_where_these_are_mis
     torch.testing.assert_close(module(rows), expected)
     torch.testing.assert_close(module(near(x, 3)[[2]]), defense(torch.stack([one[2], x[3]]))[:1])
     assert len(module(rows[:0])) == 0
+
+
+def test_points_are_measured_beside_those_of_the_other_samples():
+    """The first points of all samples are one batch of the defense, the second ones the next, however many fit."""
+    x, defense = data(4), Centred(network(), steps=2, group_size=2)
+    points = torch.stack([near(x, seed) for seed in range(3)], 1)
+    features = Counted(split_defense(in_company(defense, x, LINF), x).features, PassCounter())
+    for rows in (1, 9):
+        found = choose_forward(features, x, rows=rows, fold=True).of_points(points)
+        assert found.shape == (4, 3, 8)
+        for number in range(3):
+            final = defense.solution(points[:, number], seeds=defense.next_seeds(4)).final
+            torch.testing.assert_close(found[:, number], network()[:-1](final))
 
 
 def test_gradients_are_those_of_the_whole_batch():

@@ -18,6 +18,7 @@ from robust_ext.evaluations.adaptive import AdaptiveSettings, Step
 from robust_ext.evaluations.adaptive.content import _worst_case
 from robust_ext.evaluations.adaptive.findings import find_signs
 from robust_ext.models.adaptive import AdaptiveDefense
+from robust_ext.models.company import one_image
 from robust_ext.models.rows import Solution
 from tests.evaluations.small import timeless
 from tests.evaluations.subjects import rounded
@@ -212,6 +213,10 @@ def test_one_image_is_attacked_beside_negatives_that_stay(subject):
     alone = torch.cat([Centred(network)(torch.cat([row[None], negatives[:3]]))[:1] for row in inputs[rows]])
     expected = float((alone.argmax(1) == labels[rows]).double().mean())
     assert result.content["defended"]["clean_accuracy"] == pytest.approx(expected)
+    made = evaluate_defense(
+        one_image(Centred(network), negatives[:3]), [step], inputs[rows], labels[rows], THREAT, **SHORT
+    )
+    assert made.defended == result.defended
     for defense, images in ((Centred(network), negatives[:2]), (rounded, negatives)):
         with pytest.raises(InvalidArgumentError):
             evaluate_defense(defense, [step], inputs[rows], labels[rows], THREAT, classifier=network, negatives=images)
