@@ -4,7 +4,7 @@ import copy
 from functools import lru_cache
 
 import robust_ext
-from robust_ext import AttackError
+from robust_ext import AttackError, ModelError
 from robust_ext.attacks.adapted import AdaptedAttack
 from robust_ext.core.random import seeded_globals
 from tests.evaluations.diagnosis.zoo.networks import digits
@@ -19,11 +19,11 @@ def samples(fault):
 
 
 def score(model, attack, fault):
-    """The binarization score; 0 where the attack raises, as nothing comes back."""
+    """The binarization score; 0 where the attack raises or the model is refused, as nothing comes back."""
     inputs, _ = samples(fault)
     try:
         result = robust_ext.binarization_test(model, attack, inputs, fault.threat_model, canaries=0, **SETTINGS)
-    except AttackError:
+    except (AttackError, ModelError):
         return 0.0
     return result.content["attacks"][0]["score"]
 
