@@ -94,6 +94,13 @@ def estimator_model(estimator: Any) -> BlackBox:
     return BlackBox(made, returns=made.returns, classes=made.classes)
 
 
+def fitted_tree(module: object) -> Any:
+    """Return the decision tree that a module is the black box of; None where it is another model."""
+    predict = module.predict if isinstance(module, BlackBox) else None
+    estimator = predict.estimator if isinstance(predict, Estimator) else None
+    return estimator if type(estimator).__name__ == "DecisionTreeClassifier" else None
+
+
 class SklearnAdapter(Adapter):
     """Estimators with the interface of scikit-learn, and boosters."""
 

@@ -7,6 +7,8 @@ import signal
 import sys
 from collections import defaultdict
 from contextlib import contextmanager
+from importlib import import_module
+from importlib.util import find_spec
 from types import SimpleNamespace
 from zlib import crc32
 
@@ -22,6 +24,9 @@ import pytest
 import torch
 
 sys.dont_write_bytecode = False
+# The import of ART closes what TensorFlow logs to, which inside a test is pytest's own file: it comes first.
+if find_spec("tensorflow") and find_spec("art"):
+    import_module("robust_ext.adapters.art.library")
 FEW = 2
 
 

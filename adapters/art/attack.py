@@ -18,6 +18,7 @@ from robust_ext.adapters.art.library import art, constructible, repair, seeded_s
 from robust_ext.adapters.art.model import HostModule, make_estimator, without_new_hooks
 from robust_ext.adapters.art.settings import AttackContext, nothing
 from robust_ext.adapters.catalogue import Catalogue, classes_in
+from robust_ext.adapters.sklearn import fitted_tree
 from robust_ext.adapters.wrapped import (
     MISSING,
     WrappedAttack,
@@ -200,6 +201,37 @@ class ArtAttack(WrappedAttack):
         return settings
 
 
+class TreeAttack(ArtAttack):
+    """An ART attack that reads the nodes of a decision tree of scikit-learn and sends no queries.
+
+    It moves each input past the thresholds on the way to a leaf of another class, the first that it comes to.
+    """
+
+    @property
+    def _can_aim(self) -> bool:
+        return True
+
+    def search(
+        self, target: Target, inputs: Tensor, labels: Tensor, *, threat_model: ThreatModel, generator: torch.Generator
+    ) -> Tensor:
+        """Run on the tree that the target is; AttackRefusedError where it is another model, or a view of one."""
+        tree = fitted_tree(target.module)
+        if tree is None:
+            raise AttackRefusedError(
+                f"{self.name} reads a fitted DecisionTreeClassifier of scikit-learn, and this target is none, or one "
+                "behind a readout or limits of entries; choose foolbox:HopSkipJumpAttack or robust_ext:Square"
+            )
+        estimator = art.estimators.classification.scikitlearn.ScikitlearnDecisionTreeClassifier(tree)
+        settings = self._completed(AttackContext(inputs=inputs, threat_model=threat_model))
+        with constructed("ART", self.made_of, settings):
+            attack = self.made_of(estimator, **settings)
+        # Labels are classes to aim at for it; without any it leaves the predicted one.
+        aims = labels.cpu().numpy() if target.criterion.aims else None
+        with raised_inside("ART", self.name):
+            found = attack.generate(_array(inputs.flatten(1)), aims)
+        return self._tensor(found, target.device).view_as(inputs).clamp(*target.bounds)
+
+
 def from_class(attack_class: type, settings: object, *, name: str | None = None) -> ArtAttack:
     """Make an attack from an ART class and the keyword arguments of its constructor, without the estimator."""
 
@@ -217,7 +249,8 @@ def from_class(attack_class: type, settings: object, *, name: str | None = None)
     elif not settings.get("targeted", True):
         expected = "targeted=True: it is given the class that comes second at the input, to aim at"
         raise InvalidArgumentError("attack", f"{label}(targeted=False)", expected)
-    return ArtAttack(attack_class, settings, name=name or label, entry=entry)
+    kind = TreeAttack if entry.tree else ArtAttack
+    return kind(attack_class, settings, name=name or label, entry=entry)
 
 
 def from_object(attack: Any, *, name: str | None = None) -> ArtAttack:

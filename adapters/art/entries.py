@@ -32,6 +32,7 @@ class Entry(AttackListing):
         patch: Whether it returns a patch, which is then applied to the inputs.
         indices: Whether it takes labels as numbers instead of one-hot vectors.
         channels_last: Whether it takes images of shape (height, width, channels) only.
+        tree: Whether it reads the nodes of a decision tree of scikit-learn, and runs on such models alone.
         fill: Settings that are left out, for the target and the threat model at hand, instead of ART's defaults.
     """
 
@@ -45,6 +46,7 @@ class Entry(AttackListing):
     patch: bool = False
     indices: bool = False
     channels_last: bool = False
+    tree: bool = False
     fill: Callable[[AttackContext], Mapping[str, Any]] = settings.nothing
 
 
@@ -111,6 +113,10 @@ ENTRIES: Mapping[str, Entry] = {
     ),
     "CompositeAdversarialAttackPyTorch": _row(
         _TRANSFORMED, "max_iter=2, max_inner_iter=2", packages="kornia", trial_norm="l2", fill=settings.composite
+    ),
+    "DecisionTreeAttack": _row(
+        "full black-box minimum_norm leaves_ball tree",
+        reason="it reads decision trees of scikit-learn, and runs on those alone; use HopSkipJump on other models",
     ),
     "DeepFool": _row(
         _DEEPFOOL,
@@ -202,7 +208,6 @@ UNUSABLE: Mapping[str, str] = {
     "AdversarialTexturePyTorch": "it is made for object trackers in videos; use AdversarialPatchPyTorch",
     "CarliniWagnerASR": _AUDIO,
     "DPatch": _DETECTION,
-    "DecisionTreeAttack": "it is made for decision trees of scikit-learn; use HopSkipJump",
     "FeatureAdversariesTensorFlowV2": _TENSORFLOW,
     "FrameSaliencyAttack": "it is made for videos; use the attack it would wrap",
     "HighConfidenceLowUncertainty": "it is made for Gaussian process classifiers of GPy; use CarliniL2Method",

@@ -37,6 +37,11 @@ class BlackBox(nn.Module):
         self.training = False
 
     @property
+    def predict(self) -> Callable[[Any], Any]:
+        """The function."""
+        return self._predict[0]
+
+    @property
     def labels_only(self) -> bool:
         """Whether nothing but labels comes back."""
         return self.returns == "labels"

@@ -4,7 +4,15 @@ import numpy as np
 import pytest
 import torch
 
-from robust_ext import InvalidArgumentError, ThreatModel, as_module, evaluate, robust_accuracy
+from robust_ext import (
+    AttackRefusedError,
+    InvalidArgumentError,
+    Targeted,
+    ThreatModel,
+    as_module,
+    evaluate,
+    robust_accuracy,
+)
 from robust_ext.core.errors import RobustExtWarning
 from tests.adapters.common import require
 
@@ -135,6 +143,56 @@ def test_classifiers_of_art_are_told_by_what_they_return(make, returns):
     found = module(torch.from_numpy(inputs))
     assert module.labels_only == (returns == "labels")
     assert np.array_equal(found.argmax(1).numpy(), forest.predict(inputs))
+
+
+def nearest_leaf(tree, x, wanted):
+    """The least change in linf of a sample that leads to a leaf of a wanted class, by the boxes of all leaves."""
+    found, todo = np.inf, [(0, np.full(len(x), -np.inf), np.full(len(x), np.inf))]
+    nodes = tree.tree_
+    while todo:
+        node, low, high = todo.pop()
+        feature, threshold = nodes.feature[node], nodes.threshold[node]
+        if nodes.children_left[node] < 0:
+            if nodes.value[node].argmax() in wanted:
+                found = min(found, np.maximum(low - x, x - high).max().clip(0))
+            continue
+        left, right = high.copy(), low.copy()
+        left[feature], right[feature] = min(high[feature], threshold), max(low[feature], threshold)
+        todo += [(nodes.children_left[node], low, left), (nodes.children_right[node], right, high)]
+    return found
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("criterion", [None, Targeted("next")], ids=repr)
+def test_the_decision_tree_attack_is_that_of_art_on_the_tree(criterion):
+    require("art")
+    from robust_ext.adapters.art.library import art
+
+    inputs, labels = samples(load_wine(), 3)
+    tree = DecisionTreeClassifier(max_depth=4, random_state=0).fit(inputs[:120], labels[:120])
+    x, y = inputs[120:150], tree.predict(inputs[120:150])
+    attack = art.attacks.evasion.DecisionTreeAttack(
+        art.estimators.classification.scikitlearn.ScikitlearnDecisionTreeClassifier(tree), verbose=False
+    )
+    expected = attack.generate(x, None if criterion is None else (y + 1) % 3)
+    options = {"criterion": criterion, "keep_candidates": True, "epsilons": [0.05, 1.0]}
+    given = "art:DecisionTreeAttack(offset=0.001)", x, y, ThreatModel(norm="linf", epsilon=1.0)
+    result = robust_accuracy(tree, *given, **options)
+    np.testing.assert_array_equal(result.candidates, np.clip(expected, 0, 1))
+    assert (result.robust_accuracy(1.0), result.content["attacks"][0]["passes"]["forward"]) == (0, 0)
+    wanted = [{*range(3)} - {one} if criterion is None else {(one + 1) % 3} for one in y]
+    exact = np.array([nearest_leaf(tree, *one) for one in zip(x, wanted, strict=True)])
+    assert (np.array(result.content["attacks"][0]["distances"]) >= exact - 1e-6).all()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("name", ["forest", "logistic"])
+def test_the_decision_tree_attack_refuses_other_models(name):
+    require("art")
+    inputs, labels = samples(load_wine(), 3)
+    estimator = ESTIMATORS[name]().fit(inputs, labels)
+    with pytest.raises(AttackRefusedError, match=r"DecisionTreeClassifier .* choose foolbox:HopSkipJumpAttack"):
+        robust_accuracy(estimator, "art:DecisionTreeAttack", inputs[:4], labels[:4], LINF)
 
 
 @pytest.mark.exhaustive
