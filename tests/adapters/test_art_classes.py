@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import nn
 
+from robust_ext import ThreatModel, robust_accuracy
 from robust_ext.testing.networks import small_network
 from tests.adapters.hosts import SHAPE, art
 from tests.adapters.hosts import art_attacks as attacks
@@ -53,6 +54,31 @@ def test_masks_keep_values_as_they_are(name):
     assert np.array_equal(shared, attack.generate(x, y, mask=mask[0].astype(bool)[None]))
     np.testing.assert_allclose(attack.generate(x, y, mask=2 * np.ones_like(x)), attack.generate(x, y), atol=1e-6)
     assert np.array_equal(attack.generate(x, y, mask=np.zeros(1)), x)
+
+
+def test_a_mask_of_the_threat_model_is_that_of_arts_own_attack():
+    """FGSM on a linear model: through the interface, by ART's keyword, and the point that has the highest loss."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 2)).eval()
+    x = np.random.default_rng(1).uniform(0.3, 0.7, (8, 1, 3, 4)).astype(np.float32)
+    mask, weight = np.arange(12).reshape(1, 3, 4) % 3 > 0, np.random.default_rng(2).normal(size=(2, 12))
+    with torch.no_grad():
+        model[1].weight.copy_(torch.from_numpy(weight))
+        model[1].bias.copy_(-model[1].weight @ torch.from_numpy(x).flatten(1).mean(0))
+    y = model(torch.from_numpy(x)).argmax(1).numpy()
+    direction = np.sign(weight[1 - y] - weight[y]).reshape(x.shape) * mask
+    worst = np.clip(x + 0.2 * direction, 0, 1).astype(np.float32)
+    estimator = Classification.PyTorchClassifier(
+        model, loss=nn.CrossEntropyLoss(), input_shape=(1, 3, 4), nb_classes=2, clip_values=(0, 1), device_type="cpu"
+    )
+    own = art.attacks.evasion.FastGradientMethod(estimator, eps=0.2).generate(x, y, mask=mask.astype(np.float32))
+    threat_model = ThreatModel(norm="linf", epsilon=0.2, mask=mask)
+    found = robust_accuracy(model, "art:FastGradientMethod", x, y, threat_model, keep_candidates=True)
+    np.testing.assert_allclose(own, worst, atol=1e-6)
+    # Those that do not break the model come back as they were.
+    wrong = estimator.predict(worst).argmax(1) != y
+    assert wrong.any()
+    assert found.robust_accuracy(0.2) == 1 - wrong.mean()
+    np.testing.assert_allclose(found.candidates, np.where(wrong[:, None, None, None], worst, x), atol=1e-6)
 
 
 def test_masks_limit_what_gradients_may_change():

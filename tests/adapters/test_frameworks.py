@@ -205,6 +205,18 @@ def test_objects_enter_as_they_are(name):
     torch.testing.assert_close(gradient(adapted.module, x, weights), gradient(by_hand, x, weights))
 
 
+def test_foolbox_through_the_bridge_ends_where_it_ends_natively():
+    """An attack of Foolbox on a JAXModel, by EagerPy and through torch."""
+    model, jnp = foolbox_jax(), pytest.importorskip("jax").numpy
+    x = torch.rand(12, 4, generator=torch.Generator().manual_seed(2))
+    y = as_module(model).module(x).argmax(1)
+    attack = require("foolbox").attacks.L2DeepFoolAttack()
+    _, native, _ = attack(model, jnp.asarray(x.numpy()), jnp.asarray(y.numpy()), epsilons=None)
+    found = robust_accuracy(model, attack, x, y, ThreatModel(norm="l2", epsilon=2.0), keep_candidates=True)
+    assert {row["outcome"] for row in found.records} == {"found"}
+    np.testing.assert_allclose(found.candidates, native, atol=1e-5)
+
+
 def test_a_pullback_is_of_the_point_that_went_forward():
     """The input changed in place afterwards, two backward passes, and a cotangent of part of the rows."""
     jax = pytest.importorskip("jax")

@@ -77,8 +77,8 @@ def prepare(
 ) -> tuple[EvaluationInputs, Subject | None]:
     """Check a model and its samples; return the inputs, and the defense or random model, None for a classifier.
 
-    A model that is an AdaptiveDefense is one; a model whose logits change from call to call is judged by fresh draws,
-    and its mean over draws that are held is what it is compared with.
+    Samples are read once: an iterator ends. A model that is an AdaptiveDefense is one; a model whose logits change from
+    call to call is judged by fresh draws, and its mean over draws that are held is what it is compared with.
     """
     samples, size = read_samples(inputs, labels, threat_model), settings.batch_size
     given = samples, samples.labels, threat_model, run
