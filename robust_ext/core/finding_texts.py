@@ -97,7 +97,8 @@ def first_to_paste(findings: Iterable[Finding]) -> list[str]:
     found = []
     for finding, names in shared(findings):
         if lines := to_paste(finding["remedies"][0]) if finding["remedies"] else []:
-            found += [*paragraph(f"To paste, for {subject(names) if names else 'the model'}:")]
+            whose = "where attack is" if names and "(attack)" in " ".join(lines) else "for"
+            found += [*paragraph(f"To paste, {whose} {subject(names) if names else 'the model'}:")]
             found += [f"    {line}" for line in lines]
     return found
 

@@ -195,7 +195,9 @@ def find_faults(run: ScoredRun, ran: Outcomes) -> list[Finding]:
     found: Sequence[Finding] = find_setup(given, seed=run.seed, budgets=[*budgeted.values()])
     if not found:
         probe = prober(given.module, given.inputs, given.labels, threat_model=given.threat_model, seed=run.seed)
-        found = find_causes([of_arm(one, name=one.run.title) for one in ran], probe, compared=False)
+        causes = find_causes([of_arm(one, name=one.run.title) for one in ran], probe, compared=False)
+        # The epsilon of the model stands for those of the arms, which were looked at.
+        found = [one for one in causes if one.code != "threat_scale"]
     # By design an objective without labels and one of detectors do not end where the label's does.
     others = {
         one.run.title

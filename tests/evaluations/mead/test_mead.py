@@ -217,6 +217,11 @@ def test_an_attack_that_never_succeeds(subject):
     entry = result.detectors["unsure"]["results"][0]
     assert (entry["auroc"], entry["positives"], entry["attribution"], entry["curve"]) == (None, 0, None, None)
     assert result.auroc("unsure") is None
+    # Arms bring budgets of their own: an epsilon that none of them has is no fault.
+    attack, linf = Counting(scale=0.0), ThreatModel(norm="linf", epsilon=1)
+    arms = [Arm(attack=attack, norm="linf", epsilon=EPSILON)]
+    found = mead(network, arms, inputs, labels, linf, detectors={"unsure": Unsure}, resamples=0, detector_data=held_out)
+    assert "threat_scale" not in {one["code"] for one in found.content["findings"]}
 
 
 def test_scores_that_are_no_numbers_are_counted_and_reported(subject, tmp_path, monkeypatch):
