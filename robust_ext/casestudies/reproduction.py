@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -177,24 +177,24 @@ def reproduce(
         setup = f"small versions of the defenses on digits, linf {_EPSILON}, fewer steps and queries"
         figures = _of_defenses(found.name, folder, samples, {"seed": seed, **run})
     rows = [_compared(*one, tolerance=tolerance) for one in figures]
+    content = {**_described(found, rows), "setup": setup, "tolerance": tolerance, "seed": seed}
+    spent = {"seconds": time.perf_counter() - begun, "settings": {"data": data, "samples": samples}}
+    return ReproductionResult({**content, **spent, "versions": versions()}).saved(folder)
+
+
+def _described(item: Item, rows: Sequence[Row]) -> dict[str, Any]:
+    """Return what is compared, and how much of it agrees."""
     agreed = [bool(row["agrees"]) for row in rows if row["agrees"] is not None]
-    content = {
+    return {
         "kind": "reproduction",
-        "paper": PAPERS[paper],
-        "item": found.name,
-        "what": found.what,
-        "setup": setup,
-        "where": found.where,
+        "paper": PAPERS[item.paper],
+        "item": item.name,
+        "what": item.what,
+        "where": item.where,
         "figures": rows,
         "agree": sum(agreed),
         "compared": len(agreed),
-        "tolerance": tolerance,
-        "seconds": time.perf_counter() - begun,
-        "settings": {"data": data, "samples": samples},
-        "versions": versions(),
-        "seed": seed,
     }
-    return ReproductionResult(content).saved(folder)
 
 
 _Figure = tuple[str, str, float | str | None, float | None]

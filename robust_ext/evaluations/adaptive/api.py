@@ -69,8 +69,8 @@ def evaluate_defense(  # noqa: D417
 
     Args:
         defense: Anything :func:`robust_ext.as_defense` takes, as ``"hd(steps=5)"``.
-        attacks: None or ``"recommended"``: every recommended attack, see :func:`plan_steps`. Else a :class:`Step`,
-            anything :func:`robust_ext.as_attack` takes, or a list of these, ``"recommended"`` among them.
+        attacks: None or ``"recommended"``: all of :func:`plan_steps`. Else a :class:`Step`, anything
+            :func:`robust_ext.as_attack` takes, or a list of these, ``"recommended"`` among them.
         inputs: Clean samples, floats ``(N, ...)`` in bounds; for batch-level defenses a whole number of groups.
         threat_model: The norm, epsilon and bounds that the robustness claim is about.
         classifier: The static model: a torch module, a Foolbox model or an ART ``PyTorchClassifier``; or the defense's.
@@ -96,20 +96,10 @@ def evaluate_defense(  # noqa: D417
     run = RunKeywords(device, sample_ids, out, isolate, attack_timeout, executor, devices, progress, callbacks)
     with run.begun() as finish:
         chosen = make_settings(AdaptiveSettings, options, base=settings)
+        subject = defense, classifier, inputs, labels, threat_model, run
         size = chosen.batch_size
-        given, made = prepare_defense(
-            defense,
-            classifier,
-            inputs,
-            labels,
-            threat_model,
-            run,
-            batch_size=size,
-            weights=defense_weights,
-            negatives=negatives,
-        )
+        given, made = prepare_defense(*subject, batch_size=size, weights=defense_weights, negatives=negatives)
         result = evaluate_prepared(attacks, given, made, run.judged(chosen), run, surrogates=surrogates)
-        # Its run folder holds more than these.
         return finish(replace(result, records=()))
 
 
