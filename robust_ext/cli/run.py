@@ -112,9 +112,10 @@ def study_arguments(study: Study, params: Sequence[Any]) -> list[str]:
     """Return a study as arguments of ``robust-ext``, without the command's name."""
     named: list[str] = []
     plain: list[str] = []
-    known = _by_key(params)
-    for key, value in study.options.items():
-        parameter = known[key]
+    # In the command's order, which counts for what has no name.
+    for key, parameter in _by_key(params).items():
+        if (value := study.options.get(key)) is None:
+            continue
         if isinstance(value, bool):
             named += [parameter.opts[0]] if value else parameter.secondary_opts[:1]
             continue

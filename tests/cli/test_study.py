@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from robust_ext.__main__ import main
 from robust_ext.cli import app as cli
-from robust_ext.cli.run import printed_back, read_study, study_arguments
+from robust_ext.cli.run import Study, printed_back, read_study, study_arguments
 from robust_ext.core.errors import DataError, InvalidArgumentError, RobustExtError
 
 GROUP = typer.main.get_command(cli.app)
@@ -48,7 +48,9 @@ def texts(context):
 def test_all_options_go_into_a_study_and_back(command, tmp_path):
     found = [other(parameter) for parameter in keys(command).values()]
     found.sort(key=lambda words: words[0] == "--")
-    given = parsed(command, [word for words in found for word in words])
+    words = [word for words in found for word in words]
+    # One "--" stands before all that has no name.
+    given = parsed(command, [word for place, word in enumerate(words) if word != "--" or place == words.index("--")])
     given.params["out"] = tmp_path
     with printed_back(given):
         pass
@@ -57,6 +59,8 @@ def test_all_options_go_into_a_study_and_back(command, tmp_path):
     # What is done to a run folder is no part of what repeats it.
     assert set(again.options) == set(keys(command)) - {"repair"} | ({"out"} & set(keys(command)))
     expected = {**texts(given), **({"repair": False} if "repair" in given.params else {})}
+    # In whatever order a file has them.
+    again = Study(command, dict(reversed(again.options.items())))
     back = texts(parsed(command, study_arguments(again, COMMANDS[command].params)))
     assert {**expected, "out": 0} == {**back, "out": 0}
     assert (tmp_path / "study.toml").read_text().replace("\n", "").isprintable()
