@@ -92,8 +92,8 @@ def run_demo(*, samples: int = 64, seed: int = 0, progress: bool = False) -> Bin
     content = {
         **results[0].content,
         "verdict": next(one for one in ("failed", "inconclusive", "passed") if one in verdicts),
-        "reason": f"{passed} of {len(found)} recipes pass, each judged on its own target. Those that fail are broken on "
-        f"purpose, as published ones were: {', '.join(failed)} would have reported robustness that is not there.",
+        "reason": f"{passed} of {len(found)} recipes pass, each judged on its own target. Those that fail are broken "
+        f"on purpose, as published ones were: {', '.join(failed)} would have reported robustness that is not there.",
         "attacks": found,
         "findings": [finding for result in results for finding in result.content["findings"]],
     }
