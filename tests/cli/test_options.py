@@ -63,7 +63,7 @@ OTHERS = {
     "evaluate": ("defense", "defense_weights", "detector", "detector_samples", "eps", "norm", *JUDGED, *VALID, *PNG),
     "mead": ("detector", "suite", "arm", "allow_code", "eps", "norm", *TRAINING, *ADAPTING, *JUDGED, *VALID),
     "robust-accuracy": ("attack", "eps", "norm", *ADAPTING, *JUDGED, *VALID, *PNG),
-    "test-time": ("defense", "defense_weights", "surrogate", "eps", "norm", *VALID),
+    "test-time": ("defense", "defense_weights", "surrogate", "one_image", "eps", "norm", *VALID),
 }
 """The options that are no settings of an evaluation; each is named in a test below, JUDGED in test_criteria.py,
 VALID and PNG in test_entries.py."""
@@ -251,6 +251,8 @@ def test_options_of_test_time(invoke, files):
     assert call.defense_weights == "d.safetensors"
     assert list(call.surrogates) == [surrogate]
     assert call.context.origin["defense"] == "hd, weights d.safetensors"
+    assert call.negatives is None
+    assert len(invoke("test-time", "--one-image").negatives) > 15
 
 
 def test_options_of_mead(invoke, monkeypatch):
