@@ -178,6 +178,7 @@ def test_the_problems_are_of_all_kinds():
 def test_the_bound_never_passes_the_optimum(family, norm, dtype, allowed):
     for iterations in (1, 5, 20, 150):
         found = run(family, norm, dtype, iterations=iterations, tolerance=1e-9)
+        assert bool(((found.iterations >= 1) & (found.iterations <= iterations)).all())
         assert float(gaps(found, optima(family, norm)).max()) <= allowed
 
 

@@ -241,6 +241,10 @@ def test_a_perfect_detector_has_an_interval_too():
     assert found.auroc_interval == pytest.approx((0.025**0.1, 1.0))
     assert found.tpr_at_5_fpr_interval == found.auroc_interval
     assert found.fpr_at_95_tpr_interval == pytest.approx((0.0, 1 - 0.025**0.1))
+    # One that is not perfect has that of resamples, also where it begins at 0: of 20, 1 is flagged, rarely over 4.
+    nearly = detect(np.array([2.0] + [0.0] * 19), np.array([1.0] * 10 + [NAN] * 10), resamples=100, seed=0)
+    assert nearly.fpr_at_95_tpr_interval[0] == 0
+    assert 0.05 <= nearly.fpr_at_95_tpr_interval[1] <= 0.2
 
 
 def test_averages_weigh_rows_alike():
