@@ -195,14 +195,14 @@ def other_backward(
 
     with ExitStack() as stack:
         if layers:
-            stack.enter_context(_forward_of(network, enter))
+            stack.enter_context(forward_of(network, enter))
         for name, layer in layers.items():
-            stack.enter_context(_forward_of(layer, partial(run, name)))
+            stack.enter_context(forward_of(layer, partial(run, name)))
         yield check
 
 
 @contextmanager
-def _forward_of(module: nn.Module, replacement: Callable[..., Any]) -> Iterator[None]:
+def forward_of(module: nn.Module, replacement: Callable[..., Any]) -> Iterator[None]:
     """Inside, a module's forward pass is this function of its own forward pass and the arguments."""
     attributes = vars(module)
     before = {name: attributes[name] for name in ("forward",) if name in attributes}

@@ -119,7 +119,7 @@ def evaluate(  # noqa: D417
     own = model, inputs, labels, threat_model
     with run.begun() as finish:
         begun, chosen = time.perf_counter(), run.judged(make_settings(EvaluateSettings, options, base=settings))
-        given, subject = prepare(run, *own, chosen, defense, defense_weights, criterion=criterion)
+        given, subject = prepare(run, *own, chosen, defense, defense_weights, detector, criterion=criterion)
         check_beside(criterion, detector, subject)
         ways = {"digests": run.out is not None, "alone": subject is None}
         detectors = prepare_detector(detector, detector_data, given, chosen, **ways)
@@ -171,14 +171,16 @@ class _Evaluation:
         wanted = self.settings.search and self.settings.planted and detector is None and not _blind(self.given)
         if wanted and _doubtful(certificate, found):
             search = self._search([*found, *map(Finding.from_dict, certificate["findings"])])
+            recipe = search.winner or search.nearest
             if search.winner is not None and search.judged is not None:
                 attack = search.winner.attack
                 certificate = certificate_of(attack, search.judged)
+            if recipe is not None:
                 # The suite again, as the recipe sees the model: it follows gradients that lead somewhere.
-                view = search.winner.view
-                again = [_viewed(one, view) for one in members if view and one.white_box]
-                self._attack([as_member(attack), *again])
-                members += [as_member(attack), *again]
+                view = recipe.view
+                again = [as_member(recipe.attack), *(_viewed(one, view) for one in members if view and one.white_box)]
+                self._attack(again)
+                members += again
         return self._content(
             found,
             begun,

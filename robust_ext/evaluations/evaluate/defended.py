@@ -15,6 +15,7 @@ from torch import nn
 
 from robust_ext.attacks.adapted import AdaptedAttack
 from robust_ext.attacks.base import Attack
+from robust_ext.core.devices import run_device
 from robust_ext.core.errors import InconsistentModelError, OutOfTimeError
 from robust_ext.core.statistics import proportion_interval
 from robust_ext.core.threat import ThreatModel
@@ -38,6 +39,7 @@ from robust_ext.evaluations.evaluate.certificate import (
 )
 from robust_ext.evaluations.evaluate.content import make_content
 from robust_ext.evaluations.evaluate.search import Search, search_recipe
+from robust_ext.evaluations.evaluate.separate import separate
 from robust_ext.evaluations.evaluate.settings import EvaluateSettings
 from robust_ext.evaluations.run_keywords import RunKeywords
 from robust_ext.models.adaptive import AdaptiveDefense
@@ -49,6 +51,9 @@ _STRENGTHS: Mapping[str, Mapping[str, Any]] = {
     "standard": {"steps": 50, "queries": 500},
     "thorough": {"steps": 100, "transfer_steps": 100, "queries": 5000},
 }
+
+# Samples at most by which a defense inside a model is found.
+_LOOKED_AT = 256
 
 
 @dataclass(frozen=True)
@@ -73,17 +78,24 @@ def prepare(
     settings: EvaluateSettings,
     defense: object,
     weights: str | os.PathLike[str] | None,
+    beside: object = None,
     **judged: Any,
 ) -> tuple[EvaluationInputs, Subject | None]:
     """Check a model and its samples; return the inputs, and the defense or random model, None for a classifier.
 
-    Samples are read once: an iterator ends. A model that is an AdaptiveDefense is one; a model whose logits change from
+    Samples are read once: an iterator ends. A model that is an AdaptiveDefense is one, and one that holds one is taken
+    apart, unless there is a detector ``beside`` it; a model whose logits change from
     call to call is judged by fresh draws, and its mean over draws that are held is what it is compared with.
     """
     samples, size = read_samples(inputs, labels, threat_model), settings.batch_size
     given = samples, samples.labels, threat_model, run
     if isinstance(model, AdaptiveDefense) and defense is None:
         defense, model = model, model.classifier
+    elif defense is None and beside is None and judged.get("criterion") is None:
+        module = bounded_module(model, threat_model, device=run.device)
+        found = separate(module, samples.inputs[:_LOOKED_AT].to(run_device(module, run.device)))
+        if found is not None:
+            model, defense = found
     if defense is not None:
         found, made = prepare_defense(defense, model, *given, batch_size=size, weights=weights)
         return found, Subject(made)

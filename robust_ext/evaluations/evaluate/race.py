@@ -184,6 +184,10 @@ class Race:
         raced.sort(key=lambda text: (-self.scores[text][rung].share, self.recipes[text].cost))
         return [self.recipes[text] for text in raced[:most]]
 
+    def nearest(self) -> Recipe | None:
+        """Return the recipe that solved most on the last rung that any came to; None where none solved anything."""
+        return next((one for rung in (1, 0) for one in self._best(rung, 1)), None)
+
     def _good(self, rung: int) -> list[Recipe]:
         """Return the recipes that solve nearly all problems of a rung, the cheapest first."""
         good = [one for one in self._best(rung, len(self.scores)) if self.scores[one.text][rung].share >= GOOD]

@@ -55,6 +55,7 @@ class Search:
 
     Args:
         winner: The cheapest recipe that passed; None without one.
+        nearest: Without a winner, the recipe that solved most; it may break samples all the same.
         tried: One entry a candidate, plain values.
         judged: Content of the judge's binarization test of the winner, or of the best recipe that failed it.
         reason: What was found, in a sentence.
@@ -66,6 +67,7 @@ class Search:
     judged: Mapping[str, Any] | None
     reason: str
     parts: tuple[Part, ...] = ()
+    nearest: Recipe | None = None
 
 
 @dataclass(kw_only=True)
@@ -264,6 +266,7 @@ def _result(race: Race, winner: Recipe | None, parts: Sequence[Part]) -> Search:
         judged=None if best is None else best.content or None,
         reason=_reason(race, winner, best),
         parts=tuple(parts),
+        nearest=None if winner else race.nearest(),
     )
 
 

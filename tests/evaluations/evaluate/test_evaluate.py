@@ -10,7 +10,7 @@ from robust_ext.demo.network import digits_network
 from robust_ext.evaluations.evaluate.certificate import certificate_of
 from tests.evaluations import small
 from tests.evaluations.binarization.test_depth import pgd
-from tests.evaluations.subjects import Rounding
+from tests.evaluations.diagnosis.models import Apply
 from tests.run_folders import records_of
 
 GIVEN = {"budget": "quick", "planted": 8, "batch_size": 4, "claim": 60, "judge_seed": 1}
@@ -99,8 +99,7 @@ def test_one_that_works_on_this_model_gets_it(digits):
 
 def test_none_that_sees_no_gradient_gets_it(digits):
     """Square breaks samples of the rounded network, and leaves the number uncertified: it is not the attack tested."""
-    # As a part of a model: of one that is a test-time defense, the gradients are not taken as they are.
-    model = nn.Sequential(Rounding(digits_network(), steps=1)).eval()
+    model = nn.Sequential(Apply(lambda x: ((x + 0.02 * (0.5 - x)) * 31).round() / 31), digits_network()).eval()
     result = robust_ext.evaluate(model, *digits, LINF, budget="quick", search=False, claim=60)
     certificate = result.content["certificate"]
     assert (result.verdict, certificate["certified"]) == ("failed", False)
