@@ -83,6 +83,8 @@ def _masked(name: str, data: CaseData, cache: Path | None) -> Masked:
         network.load_state_dict(weights)
         made.append(network)
     module, twin = made
+    if mask.convert is not None:
+        module, twin = mask.convert(twin, data.train_inputs, data.train_labels)
     return Masked(
         module=module,
         twin=module if mask.own else twin,

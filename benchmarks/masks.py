@@ -1,8 +1,10 @@
-"""Twelve masks on a plain network and six held out, each with a twin of the same weights without it."""
+"""Twelve masks on a plain network and eleven held out, each with a twin of the same weights without it."""
 
 from __future__ import annotations
 
+import copy
 import sys
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +17,7 @@ from torch.nn import functional as F
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from robust_ext.casestudies.networks import small_features
+from robust_ext.models.forms import evaluable
 from tests.evaluations.diagnosis.held_out import decoy, soft_thermometer, thermometer
 from tests.evaluations.diagnosis.models import jpeg
 from tests.evaluations.diagnosis.zoo.layers import Detached, Layer, Rounding
@@ -187,7 +190,54 @@ class Dropped(Layer):
         return F.dropout(x, 1 / 3, training=True) if self.faulty else x
 
 
+class Neighbours(nn.Module):
+    """How often each class is among the 15 nearest training images, by features (Papernot and McDaniel 2018).
+
+    The twin weighs all of them by a Gaussian of the mean distance to the nearest.
+    """
+
+    def __init__(self, known: Tensor, labels: Tensor, *, faulty: bool) -> None:
+        super().__init__()
+        self.known, self.classes, self.faulty = known, F.one_hot(labels, 10).float(), faulty
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return what the class says."""
+        squares = torch.cdist(x, self.known).square()
+        nearest, rows = squares.topk(15, 1, largest=False)
+        if self.faulty:
+            return self.classes[rows].sum(1)
+        return 15 * (-squares / nearest.mean(1, keepdim=True)).softmax(1) @ self.classes
+
+
+class Codes(nn.Module):
+    """Each eight features as the nearest of 16 that training images have (vector quantisation)."""
+
+    def __init__(self, known: Tensor) -> None:
+        super().__init__()
+        self.known = known.view(len(known), -1, 8)[:: len(known) // 16][:16]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return what the class says."""
+        parts = x.view(len(x), -1, 8)
+        nearest = (parts[:, None] - self.known).square().sum(3).argmin(1)
+        return self.known[nearest, torch.arange(parts.shape[1])].flatten(1)
+
+
+class HalfWeights(nn.Module):
+    """A network of float16 weights, computed in float16 from its inputs on."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network.half()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits in float32."""
+        out: Tensor = self.network(x.half())
+        return out.float()
+
+
 Build = Callable[[tuple[int, ...], bool], nn.Module]
+Convert = Callable[[nn.Sequential, Tensor, Tensor], tuple[nn.Module, nn.Module]]
 
 
 def _network(
@@ -242,17 +292,58 @@ def _rounding(*, faulty: bool) -> nn.Module:
     return layer
 
 
+def _plain(shape: tuple[int, ...], faulty: bool) -> nn.Module:
+    return _network(shape)
+
+
+def _half_weights(network: nn.Sequential, x: Tensor, y: Tensor) -> tuple[nn.Module, nn.Module]:
+    return HalfWeights(copy.deepcopy(network)).eval(), network
+
+
+def _static(network: nn.Sequential, x: Tensor, y: Tensor) -> tuple[nn.Module, nn.Module]:
+    tools = torch.ao.quantization
+    made = nn.Sequential(
+        OrderedDict(enter=tools.QuantStub(), **dict(network.named_children()), leave=tools.DeQuantStub())
+    )
+    made = copy.deepcopy(made).eval()
+    made.qconfig = tools.get_default_qconfig("x86")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        tools.prepare(made, inplace=True)
+        made(x[:256])
+        return tools.convert(made), network
+
+
+def _dynamic(network: nn.Sequential, x: Tensor, y: Tensor) -> tuple[nn.Module, nn.Module]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return evaluable(torch.ao.quantization.quantize_dynamic(copy.deepcopy(network), {nn.Linear})), network
+
+
+def _neighbours(network: nn.Sequential, x: Tensor, y: Tensor) -> tuple[nn.Module, nn.Module]:
+    known = network.features(x)
+    hard, soft = (nn.Sequential(network.features, Neighbours(known, y, faulty=one)).eval() for one in (True, False))
+    return hard, soft
+
+
+def _codes(network: nn.Sequential, x: Tensor, y: Tensor) -> tuple[nn.Module, nn.Module]:
+    codes = Codes(network.features(x))
+    return nn.Sequential(OrderedDict(features=network.features, codes=codes, head=network.head)).eval(), network
+
+
 @dataclass(frozen=True, kw_only=True)
 class Mask:
     """How to make a masked network and its twin.
 
     Args:
         build: Makes the network for a shape of inputs, with the fault or without.
+        convert: Makes both of a trained network, training images and their labels, where the fault follows from these.
         trains: Whether the network is trained with the fault; else its weights are those of the twin.
         own: Whether the gradients that lead around the fault are the model's own, averaged over ``draws``.
     """
 
-    build: Build
+    build: Build = _plain
+    convert: Convert | None = None
     trains: bool = False
     own: bool = False
     random: bool = False
@@ -282,4 +373,9 @@ HELD_OUT = {
     "median": Mask(build=_front(Median), trains=True, own=True, draws=5, blur=0.5),
     "gradient sign": Mask(build=_front(Flipped)),
     "dropout": Mask(build=_front(Dropped), trains=True, own=True, random=True, draws=20),
+    "half weights": Mask(convert=_half_weights),
+    "static int8": Mask(convert=_static),
+    "dynamic int8": Mask(convert=_dynamic),
+    "nearest neighbours": Mask(convert=_neighbours),
+    "vector codes": Mask(convert=_codes),
 }

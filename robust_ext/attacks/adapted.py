@@ -34,6 +34,7 @@ from robust_ext.models.binarized import BinarizedClassifier
 from robust_ext.models.bpda import BACKWARDS, BPDA
 from robust_ext.models.eot import EoT
 from robust_ext.models.fitted_backward import COPIES, fit_backward
+from robust_ext.models.forms import float_twin
 from robust_ext.models.layer_backward import LAYER_BACKWARDS, Backward, find_layers, other_backward
 
 _FLAGS = {
@@ -43,8 +44,8 @@ _FLAGS = {
     "projected": "projected",
 }
 _OF_DEFENSES = BACKWARDS[len(LAYER_BACKWARDS) :]
-FITTED = "fitted"
-_LAYERED = ("straight_through", FITTED)
+FITTED, TWIN = "fitted", "float_twin"
+_LAYERED = ("straight_through", FITTED, TWIN)
 
 
 @settings_class
@@ -75,9 +76,10 @@ class AdaptedAttack(Settings, Attack):
         help='A choice of ``backward`` of :class:`robust_ext.models.bpda.BPDA`. ``"straight_through"``: that of the '
         'layer, or of the whole target where none is named. ``"fitted"``: that of a small network that is fitted to '
         "what the layer, or the whole target, does near the inputs, see "
-        ":func:`robust_ext.models.fitted_backward.fit_backward`. The others: that of a test-time defense, where the "
-        'target is one; ``"plain"`` for its own gradients.',
-        choices=("plain", *BACKWARDS, FITTED),
+        ':func:`robust_ext.models.fitted_backward.fit_backward`. ``"float_twin"``: that of the quantised layer or '
+        "target in float32, see :func:`robust_ext.models.forms.float_twin`. The others: that of a test-time defense, "
+        'where the target is one; ``"plain"`` for its own gradients.',
+        choices=("plain", *BACKWARDS, FITTED, TWIN),
     )
     steps: int | None = setting(
         default=None,
@@ -196,15 +198,18 @@ class AdaptedAttack(Settings, Attack):
             layers = find_layers(whole, self.bpda, argument="bpda")
         elif mode != "identity" and binarized_defense(target.module) is None:
             layers = {"": target.module}
-        elif self.gradient_mode == FITTED:
+        elif self.gradient_mode in (FITTED, TWIN):
             # Of a binarized classifier, whose rows have readouts of their own, what all of them share.
             parts = [part.features for part in target.module.modules() if isinstance(part, BinarizedClassifier)]
             layers = {"": parts[0] if parts else target.module}
-        if self.gradient_mode == FITTED and len(inputs):
+        if self.gradient_mode in (FITTED, TWIN) and len(inputs):
             if len(layers) != 1:
                 raise AttackRefusedError(f"{self.name}: got several layers, and one at a time can be fitted")
             (layer,) = layers.values()
-            mode = fit_backward(target.module, layer, inputs, threat_model=threat_model, seed=seed)
+            twin = float_twin(layer) if self.gradient_mode == TWIN else None
+            if twin is None and self.gradient_mode == TWIN:
+                raise AttackRefusedError(f"{self.name}: {type(layer).__name__} has no quantised layers")
+            mode = twin or fit_backward(target.module, layer, inputs, threat_model=threat_model, seed=seed)
         with other_backward(target.module, layers, mode) as check_called:
             yield
         check_called()

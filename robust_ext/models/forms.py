@@ -41,6 +41,68 @@ class RowsApart(nn.Module):
         return torch.cat([layer(row) for row in torch.split(x, 1)]) if len(x) > 1 else layer(x)
 
 
+def float_twin(module: nn.Module) -> nn.Module | None:
+    """Return a quantised network as one of float32 with the same rounded weights; None where nothing is quantised.
+
+    Only activations are not rounded, so that gradients flow. Linear and convolutional layers of ``torch.ao``, their
+    fusions with a ReLU, and graphs of ``torch.fx`` are taken over; it shares all other layers.
+    """
+    found = _in_float(module)
+    return None if found is module else found
+
+
+def _in_float(module: nn.Module) -> nn.Module:
+    if isinstance(module, RowsApart):
+        return _in_float(*module._layer)
+    if type(module).__module__.startswith(_PACKAGES):
+        return _float_layer(module)
+    if isinstance(module, torch.jit.ScriptModule):
+        return module
+    changed = {name: twin for name, part in module.named_children() if (twin := _in_float(part)) is not part}
+    graph = _float_graph(module) if isinstance(module, fx.GraphModule) else None
+    if not changed and graph is None:
+        return module
+    other = fx.GraphModule(module, graph) if graph is not None else copy.copy(module)
+    other._modules = {**module._modules, **changed}
+    return other.eval()
+
+
+def _float_layer(layer: Any) -> nn.Module:
+    """A layer of float32 with the weights of a quantised one; the layer itself where it is of no known kind."""
+    name = type(layer).__name__
+    if name in ("Quantize", "DeQuantize"):
+        return nn.Identity().eval()
+    kind: Any = getattr(nn, name.replace("ReLU", ""), None)
+    if kind is None or not callable(getattr(layer, "weight", None)):
+        return layer  # type: ignore[no-any-return]
+    shape = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "padding_mode")
+    names = shape if hasattr(layer, "kernel_size") else ("in_features", "out_features")
+    bias = layer.bias()
+    made = kind(**{key: getattr(layer, key) for key in names}, bias=bias is not None)
+    with torch.no_grad():
+        made.weight.copy_(layer.weight().dequantize())
+        if bias is not None:
+            made.bias.copy_(bias)
+    made.requires_grad_(False)
+    return (nn.Sequential(made, nn.ReLU()) if "ReLU" in name else made).eval()
+
+
+def _float_graph(module: fx.GraphModule) -> fx.Graph | None:
+    """A graph that does not round activations; None where it does not."""
+    graph = copy.deepcopy(module.graph)
+    rounding = [node for node in graph.nodes if _is_rounding(node)]
+    for node in reversed(rounding):
+        node.replace_all_uses_with(node.args[0])
+        graph.erase_node(node)
+    return graph if rounding else None
+
+
+def _is_rounding(node: fx.Node) -> bool:
+    """Return whether a node makes integers of activations, or floats of these; weights stay rounded."""
+    name = getattr(node.target, "__name__", str(node.target))
+    return name.startswith("quantize_per") or (node.op == "call_method" and name == "dequantize")
+
+
 def _of_integers(part: nn.Module) -> bool:
     if isinstance(part, RowsApart) or type(part).__module__.startswith(_PACKAGES):
         return True

@@ -9,10 +9,13 @@ import torch
 from torch import nn
 from torch.ao.quantization import quantize_fx
 
-from robust_ext import ThreatModel, binarization_test, diagnose, robust_accuracy
+from robust_ext import AdaptedAttack, ThreatModel, binarization_test, diagnose, robust_accuracy
+from robust_ext.attacks.apgd import APGD
 from robust_ext.core.errors import AttackError, RobustExtError
 from robust_ext.engine import classifiers
 from robust_ext.engine.isolation.messages import Unpickler, pickled
+from robust_ext.evaluations.causes.probes import probe_model
+from robust_ext.models.forms import float_twin
 
 LINF = ThreatModel(norm="linf", epsilon=0.1)
 X = torch.rand(8, 1, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -185,3 +188,34 @@ def test_quantised_convolutions_go_to_an_attacks_process(make):
     labels = model(X).argmax(1)
     there, here = (robust_accuracy(model, SQUARE, X, labels, LINF, isolate=isolate) for isolate in (True, False))
     assert there.robust_accuracy(0.1) == here.robust_accuracy(0.1)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+@pytest.mark.parametrize("make", [quantised_layers, quantised_graph])
+def test_the_float_twin_of_a_quantised_network_computes_by_its_rounded_weights(make):
+    model = make()
+    inside = dict(model.named_modules())
+    first = next(one for one in inside.values() if "Conv" in type(one).__name__)
+    last = next(one for one in inside.values() if type(one).__name__ == "Linear")
+    x = X.clone().requires_grad_()
+    hidden = nn.functional.conv2d(x, first.weight().dequantize(), first.bias()).relu().flatten(1)
+    expected = nn.functional.linear(hidden, last.weight().dequantize(), last.bias())
+    seen = float_twin(model)(x)
+    torch.testing.assert_close(seen, expected)
+    slopes = [torch.autograd.grad(one[:, 0].sum(), x, retain_graph=True)[0] for one in (seen, expected)]
+    torch.testing.assert_close(*slopes)
+    assert float_twin(convolutions()) is None
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::robust_ext.RobustExtWarning")
+@pytest.mark.parametrize("make", [quantised_layers, quantised_graph])
+def test_probes_of_a_quantised_network_name_the_gradients_of_its_twin_which_find_what_is_planted(make):
+    model = make()
+    labels = model(X).argmax(1)
+    (found,) = probe_model(model, X, labels, threat_model=LINF, seed=0).findings
+    view = found.remedies[0].view
+    assert (found.code, view) == ("cut_gradient", {"gradient_mode": "float_twin"})
+    attack = AdaptedAttack(attack=APGD(loss="margin"), **view)
+    assert binarization_test(model, attack, X, LINF, inner_points=50, depths=(1,)).score == 1
+    with pytest.raises(AttackError, match="gives no gradients"):
+        binarization_test(model, APGD(loss="margin"), X, LINF, inner_points=50, depths=(1,))

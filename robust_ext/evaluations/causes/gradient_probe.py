@@ -20,7 +20,7 @@ from robust_ext.evaluations.causes.secants import near_identity
 from robust_ext.evaluations.causes.tracing import PassTrace, traced
 from robust_ext.models.adaptive import AdaptiveDefense
 from robust_ext.models.bpda import BPDA
-from robust_ext.models.forms import is_quantised
+from robust_ext.models.forms import float_twin, is_quantised
 
 _WIDE = 16
 # Rows beyond this share count: a unit may be dead for a row of a healthy network.
@@ -106,8 +106,16 @@ def _helping(found: Sequence[Remedy], module: nn.Module, inputs: Tensor, labels:
     """The remedies that make gradients come back; where none does, those that need none."""
     kept = [one for one in found if _helps(one, module, inputs, labels)]
     without = () if any(one.view for one in kept) else (remedies.BLACK_BOX,)
-    twin = (remedies.TRANSFER,) if is_quantised(module) else ()
-    return *twin, *without, *kept
+    return *_of_twin(module, inputs, labels), *without, *kept
+
+
+def _of_twin(module: nn.Module, inputs: Tensor, labels: Tensor) -> tuple[Remedy, ...]:
+    """The gradients of a quantised network's float twin, where it has some, or else those of what it was made of."""
+    if not is_quantised(module):
+        return ()
+    twin = float_twin(module)
+    gradient = None if twin is None else _passed(twin, inputs, labels)[0]
+    return (remedies.TRANSFER if gradient is None else remedies.FLOAT_TWIN,)
 
 
 def _helps(remedy: Remedy, module: nn.Module, inputs: Tensor, labels: Tensor) -> bool:

@@ -45,6 +45,10 @@ GRADIENTS_ON = Remedy(
 TRANSFER = Remedy(
     words="Craft on the float model, of which this one is a quantised copy, and transfer what is found.", transfer=True
 )
+FLOAT_TWIN = Remedy(
+    words="Take the gradients of the same network in float32, with the rounded weights; values stay the model's.",
+    view={"gradient_mode": "float_twin"},
+)
 CLONE = Remedy(
     words="Begin the model's forward with a copy, or use functions that return a new tensor.", code="x = x.clone()"
 )
