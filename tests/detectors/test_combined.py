@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from robust_ext.core.errors import DataError, InvalidArgumentError, ModelError, RobustExtWarning
+from robust_ext.core.errors import DataError, ModelError
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
-from robust_ext.detectors import Detector, FeatureSqueezingDetector, MagNetDetector, ScoreDetector, observe
+from robust_ext.detectors import Detector, FeatureSqueezingDetector, MagNetDetector, ScoreDetector
 from robust_ext.detectors.combined import CombinedDetector
 from robust_ext.detectors.combining import METHODS, combine
 from robust_ext.evaluations.detectors import detector_digest
@@ -166,25 +166,6 @@ def test_infinite_scores_are_in_order():
     assert bool((scores.diff() < 0).all())
     with pytest.raises(ModelError, match=r"member 0 .*0 finite, expected none and at least one"):
         detector.fit_clean(torch.zeros(5, 2, 3))
-
-
-def test_what_does_not_fit_is_refused():
-    classifier = network()
-    for wrong in ([], None, Unit(classifier), [Unit(classifier), Unit(network())], [Unit(classifier), torch.relu]):
-        with pytest.raises(InvalidArgumentError, match=r"^detectors"):
-            CombinedDetector(classifier, wrong, method="mean")
-    with pytest.raises(InvalidArgumentError, match="method: got 'sum'"):
-        CombinedDetector(classifier, [Unit(classifier)], method="sum")
-    detector = CombinedDetector(classifier, [Unit(classifier)])
-    with pytest.raises(ModelError, match=r"has no clean scores; call fit_clean\(clean_inputs\) first"):
-        detector.calibrate(data(40))
-    for inputs, size in ((data(0), 4), (None, 4), (torch.tensor(1.0), 4), (data(4), 0)):
-        with pytest.raises(InvalidArgumentError, match="inputs: got no clean inputs" if size else "batch_size: got 0"):
-            detector.fit_clean(inputs, batch_size=size)
-    constant = ScoreDetector(classifier, lambda x: x.flatten(1).sum(1) * 0 + 2)
-    with pytest.warns(RobustExtWarning, match=r"member 1 \(<lambda>\) scored all 30 clean inputs 2"):
-        flat = ready(classifier, [Unit(classifier), constant], data(30))
-    assert flat.ranks_of(observe(classifier, data(3), flat.layers))[:, 1].tolist() == [0.5] * 3
 
 
 def test_saving_and_loading(tmp_path):

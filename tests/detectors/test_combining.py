@@ -13,7 +13,6 @@ from scipy.special import expit, logit, rel_entr
 from scipy.stats import percentileofscore
 from sklearn.metrics import roc_auc_score
 
-from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.detectors.combining import METHODS, combine, combine_ranks, ranks_among
 
 SCORES = st.one_of(st.integers(-5, 5).map(float), st.floats(-1e6, 1e6, width=32))
@@ -216,20 +215,3 @@ def test_gradients_at_the_ends_are_finite(numbers):
     scores = torch.tensor([-math.inf, 1.0, 2.0, 5.0, math.inf], dtype=torch.float64, requires_grad=True)
     (gradient,) = torch.autograd.grad(ranks_among(scores, torch.tensor([1.0, 1.0, 2.0]).double()).sum(), scores)
     assert bool(torch.isfinite(gradient).all())
-
-
-REFUSED = [
-    ("method", [[1.0]], [[1.0]], "median"),
-    *(("scores", scores, [[1.0]], "mean") for scores in (1.0, np.empty((0, 3)), [["a"]], [[1.0], [1.0, 2.0]], [[1j]])),
-    ("scores", [[1.0]], [[1.0], [2.0]], "mean"),
-    *((r"clean\[0\]", [[1.0]], [clean], "max") for clean in ([], [math.inf], [[1.0]])),
-    (r"clean\[1\]", [[1.0], [2.0]], [[1.0], [math.nan]], "max"),
-]
-
-
-@pytest.mark.parametrize(("named", "scores", "clean", "method"), REFUSED)
-def test_what_cannot_be_combined_is_refused(named, scores, clean, method):
-    with pytest.raises(InvalidArgumentError, match=f"^{named}: got"):
-        combine(scores, clean, method=method)
-    with pytest.raises(InvalidArgumentError, match="method: got 'min'"):
-        combine_ranks(torch.zeros(2, 3), method="min")

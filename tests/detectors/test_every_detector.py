@@ -2,6 +2,7 @@
 
 import inspect
 import json
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,12 +10,21 @@ import torch
 from sklearn.metrics import roc_auc_score
 from torch import nn
 
-from robust_ext.core.errors import DataError, InvalidArgumentError, ModelError
+from robust_ext.core.errors import DataError, InvalidArgumentError, ModelError, RobustExtError
 from robust_ext.core.random import seeded_globals
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
-from robust_ext.detectors import CombinedDetector, make_triggers, observe
+from robust_ext.detectors import (
+    CombinedDetector,
+    Median,
+    NonLocalMeans,
+    ScoreDetector,
+    Triggers,
+    make_triggers,
+    observe,
+)
 from robust_ext.detectors.catalogue import DETECTORS, PUBLISHED
+from robust_ext.detectors.trapdoor import train_epoch
 from robust_ext.evaluations.detectors import detector_digest
 from robust_ext.models.defended import Defended
 from tests.detectors import cases
@@ -182,6 +192,64 @@ def test_a_fit_comes_first_and_takes_inputs(name):
         with pytest.raises(InvalidArgumentError, match=key):
             detector.fit(*given, **{key: wrong[key]})
     assert not any(bool(value.numel()) for key, value in state(detector).items() if "layer" not in key)
+
+
+X, NET = data(40), network()
+TRIGGERS, ZEROS = make_triggers(3, (1, 6, 5), generator=torch.Generator().manual_seed(0), size=2), torch.zeros
+ONE_CLASS, Unit = ZEROS(9, dtype=torch.int64), partial(ScoreDetector, score=lambda x: x.flatten(1).mean(1))
+WRONG_DATA = [
+    ("dla", "clean: got 0 inputs", lambda one: one.fit(X[:0], X)),
+    ("nss", "clean: got 0 inputs", lambda one: one.fit(X[:0], X)),
+    ("nss", "adversarial: got 4 inputs, expected at least 5", lambda one: one.fit(X, X[:4])),
+    ("nss", "one or three channels", lambda one: one.fit(ZEROS(9, 2, 8, 8), X)),
+    ("ml-loo", "adversarial: got 3 inputs, expected at least folds = 5", lambda one: one.fit(X, X[:3])),
+    ("lid", "one for each clean input", lambda one: one.fit(X, X[:30])),
+    ("lid", "at least 23, of which 20 become references", lambda one: one.fit(X[:22], X[:22], folds=3)),
+    ("lid", "at least size = 20", lambda one: one.fit(X, X, references=X[:19])),
+    ("kd-bu", "one for each clean input", lambda one: one.fit(X, X[:30])),
+    ("kd-bu", "labels", lambda one: one.fit(X, X, labels=ONE_CLASS[:3])),
+    ("kd-bu", "references", lambda one: one.fit(X, X, references=X[:0], noise=0.1)),
+    ("kd-bu", "none of class 1, 2", lambda one: one.fit(X, X, labels=ZEROS(40, dtype=torch.int64))),
+    ("magnet", "inputs", lambda one: one.fit(X.flatten(1))),
+    ("odds", "labels: got shape", lambda one: one.fit(X, ONE_CLASS)),
+    ("odds", "fewer than 3 clean inputs", lambda one: one.fit(X[NET(X).argmax(1) == 0])),
+    ("trapdoor", "triggers: got", lambda one: one.fit(X, draw_triggers(classes=2))),
+    ("trapdoor", "targets: got", lambda _: TRIGGERS.inject(X[:9], targets=ONE_CLASS + 3)),
+    ("trapdoor", "masks: got", lambda _: Triggers(ZEROS(2, 3) + 2, ZEROS(2, 3))),
+    *(
+        ("trapdoor", f"{name}: got", lambda _, wrong={name: value}: draw_triggers(**wrong))
+        for name, value in {"classes": 0, "shape": (4, 4), "clusters": 0, "size": 6, "mask_ratio": 0}.items()
+    ),
+    *(
+        ("trapdoor", f"{name}: got", lambda _, wrong={name: value}: train_trapdoors(**wrong))
+        for name, value in {"injection_ratio": 2, "batch_size": 0, "labels": ONE_CLASS + 3}.items()
+    ),
+    ("fs", "inputs: got shape", lambda _: Median()(ZEROS(2, 9))),
+    ("fs", "H and W above 7", lambda _: NonLocalMeans()(ZEROS(2, 1, 7, 9))),
+    *(
+        ("combined", "^detectors", lambda _, wrong=wrong: CombinedDetector(NET, wrong, method="mean"))
+        for wrong in ([], None, [Unit(NET), Unit(network())], [Unit(NET), torch.relu])
+    ),
+    ("combined", "inputs: got no clean inputs", lambda _: CombinedDetector(NET, [Unit(NET)]).fit_clean(X[:0])),
+    ("combined", "method: got 'sum'", lambda _: CombinedDetector(NET, [Unit(NET)], method="sum")),
+]
+
+
+def draw_triggers(**wrong):
+    return make_triggers(**{"classes": 3, "shape": (1, 6, 5), "generator": torch.Generator(), **wrong})
+
+
+def train_trapdoors(**wrong):
+    optimizer = torch.optim.SGD(NET.parameters(), lr=0.1)
+    right = {"inputs": X[:9], "labels": ONE_CLASS, "triggers": TRIGGERS, "generator": torch.Generator()}
+    train_epoch(NET, optimizer, **{**right, **wrong})
+
+
+@pytest.mark.parametrize("place", range(len(WRONG_DATA)))
+def test_data_that_cannot_be_fitted_is_named(place):
+    name, named, call = WRONG_DATA[place]
+    with pytest.raises(RobustExtError, match=named):
+        call(made(name, NET) if name in CASES else None)
 
 
 @pytest.mark.parametrize("name", ["kd-bu", "odds", "trapdoor"])

@@ -11,7 +11,7 @@ from sklearn.metrics import roc_auc_score
 from sklearn.neighbors import KernelDensity
 from torch import nn
 
-from robust_ext.core.errors import DataError, InvalidArgumentError, RobustExtWarning, SplitError
+from robust_ext.core.errors import RobustExtWarning
 from robust_ext.core.random import seeded_globals
 from robust_ext.detectors.kd_bu import KDBUDetector, dropout_layers, dropout_variance, dropping, log_density
 from robust_ext.detectors.observation import observe
@@ -136,25 +136,6 @@ def test_features_are_those_of_the_definition(layer):
         assert value == pytest.approx(np.log(np.mean(kernels)), abs=1e-4)
     detector.fit(data(20, 1), 1 - data(20, 2), references=references, noise=0.1, folds=3)
     assert detector.reference_labels.bincount().tolist() == classifier(references).argmax(1).bincount().tolist()
-
-
-def test_what_is_refused():
-    classifier = network()
-    with pytest.raises(InvalidArgumentError, match=r"no nn\.Linear"):
-        KDBUDetector(nn.Flatten())
-    detector = KDBUDetector(classifier)
-    for clean, adversarial, wrong, error, message in (
-        (40, 30, {}, InvalidArgumentError, "one for each clean input"),
-        (6, 6, {}, InvalidArgumentError, "clean"),
-        (40, 40, {"labels": torch.zeros(3, dtype=torch.int64)}, InvalidArgumentError, "labels"),
-        (40, 40, {"references": data(0), "noise": 0.1}, InvalidArgumentError, "references"),
-        (40, 40, {"bounds": (1, 0)}, InvalidArgumentError, "bounds"),
-        (40, 40, {"labels": torch.zeros(40, dtype=torch.int64)}, DataError, "none of class 1, 2"),
-    ):
-        with pytest.raises(error, match=message):
-            detector.fit(data(clean), data(adversarial), **wrong)
-    with pytest.raises(SplitError, match="something follows"):
-        fitted(nn.Sequential(classifier, nn.Softplus()).eval())
 
 
 def test_labels_follow_the_clean_inputs_that_become_references():

@@ -9,11 +9,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.detectors._features.references import three_sets
 from robust_ext.detectors.lid import LARGEST, LIDDetector, local_dimension
 from robust_ext.detectors.observation import observe
-from tests.detectors.cases import data, fitted, network
+from tests.detectors.cases import data, network
 
 
 def by_hand(point, references, neighbours):
@@ -121,18 +120,3 @@ def test_clean_inputs_that_become_references_are_not_trained_on():
     sets = three_sets(clean, 1 - clean, references=None, apart=20, noise=None, bounds=(0, 1), folds=3, seed=1)
     assert held.isdisjoint(tuple(row) for row in sets.clean.flatten(1).tolist())
     assert len(sets.clean) == len(sets.adversarial) == 30
-
-
-def test_what_is_refused():
-    classifier = network()
-    detector = LIDDetector(classifier, layers=["1"], neighbours=5, size=20)
-    for clean, adversarial, changed, message in (
-        (data(40), data(30), {}, "one for each clean input"),
-        (data(24), data(24), {}, "at least 25, of which 20 become references"),
-        (data(24), data(24), {"references": data(19)}, "at least size = 20"),
-    ):
-        with pytest.raises(InvalidArgumentError, match=message):
-            detector.fit(clean, adversarial, **changed)
-    pooling = fitted("lid", nn.Sequential(nn.AdaptiveAvgPool2d((6, 5)), *classifier).eval(), layers=[])
-    with pytest.raises(ModelError, match=r"values of the input, got .* fit it to this classifier"):
-        pooling.score(torch.rand(2, 1, 8, 8))

@@ -12,7 +12,7 @@ from scipy.signal import correlate2d
 from scipy.spatial.distance import jensenshannon
 from torch import nn
 
-from robust_ext.core.errors import InvalidArgumentError, ModelError, RobustExtWarning
+from robust_ext.core.errors import InvalidArgumentError, RobustExtWarning
 from robust_ext.core.random import seeded_globals
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
@@ -205,20 +205,3 @@ def test_limits_follow_the_rate_and_stay_when_calibration_fails():
     some = data(300, 2)[predicted == predicted.mode().values]
     assert len(some) >= 20
     assert detector.calibrate(some, false_positive_rate=0.1).achieved <= 0.1
-
-
-def test_what_is_refused():
-    detector = MagNetDetector(ready())
-    state = torch.get_rng_state()
-    sized = MagNetDetector(detector.classifier, channels=2)
-    assert torch.equal(torch.get_rng_state(), state)
-    for call in (detector.calibrate, sized.score):
-        with pytest.raises(ModelError, match="not fitted"):
-            call(data(100))
-    for wrong in (data(4).flatten(1), data(4) + 1):
-        with pytest.raises(InvalidArgumentError, match="inputs"):
-            detector.fit(wrong)
-    anything = MagNetDetector(cases.flat(inputs=60))
-    anything.fit(data(10), epochs=1)
-    with pytest.raises(ModelError, match="images of 2 channels"):
-        anything.score(torch.zeros(2, 1, 10, 6))

@@ -12,7 +12,6 @@ from scipy.special import softmax
 from sklearn.metrics import roc_auc_score
 from torch import nn
 
-from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
 from robust_ext.detectors._features.regression import MEASURES, interquartile_range, quantile, standard_deviation
@@ -171,13 +170,3 @@ def test_kinds_that_do_not_differ_are_not_told_apart():
     detector.fit(train[:75], train[75:150])
     with torch.no_grad():
         assert 0.35 < roc_auc_score([0] * 100 + [1] * 100, detector.score(test)) < 0.65
-
-
-def test_wrong_inputs_are_named():
-    detector = MLLOODetector(network(), layers=["0"])
-    with pytest.raises(InvalidArgumentError, match="adversarial: got 3 inputs, expected at least folds = 5"):
-        detector.fit(data(9), data(3))
-    detector.fit(data(9), data(9, 1))
-    detector.layers = ()
-    with pytest.raises(ModelError, match="was fitted to 4 features, got 1"):
-        detector.score(data(2))

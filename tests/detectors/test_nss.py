@@ -1,7 +1,6 @@
 """Natural scene statistics: coefficients, their distributions, the support vector machine on them."""
 
 import math
-import sys
 from functools import partial
 
 import numpy as np
@@ -16,7 +15,6 @@ from scipy.stats import gennorm
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.svm import SVC
 
-from robust_ext.core.errors import InvalidArgumentError, MissingDependencyError
 from robust_ext.detectors.nss import HIGHEST_SHAPE, LOWEST_SHAPE, NSSDetector, contrast_of, fit_aggd, natural_features
 from tests.detectors.cases import flat
 
@@ -182,19 +180,3 @@ def test_scores_are_those_of_the_machine(output):
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-4, atol=1e-4)
     assert found.dtype == torch.float32
     assert found.argsort().tolist() == decision.argsort().tolist()
-
-
-def test_what_cannot_be_fitted_is_refused(monkeypatch):
-    detector = NSSDetector(network())
-    x = images(4, 1, 8, 8)
-    probable, channels = NSSDetector(network(), output="probability"), r"inputs: got shape .* one or three channels"
-    for fit, clean, message in (
-        (detector.fit, x[:0], "clean: got 0 inputs, expected at least 1 clean inputs"),
-        (probable.fit, images(5, 1, 8, 8), "adversarial: got 4 inputs, expected at least 5"),
-        *((detector.fit, torch.zeros(shape), channels) for shape in ((4, 2, 8, 8), (4, 64), (4, 1, 1, 9))),
-    ):
-        with pytest.raises(InvalidArgumentError, match=message):
-            fit(clean, x)
-    monkeypatch.setitem(sys.modules, "sklearn.svm", None)
-    with pytest.raises(MissingDependencyError, match="needs scikit-learn: pip install"):
-        detector.fit(x, x)

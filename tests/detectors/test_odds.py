@@ -5,22 +5,12 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
-from robust_ext.core.errors import DataError, InvalidArgumentError, ModelError
 from robust_ext.core.random import seeded_globals
 from robust_ext.detectors.odds import OddsDetector
 from tests.detectors import cases
 from tests.detectors.cases import NOISES as MIXED
 from tests.detectors.cases import score
-
-
-class Steps(nn.Module):
-    """Two logits that only tell whether the first value is above a half."""
-
-    def forward(self, x):
-        return nn.functional.one_hot((x.flatten(1)[:, 0] > 0.5).long(), 2).float()
-
 
 data = partial(cases.data, shape=(2, 3))
 network = partial(cases.flat, hidden=8, among=data(300))
@@ -128,18 +118,3 @@ def test_labels_leave_out_what_is_misclassified():
         others = [z for z in range(3) if z != y]
         np.testing.assert_allclose(detector.means[y].numpy()[:, others], mine.mean(0)[:, others], rtol=1e-3, atol=1e-5)
         np.testing.assert_allclose(detector.deviations[y].numpy()[:, others], mine.std(0)[:, others], rtol=1e-3)
-
-
-def test_what_cannot_be_fitted_is_refused():
-    classifier = network()
-    detector = OddsDetector(classifier, noises=MIXED, draws=3)
-    with pytest.raises(InvalidArgumentError, match="inputs: got no clean inputs"):
-        detector.fit(data(0))
-    with pytest.raises(InvalidArgumentError, match="labels: got shape"):
-        detector.fit(data(9), torch.zeros(8, dtype=torch.int64))
-    only = data(200)
-    kept = torch.cat([only[classifier(only).argmax(1) == 0], only[classifier(only).argmax(1) == 2][:2]])
-    with pytest.raises(DataError, match=r"predicted classes with fewer than 3 clean inputs: 1 \(0\), 2 \(2\); give"):
-        detector.fit(kept)
-    with pytest.raises(ModelError, match=r"predicted class 0, 1 are not finite, or all change alike"):
-        OddsDetector(Steps().eval(), noises=[("normal", 0.01)], draws=3).fit(data(20).round())

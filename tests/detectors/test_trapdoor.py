@@ -9,11 +9,10 @@ from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 from torch import nn
 
-from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.core.random import seeded_globals
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
-from robust_ext.detectors.trapdoor import TrapdoorDetector, Triggers, make_triggers, train_epoch
+from robust_ext.detectors.trapdoor import TrapdoorDetector, make_triggers, train_epoch
 from tests.detectors.cases import attacked, data, fitted, network, weighted
 
 
@@ -212,33 +211,3 @@ def test_trapdoors_of_digits_catch_attacks():
     assert roc_auc_score([0] * len(test_x) + [1] * len(adversarial), scores) > 0.85
     assert float(detector.decide(test_x).float().mean()) < 0.2
     assert float(detector.decide(adversarial).float().mean()) > 0.5
-
-
-def test_wrong_settings_and_inputs_are_named():
-    classifier, x, triggers, y = network(), data(9), small_triggers(), torch.zeros(9, dtype=torch.int64)
-    detector, optimizer = TrapdoorDetector(classifier, layer="5"), torch.optim.SGD(classifier.parameters(), lr=0.1)
-
-    def draw(**wrong):
-        make_triggers(**{"classes": 3, "shape": (1, 6, 5), "generator": stream(), **wrong})
-
-    def train(**wrong):
-        right = {"inputs": x, "labels": y, "triggers": triggers, "generator": stream()}
-        train_epoch(classifier, optimizer, **{**right, **wrong})
-
-    for call, wrong in (
-        *((draw, one) for one in ({"classes": 0}, {"shape": (4, 4)}, {"clusters": 0}, {"size": 6}, {"mask_ratio": 0})),
-        (draw, {"bounds": (1, 0)}),
-        *((train, one) for one in ({"injection_ratio": 2}, {"batch_size": 0}, {"labels": y + 3})),
-        (train, {"inputs": x[:0], "labels": y[:0]}),
-        (Triggers, {"patterns": torch.zeros(2, 4), "masks": torch.zeros(2, 3)}),
-        (Triggers, {"masks": torch.full((2, 3), 2.0), "patterns": torch.zeros(2, 3)}),
-        (triggers.inject, {"targets": torch.full((9,), 3), "inputs": x}),
-        (triggers.inject, {"inputs": torch.zeros(9, 2, 6, 5), "targets": y}),
-        (detector.fit, {"triggers": small_triggers(2), "inputs": x}),
-    ):
-        with pytest.raises(InvalidArgumentError, match=f"^{next(iter(wrong))}: got"):
-            call(**wrong)
-    detector.fit(x, triggers)
-    detector.layers = ("2",)
-    with pytest.raises(ModelError, match=r"was fitted to \(3, 8\) classes and activations, got"):
-        detector.score(x)

@@ -100,12 +100,32 @@ def test_the_edge_of_the_ball(norm, bounds):
 def test_the_edge_of_the_bounds(bounds):
     slack = 1e-6 * max(map(abs, bounds))
     threat_model = ThreatModel(norm="linf", epsilon=1.0, bounds=bounds)
-    edges = [bounds[1] + 0.9 * slack, bounds[1] + 1.1 * slack, bounds[0] - 0.9 * slack, bounds[0] - 1.1 * slack]
-    candidates = torch.tensor(edges, dtype=torch.float64)[:, None]
-    inputs = torch.tensor([bounds[1], bounds[1], bounds[0], bounds[0]])[:, None]
-    result, _ = check(candidates, inputs, threat_model, torch.full((4,), 2))
-    assert result.outcomes == ("found", "out_of_bounds", "found", "out_of_bounds")
-    assert result.candidates.flatten().tolist() == [bounds[1], bounds[1], bounds[0], bounds[0]]
+    edges = [end + side * share * slack for side, end in ((-1, bounds[0]), (1, bounds[1])) for share in (0.9, 1, 1.1)]
+    candidates, ends = torch.tensor(edges, dtype=torch.float64)[:, None], [*[bounds[0]] * 3, *[bounds[1]] * 3]
+    result, _ = check(candidates, torch.tensor(ends)[:, None], threat_model, torch.full((6,), 2))
+    assert result.outcomes == ("found", "found", "out_of_bounds") * 2
+    assert result.candidates.flatten().tolist() == ends
+
+
+def test_the_edge_of_the_bounds_of_each_entry():
+    low, high = torch.tensor([-1.0, 0, 2]), torch.tensor([1.0, 4, 10])
+    slack, ends = 1e-6 * torch.maximum(low.abs(), high.abs()), torch.stack([low, high])
+    last = ends + torch.stack([-slack, slack])
+    beyond = torch.nextafter(last, torch.tensor([[-INF], [INF]]))
+    threat_model = ThreatModel(norm="linf", epsilon=0.5, bounds=(low.numpy(), high.numpy()))
+    result, _ = check(torch.cat([last, beyond]), ends.repeat(2, 1), threat_model, torch.full((4,), 2))
+    assert result.outcomes == ("found", "found", "out_of_bounds", "out_of_bounds")
+
+
+def test_a_point_of_the_grid_without_finite_logits_breaks_the_model_whatever_was_there_before_rounding():
+    class NanOnTheGrid(FirstValue):
+        def forward(self, x):
+            return super().forward(x).masked_fill(x[:, :1] == 0.5, NAN)
+
+    threat_model = ThreatModel(norm="linf", epsilon=0.5, levels=3)
+    candidates = torch.tensor([[0.7, 0.0], [0.8, 0.0]])
+    result, _ = check(candidates, torch.full((2, 2), 0.5), threat_model, module=NanOnTheGrid())
+    assert result.outcomes == ("non_finite_logits", "found")
 
 
 def test_candidates_are_judged_as_the_float32_they_become():

@@ -10,6 +10,7 @@ from robust_ext import as_attack
 from robust_ext.attacks.linear_region.attack import LinearRegion
 from robust_ext.attacks.linear_region.boundary import BoundarySearch
 from robust_ext.attacks.linear_region.oracle import BoundaryOracle
+from robust_ext.attacks.linear_region.search import RegionSearch
 from robust_ext.attacks.linear_region.starts import _nearest
 from robust_ext.attacks.running import run_attack
 from robust_ext.core.errors import InvalidArgumentError
@@ -167,6 +168,30 @@ def test_budgets_are_kept(regions):
     assert bool(hurried.found.all())
     given = {"budget_unit": "seconds", "starting_points": hurried.candidates[:, None]}
     assert torch.equal(attack(target, inputs, labels, budget=1e-9, **given).distances, hurried.distances)
+
+
+def test_a_round_keeps_the_nearest_of_all_draws_of_a_start(monkeypatch):
+    visit, one_round, seen, nearer_first = RegionSearch._visit, RegionSearch.round, [], []
+
+    def watched_visit(*given):
+        seen.append(visit(*given))
+        return seen[-1]
+
+    def watched_round(self, state, starts, *, draws, **given):
+        seen.clear()
+        ended = one_round(self, state, starts, draws=draws, **given)
+        # All rows are one batch here, the draws of a start side by side.
+        ((_, _, better),) = seen
+        for start, (before, after) in enumerate(zip(state.distances, ended.distances, strict=True)):
+            found = [float(distance) for place, _, distance in better if place // draws == start]
+            assert float(after) == min([float(before), *found])
+            nearer_first.append(found != sorted(found, reverse=True))
+        return ended
+
+    monkeypatch.setattr(RegionSearch, "_visit", watched_visit)
+    monkeypatch.setattr(RegionSearch, "round", watched_round)
+    attack(*problem(), regions=96)
+    assert any(nearer_first)
 
 
 def test_the_class_runs_as_any_attack_and_can_be_watched():

@@ -12,6 +12,7 @@ from robust_ext.core.errors import InconsistentModelError, RunFolderError
 from robust_ext.demo.network import digits_network
 from robust_ext.models.features import split
 from robust_ext.models.readouts.catalogue import READOUTS
+from robust_ext.models.readouts.linear import KINDS
 from robust_ext.registry.readout import as_readout
 from tests.evaluations.subjects import random_classifier
 
@@ -214,5 +215,11 @@ def test_only_points_within_rounding_of_the_boundary_count_as_beyond(norm, reado
     planted = plant(NETWORK, INPUTS, ball, readout=readout, kappa=kappa, inner_points=60, planted_candidates=4)
     tolerance = planted.problems.tolerance
     assert bool(((tolerance > 0) & (tolerance <= 5e-4)).all())
+    if readout in KINDS:
+        # A score is weight . features, and a feature is off by at most 2^-21 of itself.
+        weight, features = planted.problems.parameters["weight"], planted.features(planted.planted[:, 0]).double()
+        shift = 2**-21 * (weight * features).abs().sum(1) / planted.problems.gap
+        torch.testing.assert_close(tolerance, shift.clamp(max=5e-4), rtol=1e-3, atol=0)
+        assert bool((shift < 5e-4).any())
     assert planted.score(at_reach(planted, kappa - tolerance / 2)) == 1
     assert planted.score(at_reach(planted, kappa - 2 * tolerance)) == 0
