@@ -87,14 +87,6 @@ def test_single_rows_and_features_are_accepted_or_refused_with_a_reason(name):
         assert run(attack, module, flat, labels, threat_model).shape == flat.shape
 
 
-def test_colours_need_three_channels():
-    module = nn.Sequential(nn.Flatten(), nn.Linear(64, 3)).eval()
-    x = torch.rand(2, 1, 8, 8, generator=torch.Generator().manual_seed(1))
-    attack = attack_of("perc_al")
-    with pytest.raises(AttackRefusedError, match=r"images of 3 channels, not on inputs of shape \(1, 8, 8\)"):
-        run(attack, module, x, module(x).argmax(1), threat_model_of(attack))
-
-
 def test_fmn_for_l0_ends_where_one_value_suffices():
     attack = attack_of("fmn", norm=0)
     threat_model = ThreatModel(norm="l1", epsilon=1.0)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from robust_ext import InvalidArgumentError, ModelError, ThreatModel, as_attack, as_module, robust_accuracy
+from robust_ext import ThreatModel, as_attack, as_module, robust_accuracy
 from robust_ext.core.random import seeded_globals
 from tests.adapters import common
 from tests.adapters.common import (
@@ -140,27 +140,6 @@ def test_a_freshly_fitted_classifier_in_train_mode_is_measured_as_it_predicts_an
     expected = fitted.predict(X.numpy())
     np.testing.assert_allclose(adapted(X).detach().numpy(), expected, rtol=1e-5, atol=1e-6)
     assert found.content["clean_accuracy"] == float((expected.argmax(1) == Y.numpy()).mean())
-
-
-@pytest.mark.parametrize(
-    ("clip_values", "expected"), [(None, None), ((-1, 1), (-1.0, 1.0)), ((np.zeros(SHAPE), np.ones(SHAPE)), (0.0, 1.0))]
-)
-def test_clip_values_become_bounds(clip_values, expected):
-    assert as_module(classifier(clip_values=clip_values)).bounds == expected
-
-
-def test_models_that_cannot_be_modules_are_refused():
-    varying = (np.zeros(SHAPE), np.linspace(1, 2, 100).reshape(SHAPE))
-    with pytest.raises(ModelError, match="clip_values differ from value to value"):
-        as_module(classifier(clip_values=varying))
-    squeezing = preprocessors.FeatureSqueezing(clip_values=(0.0, 1.0), bit_depth=4)
-    with pytest.raises(ModelError, match="FeatureSqueezing runs in numpy"):
-        as_module(classifier(preprocessing_defences=squeezing))
-    rounding = art.defences.postprocessor.Rounded(decimals=2)
-    with pytest.raises(ModelError, match="Rounded changes the logits"):
-        as_module(classifier(postprocessing_defences=rounding))
-    with pytest.raises(InvalidArgumentError, match="PyTorchClassifier"):
-        as_module(evasion.FastGradientMethod(classifier()))
 
 
 @pytest.mark.parametrize("norm", ["linf", "l2"])

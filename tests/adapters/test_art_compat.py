@@ -122,23 +122,6 @@ def test_targets_are_the_runners_up_where_an_attack_aims():
     assert torch.equal(predicted(module, candidates), second)
 
 
-@pytest.mark.parametrize("layer", ["module", "logits"])
-def test_layers_keep_no_hooks(layer):
-    module, x, y = problem()
-    run(f"art:FeatureAdversariesPyTorch(max_iter=2, layer='{layer}')", module, x, y, "linf", 0.1)
-    assert not any(part._forward_hooks for part in module.modules())
-
-
-def test_progress_is_shown_again_afterwards():
-    import tqdm.auto
-
-    before = tqdm.auto.trange
-    with importlib.import_module("robust_ext.adapters.art.library").without_bars():
-        assert list(tqdm.auto.trange(1, 4)) == [1, 2, 3]
-        assert tqdm.auto.trange is not before
-    assert tqdm.auto.trange is before
-
-
 @settings(deadline=None, max_examples=50)
 @example(epsilon=0.5, values=[0.0, 0.0, 0.0, 0.6196063160896301], grid=False)
 @given(

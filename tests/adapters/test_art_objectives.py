@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from robust_ext.adapters.art.objectives import ObjectiveLoss, objective_estimator
-from robust_ext.core.errors import InvalidArgumentError, ModelError
+from robust_ext.core.errors import InvalidArgumentError
 from tests.adapters.hosts import EPSILONS, OBJECTIVES, ORDERS, art
 from tests.adapters.hosts import art_attacks as attacks
 from tests.adapters.hosts import art_problem as problem
@@ -139,45 +139,6 @@ def test_a_batch_that_is_not_the_bound_one_is_refused(name):
     small.set_params(batch_size=40)
     whole = climb(bound, max_iter=2, batch_size=40, num_random_init=1)
     assert np.abs(whole.generate(x, y) - x).max() > 0.01
-
-
-def test_the_network_is_left_as_it_was():
-    network, estimator, x, _ = problem()
-    kept, *others = network.parameters()
-    kept.grad = torch.ones_like(kept)
-    network.train()
-    next(network.children()).eval()
-    flags = [part.training for part in network.modules()]
-    values = {name: value.clone() for name, value in network.state_dict().items()}
-    bound = objective_estimator(estimator, "kl", x)
-    assert [part.training for part in network.modules()] == flags
-    assert all(torch.equal(value, values[name]) for name, value in network.state_dict().items())
-    assert torch.equal(kept.grad, torch.ones_like(kept))
-    assert all(parameter.grad is None and parameter.requires_grad for parameter in others)
-    assert not bound.loss.natural.requires_grad
-    # The natural logits are those of eval mode.
-    np.testing.assert_allclose(bound.loss.natural.numpy(), estimator.predict(x), rtol=1e-5, atol=1e-6)
-
-
-def test_what_cannot_be_bound_is_refused():
-    network, estimator, x, _ = problem()
-    for wrong in ({"objective": "hinge"}, {"objective": "gini", "reduction": "max"}):
-        with pytest.raises(InvalidArgumentError, match=list(wrong)[-1]):
-            ObjectiveLoss(**wrong)
-    for natural in (None, np.zeros((2, 3)), torch.zeros(3), torch.full((2, 3), torch.nan)):
-        with pytest.raises(InvalidArgumentError, match="natural: got"):
-            ObjectiveLoss(objective="kl", natural=natural)
-    for name in ("kl", "fisher-rao"):
-        with pytest.raises(InvalidArgumentError, match="x: got None"):
-            objective_estimator(estimator, name)
-    with pytest.raises(InvalidArgumentError, match=r"x: got values in .*bounds"):
-        objective_estimator(estimator, "kl", x + 1)
-    with pytest.raises(InvalidArgumentError, match=r"estimator: got a Sequential.*PyTorchClassifier"):
-        objective_estimator(network, "gini")
-    squeezing = art.defences.preprocessor.FeatureSqueezing(clip_values=(0, 1))
-    outside = problem(preprocessing_defences=squeezing)[1]
-    with pytest.raises(ModelError, match="FeatureSqueezing"):
-        objective_estimator(outside, "gini")
 
 
 @pytest.mark.parametrize("name", ["ace", "gini"])

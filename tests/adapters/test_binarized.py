@@ -3,11 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from eagerpy import astensor
 
 from robust_ext.adapters.art.estimators import BinarizedPyTorchClassifier
 from robust_ext.adapters.foolbox.models import BinarizedPyTorchModel
-from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.threat import ThreatModel
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
@@ -134,20 +132,6 @@ def test_preprocessing_and_bounds_are_kept(digits):
     torch.testing.assert_close(features, by_hand, rtol=1e-4, atol=1e-5)
 
 
-def test_wrapped_models_and_eagerpy_tensors(digits):
-    model = foolbox_model(digits_network(), preprocessing={"mean": [0.2], "std": [0.5], "axis": -3})
-    wrapped = foolbox.models.TransformBoundsWrapper(model, (-1, 1))
-    x = digits * 2 - 1
-    made = BinarizedPyTorchModel.from_model(wrapped, astensor(x), epsilon=0.2, norm="l2", classes=3, inner_points=50)
-    assert tuple(made.bounds) == (-1.0, 1.0)
-    assert made(x).shape == (12, 3)
-    features = made.planted_problems.features(x)
-    torch.testing.assert_close(features, digits_network()[:-1]((digits - 0.2) / 0.5), rtol=1e-4, atol=1e-5)
-    one = made.single(5)
-    assert one(torch.rand(7, 1, 8, 8)).shape == (7, 3)
-    assert one.verify(one.inputs).outcomes == ("not_adversarial",)
-
-
 @pytest.mark.parametrize(
     ("norm", "expected"), [(np.inf, "linf"), (np.float32(np.inf), "linf"), ("inf", "linf"), ("l2", "l2"), (2.0, "l2")]
 )
@@ -159,21 +143,3 @@ def test_from_model_and_from_classifier_take_the_same_norms(norm, expected, digi
     )
     for planted in (in_foolbox.planted_problems, in_art.planted_problems):
         assert planted.settings.threat_model == ThreatModel(norm=expected, epsilon=0.3)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "words"),
-    [
-        *(({"norm": norm}, "norm: got") for norm in (True, None, "0", 3, [2], np.nan, 1.5)),
-        ({"eps": -1.0}, "epsilon: got -1.0"),
-        ({"classifier": "net"}, "classifier: got str"),
-        ({"classifier": classifier(clip_values=None)}, "classifier: got no clip_values"),
-        ({"kapa": 1}, "did you mean kappa"),
-    ],
-)
-def test_wrong_arguments_are_named(wrong, words, digits):
-    ways = {"classifier": classifier(), "x": digits.numpy()[:2], "eps": 0.1, **wrong}
-    with pytest.raises(InvalidArgumentError, match=words):
-        BinarizedPyTorchClassifier.from_classifier(**ways)
-    with pytest.raises(InvalidArgumentError, match="model: got Sequential"):
-        BinarizedPyTorchModel.from_model(digits_network(), digits, epsilon=0.1)

@@ -119,23 +119,6 @@ def test_what_cannot_be_built_is_explained(text, message):
         as_attack(text)
 
 
-@pytest.mark.parametrize(
-    ("library", "names", "message"),
-    [
-        ("foolbox", "attacks.LinfPGD", "dict of keyword arguments"),
-        ("art", "estimators.BaseEstimator", "one of the attacks"),
-        ("torchattacks", "PGD", "dict of keyword arguments"),
-        ("adv_lib", "utils.losses.difference_of_logits", "one of: alma"),
-    ],
-)
-def test_what_is_no_attack_and_settings_of_no_mapping_are_refused(library, names, message):
-    found = host(library)
-    for name in names.split("."):
-        found = getattr(found, name)
-    with pytest.raises(InvalidArgumentError, match=message):
-        as_attack((found, 3) if message.startswith("dict") else found)
-
-
 class Broken(nn.Module):
     def forward(self, x):
         raise RuntimeError("no answer")

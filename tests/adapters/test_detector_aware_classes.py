@@ -75,18 +75,6 @@ def test_success_is_what_the_defended_classifier_decides(norm, name, inverted):
     assert fooled.any()
 
 
-@HOSTS
-@EachName
-def test_models_without_a_detector_are_refused(host, name):
-    problem = small_defense(2)
-    if host == "foolbox":
-        plain = foolbox_model(problem.defended.classifier)
-    else:
-        plain = art_classifier(problem.defended.classifier, (1, 3, 4), 4)
-    with pytest.raises(InvalidArgumentError, match=r"without a detector, expected .*DefendedPyTorch(Model|Classifier)"):
-        run(host, name, problem, model=plain)
-
-
 class Rounded(nn.Module):
     def forward(self, x):
         return (x * 255).round() / 255
@@ -147,46 +135,6 @@ def test_references_go_with_their_rows_and_may_be_shared(host):
     assert not torch.allclose(turned, whole, atol=1e-3)
     each = run(host, "FeatureMatching", problem, references=groups[:1].expand(6, *groups.shape[1:]), **ways)
     assert torch.equal(run(host, "FeatureMatching", problem, references=groups[0], **ways), each)
-
-
-@HOSTS
-@pytest.mark.parametrize(
-    ("references", "shown"),
-    [
-        (None, "references: got None, expected points of other classes"),
-        *((torch.zeros(shape), "references: got shape") for shape in ((3, 2, 1, 3, 4), (4, 0, 1, 3, 4), (2, 1, 3, 5))),
-        (torch.full((2, 1, 3, 4), 2.0), "references: got values"),
-        (torch.full((2, 1, 3, 4), torch.nan), "references: got NaN"),
-    ],
-)
-def test_wrong_references_are_refused(host, references, shown):
-    problem = small_defense(4)
-    for ways in ({}, {"eps": 0}) if host == "art" else ({},):
-        for name in MATCHING:
-            with pytest.raises(InvalidArgumentError, match=shown):
-                run(host, name, problem, references=references, **ways)
-
-
-def test_attacks_that_imitate_nothing_take_no_references_and_none_a_mask():
-    problem = small_defense(4)
-    with pytest.raises(TypeError, match="references"):
-        run("foolbox", "OrthogonalPGD", problem, references=problem.target.references)
-    with pytest.raises(InvalidArgumentError, match="the keyword 'references'"):
-        run("art", "JointLoss", problem, references=problem.target.references)
-    attack, x, y = build("art", "OrthogonalPGD", problem), problem.inputs.numpy(), problem.labels.numpy()
-    with pytest.raises(InvalidArgumentError, match="mask: got an array, expected None"):
-        attack.generate(x, y, mask=np.ones_like(x))
-    attack.set_params(eps=np.linspace(0.1, 0.2, 4).reshape(4, 1, 1, 1))
-    reached = np.abs(attack.generate(x, y) - x).reshape(4, -1).max(1)
-    assert (reached <= np.linspace(0.1, 0.2, 4) + 1e-6).all()
-
-
-@HOSTS
-def test_being_rejected_is_no_class_to_aim_at(host):
-    problem = small_defense(4)
-    for labels in [torch.full((4,), 4)] + [torch.eye(5)[[4, 4, 4, 4]]] * (host == "art"):
-        with pytest.raises(InvalidArgumentError, match=r"got labels in 4\.\.4"):
-            run(host, "JointLoss", problem, labels=labels, targeted=True)
 
 
 @EachName

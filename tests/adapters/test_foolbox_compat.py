@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from robust_ext import AttackError, ThreatModel, as_module
-from robust_ext.adapters.foolbox.library import describe
+from robust_ext import ThreatModel
 from robust_ext.core.errors import RobustExtWarning
 from robust_ext.core.random import seeded_globals
 from robust_ext.registry.base import adapters
@@ -170,27 +169,6 @@ def test_refinement_goes_on_where_one_row_is_lost():
     assert torch.equal(candidates[2], x[2])
     assert torch.equal(candidates[:2], own(model, x[:2], zeros(2), starting_points=points[:2], epsilons=None)[1])
     assert module(candidates).argmax(1).tolist() == [1, 1, 0]
-
-
-def test_what_foolbox_raises_is_explained():
-    class Noisy(nn.Module):
-        def forward(self, x):
-            mean = x.flatten(1).mean(1) - 0.45 + torch.randn(len(x)) * 0.001
-            return torch.stack([-mean, mean], 1)
-
-    inner = foolbox.PyTorchModel(Brightness(0.5), bounds=UNIT, device="cpu")
-    steps = as_module(foolbox.models.ThresholdingWrapper(inner, 0.5)).module
-    for name, settings, module, norm, words in (
-        ("HopSkipJumpAttack", {**HOPS, "steps": 30}, Noisy().eval(), "l2", r"assert ep\.all.*predictions are random"),
-        ("LinfPGD", {}, steps, "linf", "choose an attack without gradients"),
-    ):
-        with pytest.raises(AttackError, match=words):
-            run(build(name, settings), module, images(), norm=norm)
-    candidates = run(build("SaltAndPepperNoiseAttack", {"steps": 50}), steps, images(), norm="l2")
-    assert steps(candidates).argmax(1).tolist() == [1, 1, 1]
-    with pytest.raises(TypeError) as raised:
-        foolbox.attacks.LinfPGD(steps=1).run(inner, images(), foolbox.Misclassification(zeros()))
-    assert "as init_attack choose a minimum-norm attack" in describe("L2BrendelBethgeAttack: Foolbox", raised.value)
 
 
 def test_foolbox_does_not_configure_the_callers_logging():

@@ -1,23 +1,16 @@
-import inspect
-
 import eagerpy as ep
 import pytest
 import torch
 
-from robust_ext.adapters.foolbox.objectives import WithObjective, with_objective
-from robust_ext.core.errors import AttackError, InvalidArgumentError
+from robust_ext.adapters.foolbox.objectives import with_objective
+from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.registry import as_attack
 from robust_ext.testing.networks import small_batch
 from tests.adapters.hosts import EPSILONS, OBJECTIVES, EachNorm, foolbox, foolbox_model
-from tests.adapters.hosts import foolbox_attacks as attacks
 from tests.adapters.hosts import foolbox_problem as problem
 from tests.adapters.objectives_on_paper import EachBounds, EachName, Smooth, slopes_by_inputs
 
 HOSTS = {"linf": foolbox.attacks.LinfPGD, "l2": foolbox.attacks.L2PGD, "l1": foolbox.attacks.L1PGD}
-
-
-class Named(WithObjective, foolbox.attacks.LinfPGD):
-    objective = "gini"
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.1])
@@ -100,40 +93,6 @@ def test_every_query_is_the_batch_and_clean_inputs_cost_one(name):
     assert all(len(points) == 5 for points in network.queries)
     assert all(bool(((points - x).abs() <= 0.1 + 1e-6).all()) for points in network.queries)
     assert torch.equal(network.queries[0], x) is compares
-
-
-@EachName
-def test_climbs_of_objectives_without_a_gradient_at_the_input_start_elsewhere(name):
-    made = with_objective(foolbox.attacks.LinfBasicIterativeAttack, name)
-    compares = name in ("kl", "fisher-rao")
-    assert made().random_start is inspect.signature(made).parameters["random_start"].default is compares
-    assert made(random_start=False).random_start is False
-
-
-def test_classes_are_made_once_and_can_be_written():
-    _, model, x, y = problem()
-    made = with_objective(foolbox.attacks.LinfPGD, "gini")
-    assert made is with_objective(foolbox.attacks.LinfProjectedGradientDescentAttack, "gini")
-    both = []
-    for attack in (made(steps=5), Named(steps=5)):
-        torch.manual_seed(1)
-        both.append(attack(model, x, y, epsilons=0.1)[0])
-    assert torch.equal(*both)
-
-
-@pytest.mark.parametrize(
-    "wrong", [foolbox.attacks.L2DeepFoolAttack, foolbox.attacks.LinfPGD(), "LinfPGD", attacks.LinfObjectivePGD, [1]]
-)
-def test_attacks_with_another_kind_of_loss_are_refused(wrong):
-    with pytest.raises(InvalidArgumentError, match="attack_class"):
-        with_objective(wrong, "kl")
-
-
-def test_the_loss_is_known_in_a_run_alone():
-    _, model, _, y = problem()
-    attack = with_objective(foolbox.attacks.LinfPGD, "kl")()
-    with pytest.raises(AttackError, match="call the attack"):
-        attack.get_loss_fn(model, ep.astensor(y))
 
 
 def test_foolboxes_attack_with_an_objective_is_an_attack_of_this_project_too():

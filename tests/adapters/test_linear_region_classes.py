@@ -10,7 +10,6 @@ from torch import nn
 
 from robust_ext.adapters.native import search_module
 from robust_ext.attacks.linear_region.attack import LinearRegion
-from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
 from tests.adapters.common import art_classifier
@@ -113,15 +112,6 @@ def test_no_point_is_farther_than_the_starting_points(host, norm, count):
     found = run(host, norm, network, x, y, astensor(points) if host == "foolbox" else points, seed=5)
     assert (distances(norm, found, x) <= nearest * (1 + 1e-6)).all()
     assert torch.equal(found, by_hand(network, x, y, norm, starting_points=given))
-
-
-@HOSTS
-@pytest.mark.parametrize("points", [torch.zeros(2, *SHAPE), torch.zeros(3, 1, 3, 2), torch.full((3, *SHAPE), 1.5)])
-def test_wrong_starting_points_raise(host, points):
-    network, x = affine_network(SHAPE, 3), images(3)
-    name = {"foolbox": "starting_points", "art": "x_adv_init"}[host]
-    with pytest.raises(InvalidArgumentError, match=f"^{name}: got"):
-        run(host, "l2", network, x, network(x).argmax(1), points)
 
 
 @HOSTS

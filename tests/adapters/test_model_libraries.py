@@ -13,7 +13,6 @@ from torch import nn
 from robust_ext import (
     DataError,
     InvalidArgumentError,
-    MissingDependencyError,
     ModelError,
     ThreatModel,
     as_module,
@@ -228,15 +227,3 @@ def test_a_stand_in_for_robustbench(monkeypatch):
     ):
         with pytest.raises(error, match=message):
             as_module(f"robustbench:{bad}")
-
-
-@pytest.mark.parametrize("name", ["torchvision", "timm", "hf", "robustbench"])
-def test_a_library_that_is_not_installed_or_broken_is_named_with_the_command(monkeypatch, name):
-    package = adapters()[name].modules[0].split(".")[0]
-    monkeypatch.setattr("importlib.util.find_spec", lambda name, *more: None)
-    with pytest.raises(MissingDependencyError, match=r"is not installed; pip install "):
-        as_module(f"{name}:resnet18")
-    monkeypatch.undo()
-    stand_in(monkeypatch, package)
-    with pytest.raises(MissingDependencyError, match=r"installed but cannot be imported .* pip install --force-reinst"):
-        adapters()[name].list_models()

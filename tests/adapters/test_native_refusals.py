@@ -1,7 +1,5 @@
 """Wrong settings and arguments of the classes that Foolbox and ART have of this project's attacks raise, by name."""
 
-import inspect
-
 import numpy as np
 import pytest
 
@@ -14,7 +12,6 @@ from tests.adapters.hosts import (
     art_attacks,
     class_of,
     foolbox,
-    foolbox_attacks,
     in_words_of,
     problem,
 )
@@ -42,26 +39,6 @@ def test_settings_raise_where_the_attack_is_made(host, name, wrong):
     chosen = in_words_of(kind, wrong)
     with pytest.raises(InvalidArgumentError, match=f"^{list(chosen)[-1]}: got"):
         kind(*[problem().estimator] * (host == "art"), **chosen)
-
-
-@pytest.mark.parametrize(
-    ("kind", "wrong"),
-    [
-        *((art_attacks.ObjectivePGD, {"eps": wrong}) for wrong in (np.array([-1.0, 1]), np.array([NAN]), "1")),
-        *(
-            (art_attacks.ObjectivePGD, one)
-            for one in ({"eps_step": np.array([0.1, -1])}, {"max_iter": 1.0}, {"norm": 0})
-        ),
-        *((art_attacks.APGD, one) for one in ({"num_random_init": -1}, {"start": "middle"})),
-        *((art_attacks.RayS, one) for one in ({"eps": 0.0}, {"norm": 2})),
-        *((foolbox_attacks.LinfAPGD, {"random_start": wrong}) for wrong in (None, 1)),
-        (foolbox_attacks.L2ObjectivePGD, {"random_start": "input"}),
-    ],
-    ids=str,
-)
-def test_settings_of_one_host_raise_where_the_attack_is_made(kind, wrong):
-    with pytest.raises(InvalidArgumentError, match=next(iter(wrong))):
-        kind(*[problem().estimator] * ("estimator" in inspect.signature(kind).parameters), **wrong)
 
 
 @pytest.mark.parametrize(
@@ -107,19 +84,6 @@ def test_estimators_need_clip_values_gradients_and_preprocessing_in_pytorch():
     for kind in (art_attacks.APGD, art_attacks.ObjectivePGD, art_attacks.CarliniWagnerLinf):
         with pytest.raises(art.exceptions.EstimatorError):
             kind(blind)
-
-
-WITH_GINI = foolbox_attacks.with_objective(foolbox.attacks.LinfPGD, "gini")
-
-
-@pytest.mark.parametrize("kind", [foolbox_attacks.LinfAPGD, foolbox_attacks.LinfRaySAttack, WITH_GINI])
-def test_arguments_of_foolboxes_calls_raise(kind):
-    at = problem()
-    with pytest.raises(ValueError, match=r"numpy.ndarray, expected a torch.Tensor"):
-        kind()(at.model, at.x.numpy(), at.y.numpy(), epsilons=0.1)
-    for epsilons in (-0.1, NAN) if kind is not WITH_GINI else ():
-        with pytest.raises(InvalidArgumentError, match="epsilon"):
-            kind()(at.model, at.x, at.y, epsilons=epsilons)
 
 
 @HOSTS

@@ -5,8 +5,6 @@ import pytest
 import torch
 
 from robust_ext import (
-    AttackRefusedError,
-    InvalidArgumentError,
     Targeted,
     ThreatModel,
     as_module,
@@ -19,7 +17,7 @@ from tests.adapters.common import require
 sklearn = pytest.importorskip("sklearn")
 from sklearn.datasets import load_digits, load_wine  # noqa: E402
 from sklearn.ensemble import GradientBoostingClassifier, RandomForestClassifier  # noqa: E402
-from sklearn.linear_model import LinearRegression, LogisticRegression, RidgeClassifier  # noqa: E402
+from sklearn.linear_model import LogisticRegression, RidgeClassifier  # noqa: E402
 from sklearn.naive_bayes import GaussianNB  # noqa: E402
 from sklearn.pipeline import make_pipeline  # noqa: E402
 from sklearn.preprocessing import StandardScaler, minmax_scale  # noqa: E402
@@ -86,12 +84,6 @@ def test_labels_are_places_of_classes():
     with pytest.warns(RobustExtWarning, match=r"its classes are .*'a'.*labels are their places"):
         module = as_module(estimator).module
     assert np.array_equal(estimator.classes_[module(torch.from_numpy(inputs)).argmax(1)], estimator.predict(inputs))
-
-
-def test_what_is_no_fitted_classifier_is_refused():
-    for given in (LogisticRegression(), LogisticRegression, LinearRegression().fit([[0.0], [1.0]], [0.0, 1.0])):
-        with pytest.raises(InvalidArgumentError, match="a fitted classifier, which has classes_"):
-            as_module(given)
 
 
 def test_an_evaluation_of_a_table():
@@ -183,16 +175,6 @@ def test_the_decision_tree_attack_is_that_of_art_on_the_tree(criterion):
     wanted = [{*range(3)} - {one} if criterion is None else {(one + 1) % 3} for one in y]
     exact = np.array([nearest_leaf(tree, *one) for one in zip(x, wanted, strict=True)])
     assert (np.array(result.content["attacks"][0]["distances"]) >= exact - 1e-6).all()
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-@pytest.mark.parametrize("name", ["forest", "logistic"])
-def test_the_decision_tree_attack_refuses_other_models(name):
-    require("art")
-    inputs, labels = samples(load_wine(), 3)
-    estimator = ESTIMATORS[name]().fit(inputs, labels)
-    with pytest.raises(AttackRefusedError, match=r"DecisionTreeClassifier .* choose foolbox:HopSkipJumpAttack"):
-        robust_accuracy(estimator, "art:DecisionTreeAttack", inputs[:4], labels[:4], LINF)
 
 
 @pytest.mark.exhaustive

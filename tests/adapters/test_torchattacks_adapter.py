@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from robust_ext import InvalidArgumentError, ThreatModel, as_attack
+from robust_ext import ThreatModel, as_attack
 from robust_ext.core.random import seeded_globals
 from tests.adapters import common
 from tests.adapters.common import Recorder, conv_network, drawn_seed, predicted, require, uniform
@@ -153,13 +153,6 @@ def test_multi_attack_takes_what_its_parts_need():
     assert (text.traits.batching, text.traits.minimum_classes, text.traits.norms) == ("any", 4, ("linf", "l2"))
     mixed = as_attack((torchattacks.MultiAttack, {"attacks": [torchattacks.PGD, (torchattacks.FAB, {"steps": 2})]}))
     assert (mixed.traits.batching, mixed.traits.leaves_ball, mixed.traits.norms) == ("single", True, ("linf",))
-
-
-def test_targeted_objects_are_refused():
-    attack = torchattacks.PGD(network())
-    attack.set_mode_targeted_by_label(quiet=True)
-    with pytest.raises(InvalidArgumentError, match="the default mode"):
-        as_attack(attack)
 
 
 def test_classes_of_others_are_attacked_row_by_row():

@@ -5,7 +5,6 @@ import torch
 from torch import nn
 
 from robust_ext import (
-    AttackRefusedError,
     EoT,
     InvalidArgumentError,
     Purifier,
@@ -304,13 +303,3 @@ def test_code_inside_a_suite_needs_to_be_allowed(tmp_path):
     suite.write_text('[[arms]]\nattack = "robust_ext:AdaptedAttack(attack=\'mine.py:attack\')"\nnorm = "linf"\n')
     with pytest.raises(InvalidArgumentError, match=r"'mine\.py:attack', which is code"):
         load_suite(str(suite))
-
-
-def test_what_is_wrong_is_refused():
-    inputs, labels = load_dataset("digits").take(range(2))
-    with pytest.raises(InvalidArgumentError, match=r"bpda: got net\.quantize, expected .* did you mean quantise"):
-        run(adapted(bpda="net.quantize")[1], target_of(Rounded()), inputs, labels)
-    for settings in ({"gradient_mode": "trajectory", "eot": 2}, {"steps": 1, "bpda": "quantise"}, {}):
-        attack = AdaptedAttack(attack=as_attack(pgd), **settings)
-        with pytest.raises(AttackRefusedError, match="no test-time defense"):
-            run(attack, target_of(Rounded()), inputs, labels)

@@ -7,10 +7,8 @@ from robust_ext.attacks import Attack, AttackTraits, CallableAttack
 from robust_ext.attacks.running import run_attack
 from robust_ext.core.errors import (
     AttackError,
-    AttackRefusedError,
     DisturbedError,
     InvalidArgumentError,
-    MissingDependencyError,
 )
 from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
@@ -102,15 +100,3 @@ def test_failed_rows_become_the_input():
     assert 0 < int(adversarial.sum()) < 50
     assert torch.equal(restored[adversarial], candidates[adversarial])
     assert torch.equal(restored[~adversarial], inputs[~adversarial])
-
-
-def test_missing_packages_and_detectors_are_named_before_any_work():
-    missing = {"packages": ("torch", "nowhere_to_be_found")}
-    for traits, error, message in (
-        (missing, MissingDependencyError, "probe needs nowhere_to_be_found; pip install nowhere"),
-        ({"detector": True}, AttackRefusedError, "a detector together with the classifier"),
-        ({"norms": ("l2",)}, AttackRefusedError, "works for l2, not for linf"),
-    ):
-        with pytest.raises(error, match=message):
-            Probe(**traits).check(threat_model=LINF)
-    Probe(packages=("torch",), detector=True).check(threat_model=LINF, detector=True)

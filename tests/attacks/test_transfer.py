@@ -4,9 +4,7 @@ from torch import nn
 
 from robust_ext.attacks.apgd import APGD
 from robust_ext.attacks.base import Attack, AttackTraits, draw_seed
-from robust_ext.attacks.orthogonal import OrthogonalPGD
 from robust_ext.attacks.transfer import Transfer
-from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.random import stream
 from robust_ext.core.threat import ThreatModel
 from robust_ext.testing.networks import small_batch, small_network
@@ -153,15 +151,3 @@ def test_surrogates_are_run_in_eval_mode_and_left_as_they_were():
     assert all(part.training for part in training.modules())
     assert all(torch.equal(value, values[name]) for name, value in training.state_dict().items())
     assert all(parameter.grad is None and parameter.requires_grad for parameter in training.parameters())
-
-
-@pytest.mark.parametrize(
-    ("argument", "wrong"),
-    [
-        *(("surrogates", wrong) for wrong in ({}, nn.Identity(), {"a": len}, {1: nn.Identity()})),
-        *(("attacks", wrong) for wrong in ([], "robust_ext:APGD", [APGD(), APGD(steps=3)], [3], [OrthogonalPGD()])),
-    ],
-)
-def test_wrong_settings_raise(argument, wrong):
-    with pytest.raises(InvalidArgumentError, match=f"^{argument}: "):
-        Transfer(**{"surrogates": {"a": nn.Identity()}, argument: wrong})

@@ -4,12 +4,8 @@ from collections import Counter
 
 import pytest
 import torch
-from torch import nn
 
-from robust_ext.casestudies.empir import EveryMember, Members, QuantisedConv, Vote, quantise
-from robust_ext.core.errors import AttackRefusedError
-from robust_ext.core.target import Target
-from robust_ext.core.threat import ThreatModel
+from robust_ext.casestudies.empir import Members, QuantisedConv, Vote, quantise
 
 
 @pytest.mark.parametrize("bits", [1, 2, 4])
@@ -46,13 +42,3 @@ def test_the_largest_logit_is_the_majority_and_else_the_full_member():
     for row, decided in zip(choices, found, strict=True):
         ((winner, count),) = Counter(row).most_common(1)
         assert decided == (winner if count > 1 else row[-1])
-
-
-def test_an_attack_on_members_needs_some():
-    module = nn.Sequential(nn.Flatten(), nn.Linear(4, 2)).eval()
-    x, y = torch.rand(2, 1, 2, 2), torch.zeros(2, dtype=torch.int64)
-    target = Target(module=module, bounds=(0.0, 1.0), classes=2, input_shape=(1, 2, 2), device=torch.device("cpu"))
-    with pytest.raises(AttackRefusedError, match="no members"):
-        EveryMember(steps=1).search(
-            target, x, y, threat_model=ThreatModel(norm="linf", epsilon=0.1), generator=torch.Generator()
-        )

@@ -14,7 +14,6 @@ from robust_ext.attacks.adapted import AdaptedAttack
 from robust_ext.attacks.apgd import APGD
 from robust_ext.casestudies import CaseStudy, Measurement, Published, Recipe, api, training
 from robust_ext.casestudies.networks import Training, small_features
-from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.reports import report_page, report_text
 from tests.run_folders import records_of
 
@@ -83,11 +82,6 @@ def test_weak_recipe_flagged_and_right_one_passed(quantised, tmp_path):
     assert again.studies["rounded"]["recipes"]["weak"]["score"] == weak["score"]
 
 
-def test_a_device_that_is_none_is_refused(quantised):
-    with pytest.raises(InvalidArgumentError, match="device: got 'meta'"):
-        api.run_case_studies(["rounded"], samples=4, device="meta")
-
-
 @pytest.mark.exhaustive
 def test_weights_of_other_data_are_not_used(quantised, tmp_path):
     def weights(images):
@@ -100,12 +94,3 @@ def test_weights_of_other_data_are_not_used(quantised, tmp_path):
     data = training.load_case_data("digits", root=None, samples=4, images=200, seed=0)
     training.trained_defense(study, data, seed=0, folder=folder)
     assert (folder / "weights.safetensors").read_bytes() != kept
-
-
-def test_refusals():
-    with pytest.raises(InvalidArgumentError, match=r"names: got 'nothing'"):
-        api.run_case_studies(["nothing"])
-    with pytest.raises(InvalidArgumentError, match=r"samples: got 500, expected less than the 500 test images"):
-        training.load_case_data("digits", root=None, samples=500, images=100, seed=0)
-    with pytest.raises(InvalidArgumentError, match="expected one that Rounded inputs has a budget for"):
-        Quantised().threat_model("imagenet")

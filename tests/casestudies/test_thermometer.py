@@ -6,7 +6,6 @@ from torch import nn
 
 from robust_ext import ThreatModel
 from robust_ext.casestudies.thermometer import LogitSpacePGA, Standardise, ThermometerCode, mean_code
-from robust_ext.core.errors import AttackRefusedError
 from robust_ext.core.random import stream
 from robust_ext.core.target import Target
 
@@ -60,12 +59,3 @@ def test_the_attack_goes_to_the_outermost_level(signed):
         wanted = (x + end).clamp(0, 1)
         assert torch.equal((15.9998 * found).floor(), (15.9998 * wanted).floor())
         assert bool(model.contains(found, x))
-
-
-def test_it_needs_a_code():
-    x = torch.zeros(1, 1, 1, 2)
-    target = Target(module=nn.Flatten().eval(), bounds=(0, 1), classes=2, input_shape=(1, 1, 2), device=x.device)
-    with pytest.raises(AttackRefusedError, match="ThermometerCode"):
-        LogitSpacePGA().search(
-            target, x, torch.tensor([0]), threat_model=ThreatModel(norm="linf", epsilon=0.1), generator=stream(0)
-        )

@@ -111,17 +111,3 @@ def test_two_classes_by_one_output(folder, model):
     far = out_of_reach(network("one"))
     assert found["worst_case"][0]["robust_accuracy"] == pytest.approx(float(far.double().mean()))
     assert "one output for each input" in found["warnings"][0]
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--top", "2", "--multi-label", "all"), "--multi-label: got all, expected nothing beside --top"),
-        (("--targets", "nowhere"), "expected next, random, likeliest, a class number, or a .npy file of 30 integers"),
-        (("--targets", "-1"), "expected next"),
-        (("--multi-label", "a"), "expected all, or columns of the labels"),
-        (("--top", "5"), "k below the number of classes, 5"),
-    ],
-)
-def test_refusals(folder, words, message):
-    assert message in run(folder, *words, fails=True)

@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 from robust_ext import ThreatModel
 from robust_ext.cli.app import app
 from robust_ext.cli.entries import EntryOptions
-from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.evaluations.png_export import export_png
 
 NETWORK = """
@@ -131,35 +130,3 @@ def test_a_table_in_its_own_units(tmp_path, monkeypatch):
     robust = np.abs(scores) > np.abs(weight) @ budgets
     assert 0 < robust.sum() < 40
     assert worst["robust"] == "".join("01"[one] for one in robust.astype(int))
-
-
-@pytest.mark.parametrize(
-    ("arrays", "words"),
-    [
-        ({"masks": MASK}, "did you mean mask?"),
-        ({"epsilon": np.array([0.5, 0.1])}, "a largest one of --eps, 0.2"),
-        ({"mask": np.array([object()])}, "without pickles"),
-        ({"epsilon": np.array([0.2]), "weights": np.array([1.0])}, "epsilon and weights"),
-    ],
-)
-def test_other_files_are_refused(tmp_path, arrays, words):
-    path = tmp_path / "entries.npz"
-    np.savez(path, **arrays)
-    with pytest.raises(InvalidArgumentError) as caught:
-        EntryOptions(entries=path).applied(ThreatModel(norm="linf", epsilon=0.2))
-    assert words in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--png", "png", "--out", "run"], "--levels 256 and --out"),
-        (["--levels", "256", "--png", "png"], "--levels 256 and --out"),
-        (["--levels", "17"], "off the grid"),
-        (["--entries", "nowhere.npz"], "nowhere.npz"),
-    ],
-)
-def test_what_does_not_fit_is_refused_before_any_work(folder, tmp_path, options, words):
-    done = run(*options)
-    assert words in str(done.exception)
-    assert not (tmp_path / "png").exists()

@@ -73,22 +73,6 @@ def test_a_mean_and_std_are_put_before_any_model():
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--mean", "0.5"], "both --mean and --std"),
-        (["--std", "0.5"], "both --mean and --std"),
-        (["--mean", "0.5,x", "--std", "1"], "--mean: got 'x'"),
-        (["--mean", "0.1,0.2", "--std", "1,1,1"], "one number, or 2 as in mean"),
-        (["--mean", "0.5", "--std", "0"], "std: got"),
-        (["--input-size", "0"], "--input-size"),
-    ],
-)
-def test_normalisations_and_sizes_that_are_none(options, message):
-    with pytest.raises(InvalidArgumentError, match=message):
-        run("binarization", "--model", "digits", "--data", "digits", "--attack", "a:b", "--eps", "0.1", *options)
-
-
-@pytest.mark.parametrize(
     ("renamed", "said"),
     [
         (lambda name: f"module.{name}", "'module.' was taken off all"),

@@ -1,13 +1,11 @@
 """A study is a command in a file: it goes there and back unchanged, and is refused as the command line refuses."""
 
-import sys
 from pathlib import Path
 
 import pytest
 import typer.main
 from typer.testing import CliRunner
 
-from robust_ext.__main__ import main
 from robust_ext.cli import app as cli
 from robust_ext.cli.run import Study, printed_back, read_study, study_arguments
 from robust_ext.core.errors import DataError, InvalidArgumentError, RobustExtError
@@ -202,22 +200,3 @@ def test_a_study_that_is_trusted_names_a_cluster_and_writes_elsewhere(tmp_path):
     file = write(tmp_path, "robust-accuracy", **{**SMALL, "attack": APGD, "executor": "none.py:make"})
     error = invoke("run", file, "--allow-code").exception
     assert "executor: got none.py, expected an existing Python file" in str(error)
-
-
-def test_a_study_runs_code_where_that_is_allowed(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "theirs.py").write_text(HARM)
-    done = invoke("run", write(tmp_path, "robust-accuracy", **SMALL, attack="theirs.py:attack"), "--allow-code")
-    assert done.exit_code == 0, done.output
-    assert (tmp_path / "harm").exists()
-
-
-def test_without_typer_there_is_one_line(monkeypatch, capsys):
-    """With the base dependencies alone, the command line used to end in a traceback."""
-    monkeypatch.setitem(sys.modules, "typer", None)
-    with pytest.raises(SystemExit) as ended:
-        main()
-    printed = capsys.readouterr()
-    assert (ended.value.code, printed.out) == (2, "")
-    line = "error: the command line needs typer, which is not installed: pip install 'robust-ext[cli]'\n"
-    assert printed.err == line

@@ -88,13 +88,6 @@ def test_each_kind_is_named(before, words, rows):
     assert random.getstate() == states[2]
 
 
-def test_models_that_do_not_take_single_rows_are_named():
-    with pytest.raises(ModelError, match=r"returned shape \(4,\) for 1 inputs.*squeeze"):
-        check_consistency(Model(after=lambda x: x.squeeze()), X, bounds=(0.0, 1.0))
-    with pytest.raises(ModelError, match=r"raised RuntimeError on a single row: .*batches of any size"):
-        check_consistency(Model(lambda x: x.view(4, 1, 4, 4)), X, bounds=(0.0, 1.0))
-
-
 @pytest.mark.parametrize("width", [16, 1024])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_rounding_is_no_inconsistency(width, dtype):

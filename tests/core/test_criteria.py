@@ -115,24 +115,3 @@ def test_cross_entropy_of_all_sets_is_that_of_all_labels():
     joint = nn.functional.cross_entropy(LabelSets(nn.Identity(), sets)(logits), row, reduction="none")
     single = nn.functional.binary_cross_entropy_with_logits(logits, sets[row].double(), reduction="none").sum(1)
     torch.testing.assert_close(joint, single)
-
-
-@pytest.mark.parametrize(
-    ("labels", "message"),
-    [
-        (torch.zeros(200, 5), r"got shape \(200, 5\), expected zeros and ones \(200, 4\)"),
-        (torch.full((200, 4), 2), r"got values in 2..2"),
-        (torch.zeros(200), r"got shape \(200,\)"),
-    ],
-)
-def test_labels_that_are_no_sets(labels, message):
-    with pytest.raises(InvalidArgumentError, match=message):
-        classify_label_sets(nn.Identity(), labels, LOGITS[:, :4], MultiLabel())
-
-
-def test_too_many_sets():
-    logits = torch.randn(2000, 40, generator=torch.Generator().manual_seed(3))
-    with pytest.raises(InvalidArgumentError, match=r"2000 different rows of 40 labels, expected at most 487"):
-        classify_label_sets(nn.Identity(), logits > 0, logits, MultiLabel())
-    with pytest.raises(InvalidArgumentError, match="labels below 40"):
-        classify_label_sets(nn.Identity(), logits > 0, logits, MultiLabel((40,)))

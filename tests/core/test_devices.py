@@ -40,10 +40,3 @@ def test_without_a_device_or_on_it_the_model_is_itself():
 def test_devices_that_compute_nothing_are_refused(device):
     with pytest.raises(InvalidArgumentError, match=r"^--device: got .*, expected a device this torch computes on"):
         check_device(device, argument="--device")
-
-
-def test_a_model_that_cannot_be_copied_there_is_refused():
-    with pytest.raises(
-        InvalidArgumentError, match=r"^model: got Linear, which cannot be copied to cpu .* move it there"
-    ):
-        on_device(nn.Linear(2, 2, device="meta"), "cpu")

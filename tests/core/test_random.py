@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from robust_ext.attacks.base import draw_seed
-from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.random import RowGenerator, derive_seed, seeded_globals, stream
 
 
@@ -69,12 +68,6 @@ def test_seeds_are_the_same_on_every_machine():
     """Fixed once and for all: a change would give everyone other points."""
     assert derive_seed(0, 7, "inner") == 4608928784374938213
     assert derive_seed(np.int64(5), 1) == derive_seed(5, 1) == derive_seed(torch.tensor(5), 1)
-
-
-@pytest.mark.parametrize("seed", [-1, 1.0, "0", None, True])
-def test_a_seed_is_an_integer_of_at_least_0(seed):
-    with pytest.raises(InvalidArgumentError, match=r"^seed: got .*, expected an integer of at least 0"):
-        derive_seed(seed, 1)
 
 
 def test_derived_draws_look_independent():

@@ -61,18 +61,6 @@ def test_anything_but_literals_is_refused(value):
         parse_call(f"foolbox:FGSM(a={value})", argument="--attack")
 
 
-OTHER_FORMS = [
-    *("", "foolbox", "foolbox:", ":FGSM", "foolbox:1a", "foolbox:a b", "foolbox:FGSM(a=1", "foolbox:FGSM(a=1)(b=2)"),
-    *("foolbox:FGSM(a=1) + f()", "foolbox:FGSM(a=1, a=2)", "foolbox:FGSM(**{})", "foolbox:FGSM(a=1); f()"),
-]
-
-
-@pytest.mark.parametrize("text", OTHER_FORMS)
-def test_other_forms_are_refused(text):
-    with pytest.raises(InvalidArgumentError):
-        parse_call(text)
-
-
 def test_load_from_a_module_or_a_file_and_call_it(tmp_path):
     (tmp_path / "neighbour_of_mine.py").write_text("BASE = 10\n")
     file = tmp_path / "mine.py"
@@ -109,23 +97,6 @@ def test_edited_files_and_modules_of_the_current_folder_are_found(tmp_path, monk
 def test_what_cannot_be_loaded_is_explained(text, expected):
     with pytest.raises(InvalidArgumentError, match=f"(?s)^--model: got .*{re.escape(expected)}"):
         resolve_object(text, argument="--model")
-
-
-@pytest.mark.parametrize(
-    ("source", "expected"),
-    [
-        ("1 / 0", "ZeroDivisionError"),
-        ("import no_such_package", "no_such_package"),
-        ("raise SystemExit(2)", "__main__"),
-        ("def", "SyntaxError"),
-    ],
-)
-def test_a_file_that_cannot_be_imported_is_a_data_error(tmp_path, source, expected):
-    file = tmp_path / "broken.py"
-    file.write_text(source)
-    with pytest.raises(DataError, match=expected):
-        resolve_object(f"{file}:make")
-    assert not any(getattr(module, "__file__", None) == str(file) for module in list(sys.modules.values()))
 
 
 def test_calls_that_fail_are_explained(tmp_path):

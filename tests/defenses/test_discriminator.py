@@ -2,12 +2,12 @@ import pytest
 import torch
 from torch import nn
 
-from robust_ext import InvalidArgumentError, ModelError, ThreatModel
+from robust_ext import ThreatModel
 from robust_ext.attacks.objective_pgd import ObjectivePGD
 from robust_ext.attacks.running import run_attack
 from robust_ext.core.target import Target
 from robust_ext.datasets import load_dataset
-from robust_ext.defenses import IMF, AIDPurifier, Discriminator, DiscriminatorTraining
+from robust_ext.defenses import IMF, AIDPurifier, DiscriminatorTraining
 from robust_ext.demo.network import digits_network
 from tests.defenses.cases import Unit
 
@@ -73,19 +73,3 @@ def test_other_bounds_are_the_same_stretched(net, training):
     other = DiscriminatorTraining(**settings, bounds=(-1.0, 1.0)).fit(moved, 2 * x - 1, labels)
     logits = torch.randn(30, 10, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(unit(logits), other(logits), rtol=1e-2, atol=1e-2)
-
-
-def test_what_is_wrong_is_refused(net, training):
-    x, labels = training
-    cases = [
-        (lambda: DiscriminatorTraining(layers=["fc"]).fit(net, x, labels), "layers: got fc"),
-        (lambda: DiscriminatorTraining().fit(net, x, labels[:3]), "labels"),
-        (lambda: DiscriminatorTraining(batch_size=1), "batch_size: got 1"),
-        (lambda: Discriminator([3], layers=["a", "b"]), "channels"),
-        (lambda: Discriminator([]), "channels"),
-    ]
-    for make, words in cases:
-        with pytest.raises(InvalidArgumentError, match=words):
-            make()
-    with pytest.raises(ModelError, match="got activations"):
-        Discriminator([3])(torch.zeros(2, 4))

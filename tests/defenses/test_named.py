@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from torch import nn
 from typer.testing import CliRunner
 
 from robust_ext import DataError, InvalidArgumentError, RunFolderError, ThreatModel, as_defense, evaluate_defense
@@ -164,12 +163,6 @@ def test_what_is_refused(text, net, images, parts):
         as_defense(filled(text, parts), net, images[0])
 
 
-def test_weights_that_nobody_wants(net, images):
-    for given in ("hd", "file.py:make", lambda x: x):
-        with pytest.raises(InvalidArgumentError, match=r"defense weights: got a.safetensors.*imf, aid"):
-            as_defense(given, net, images[0], weights="a.safetensors")
-
-
 @pytest.mark.parametrize("name", TRAINED)
 def test_files_that_cannot_be_read(name, net, images, files, tmp_path):
     with pytest.raises(DataError, match=r"no such file.*train_defense"):
@@ -182,16 +175,6 @@ def test_files_that_cannot_be_read(name, net, images, files, tmp_path):
     for file in (broken, other, wrong):
         with pytest.raises(DataError, match=file.name):
             named_defense(name, net, images[0], weights=file)
-
-
-@pytest.mark.parametrize("name", TRAINED)
-def test_parts_of_another_classifier(name, files):
-    other = nn.Sequential(nn.Flatten(), nn.Linear(27, 6), nn.ReLU(), nn.Linear(6, 4)).eval()
-    with pytest.raises(InvalidArgumentError, match="trained for this classifier"):
-        named_defense(name, other, torch.rand(2, 3, 3, 3), weights=files[name])
-    other = nn.Sequential(nn.Flatten(), nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 4)).eval()
-    with pytest.raises(InvalidArgumentError, match="a head of 10 classes"):
-        named_defense("sodef", other, torch.rand(2, 1, 8, 8), weights=files["sodef"])
 
 
 def test_parts_come_back_as_they_were(net, images, tmp_path):

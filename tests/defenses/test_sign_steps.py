@@ -1,22 +1,15 @@
 """The defenses that step along signs, against a loop by hand on linear classifiers."""
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 from torch import nn
 
 from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.defenses import IMF, AIDPurifier, AntiAdversary, Discriminator, HedgeDefense
 from tests.defenses.cases import linear
-
-Array = NDArray[np.float64]
-Case = tuple[Any, Callable[[Array], Array], float | None]
 
 
 class Weighted(nn.Module):
@@ -180,16 +173,3 @@ def test_layers_of_aid_are_those_of_the_discriminator_where_left_out():
         AIDPurifier(net, judge, layers=["1"])(x)
     with pytest.raises(ModelError, match=r"discriminator: returned shape \(2, 27\)"):
         AIDPurifier(net, nn.Identity(), layers=["2"])(x)
-
-
-def test_what_is_wrong_in_imf_is_refused():
-    class Mean(nn.Module):
-        def forward(self, logits):
-            return logits.mean()
-
-    for judge, shape in ((nn.Identity(), r"\(3, 2\) for 3 rows"), (Mean(), r"\(\)")):
-        with pytest.raises(ModelError, match=f"discriminator: returned shape {shape}"):
-            IMF(nn.Identity(), judge)(torch.rand(3, 2))
-    for doubtful, words in (((0.3, 1.5), r"1\.5"), ((0.3,), ".*a pair")):
-        with pytest.raises(InvalidArgumentError, match=f"doubtful: got {words}"):
-            IMF(nn.Identity(), nn.Identity(), doubtful=doubtful)

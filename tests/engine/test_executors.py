@@ -184,18 +184,3 @@ def test_an_executor_of_a_file(tmp_path):
         make_executor(f"{tmp_path}/mine.py:make")
     with pytest.raises(InvalidArgumentError, match=r"executor: got none\.py, expected an existing Python file"):
         make_executor("none.py:make")()
-
-
-def test_dask_clusters_that_are_refused(monkeypatch):
-    distributed = pytest.importorskip("distributed")
-    monkeypatch.setattr("robust_ext.engine.executors._PATIENCE", 0.5)
-    with pytest.raises(InvalidArgumentError, match="expected the address of a Dask scheduler"):
-        make_executor("dask:tcp://127.0.0.1:9")()
-    with pytest.raises(InvalidArgumentError, match="devices: got cuda:1, expected devices without numbers"):
-        make_executor("dask:tcp://127.0.0.1:9", devices=["cuda:1"])
-    more = {"threads_per_worker": 1, "processes": False, "dashboard_address": None, "silence_logs": 50}
-    for workers, devices, words in ((0, [], "with workers; start some"), (1, ["cuda"], "with the resource GPU")):
-        with distributed.LocalCluster(n_workers=workers, **more) as cluster:
-            make = make_executor(f"dask:{cluster.scheduler_address}", devices=devices)
-            with pytest.raises(InvalidArgumentError, match=words):
-                make()

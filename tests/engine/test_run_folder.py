@@ -1,6 +1,5 @@
 """Folders of runs: what is kept, compared and refused, and what is lost where the system or a kill stops a write."""
 
-import errno
 import multiprocessing
 import os
 import shutil
@@ -13,11 +12,9 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from robust_ext.core.errors import DataError, RobustExtWarning, RunFolderError
+from robust_ext.core.errors import RobustExtWarning, RunFolderError
 from robust_ext.core.files import replace_file
 from robust_ext.engine.run_folder import RunFolder, SavedRun
-from robust_ext.reports import save
-from tests.reports.results import make_robust_accuracy
 
 resource = pytest.importorskip("resource", reason="limits of file sizes are POSIX")
 
@@ -116,13 +113,6 @@ def test_other_settings_are_refused_and_named(tmp_path):
     # The refused one lets go of the folder, even while its error is kept.
     opened(tmp_path).close()
     assert caught.value is not None
-
-
-def test_settings_are_compared_as_json_keeps_them(tmp_path):
-    opened(tmp_path, {"bounds": (0, 1), "share": 0.1 + 0.2, "nested": {"a": (1, 2)}}).close()
-    opened(tmp_path, {"share": 0.30000000000000004, "nested": {"a": [1, 2]}, "bounds": [0, 1]}).close()
-    with pytest.raises(RunFolderError, match="share"):
-        opened(tmp_path, {"share": 0.3, "nested": {"a": [1, 2]}, "bounds": [0, 1]})
 
 
 def test_other_versions_are_warned_of(tmp_path, recwarn):
@@ -236,24 +226,6 @@ def test_a_write_that_failed_can_be_repeated_at_once(tmp_path):
         assert SavedRun(tmp_path).records() == folder.records() == [record(0), record(1)]
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EIO])
-def test_errors_of_the_system_keep_their_words(tmp_path, monkeypatch, number):
-    # Otherwise every few seconds.
-    monkeypatch.setattr("robust_ext.engine.run_folder._SYNC_SECONDS", 0.0)
-    with opened(tmp_path) as folder:
-        monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(number, os.strerror(number))))
-        for write in (
-            lambda: folder.append([record(0)], {"block": 0}),
-            lambda: folder.save("arrays", values=np.zeros(3)),
-            lambda: folder.append([record(1)], {"block": 1}, {"arrays": {"values": np.zeros(3)}}),
-            lambda: opened(tmp_path / "new"),
-            lambda: folder.set_value("once", 1),
-        ):
-            with pytest.raises(RunFolderError, match=rf"cannot be written \({os.strerror(number)}\); free space"):
-                write()
-    assert not list(tmp_path.rglob("*.tmp"))
-
-
 def test_a_folder_that_vanishes_is_an_error(tmp_path):
     path = tmp_path / "run"
     with opened(path) as folder:
@@ -266,14 +238,6 @@ def test_a_folder_that_vanishes_is_an_error(tmp_path):
             with pytest.raises(RunFolderError, match=r"run/.*cannot be written \(No such file or directory\)"):
                 write()
     assert not path.exists()
-
-
-def test_reports_name_what_cannot_be_written(tmp_path):
-    (tmp_path / "file").touch()
-    (tmp_path / "folder" / "result.json").mkdir(parents=True)
-    for place, words in (("file", r"file: cannot be made a folder"), ("folder", r"result\.json: cannot")):
-        with pytest.raises(DataError, match=words):
-            save(make_robust_accuracy("pgd"), tmp_path / place)
 
 
 def test_two_writers_never_mix_lines(tmp_path, monkeypatch):

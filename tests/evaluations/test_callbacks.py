@@ -2,7 +2,6 @@
 
 import logging
 import math
-import sys
 from unittest.mock import Mock
 
 import pytest
@@ -111,12 +110,3 @@ def test_trackers(result):
     assert all(len(text) <= 250 for text in given.values())
     assert run.config.calls["update"] == [(params(result), True)]
     assert {(name, step) for name, _, step in writer.calls["add_scalar"]} == {(name, 7) for name in metrics(result)}
-
-
-def test_trackers_that_are_not_installed_are_named(monkeypatch):
-    for name in ("mlflow", "wandb"):
-        monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(robust_ext.MissingDependencyError, match="mlflow"):
-        robust_ext.MLflowCallback()
-    with pytest.raises(robust_ext.MissingDependencyError, match="wandb"):
-        robust_ext.WandbCallback().on_result(None)

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import robust_ext
 from robust_ext import diagnose
 from robust_ext.cli import app as cli
-from robust_ext.core.errors import DataError, RunFolderError
+from robust_ext.core.errors import RunFolderError
 from robust_ext.engine import task as engine_task
 from robust_ext.evaluations.unfinished import show_run
 from tests.evaluations.small import EVALUATIONS, INPUTS, LABELS, LINF, NETWORK, Calls, essence, evaluate, sign_step
@@ -210,14 +210,3 @@ def test_a_stopped_diagnosis(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         diagnose(NETWORK, {"step": step}, INPUTS, LABELS, LINF, out=tmp_path, batch_size=5, inner_points=9)
     assert "Not finished (step)" in show_run(tmp_path)
-
-
-def test_what_is_no_run_and_what_is_damaged(tmp_path):
-    with pytest.raises(DataError):
-        show_run(tmp_path / "nothing")
-    with pytest.raises(KeyboardInterrupt):
-        evaluate("robust_accuracy", tmp_path, stop_at=3)
-    file = next(tmp_path.rglob("records.jsonl"))
-    file.write_bytes(file.read_bytes().replace(b'"index": 0', b'"index": 1', 1))
-    with pytest.raises(RunFolderError):
-        show_run(tmp_path)

@@ -6,8 +6,12 @@ from torch import nn
 
 import robust_ext
 from robust_ext import TopK
+from robust_ext.attacks.transfer import Transfer
 from robust_ext.core.errors import AttackError, DataError, ModelError, RobustExtError
+from robust_ext.core.statistics import proportion_interval, sequential_decision
 from robust_ext.core.threat import ThreatModel
+from robust_ext.defenses import IMF, DiscriminatorTraining, JPEGCompression, RandomResizePad
+from robust_ext.defenses.clc import Projections, ProjectionsTraining
 from robust_ext.detectors import Detector
 from robust_ext.engine.context import RunContext
 from robust_ext.evaluations.evaluate.suite import standard_suite
@@ -15,12 +19,14 @@ from robust_ext.evaluations.mead.fitting import fit_detector, load_detector
 from robust_ext.evaluations.mead.suites import load_suite
 from robust_ext.models.features import split
 from robust_ext.registry.defense import as_defense
+from robust_ext.registry.detector import as_detector
 from tests.evaluations import small
 from tests.evaluations.subjects import spread
 
 ATTACK = "robust_ext:APGD(steps=2)"
 X = torch.rand(4, 1, 4, 4, generator=torch.Generator().manual_seed(0))
 LINF = ThreatModel(norm="linf", epsilon=0.1)
+torch.manual_seed(0)
 MODEL = nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
 KINDS = small.KINDS[:-1]
 
@@ -224,6 +230,23 @@ OF_OTHERS = [
     (lambda _: RunContext(command="demo"), "^command: got"),
     (lambda _: RunContext(repair="yes"), "^repair: got"),
     (lambda _: split(MODEL, X, layer="nowhere"), "layer: got 'nowhere'"),
+    (lambda _: proportion_interval(3, 2), "hits: got"),
+    (lambda _: proportion_interval(1, 2, confidence=1), "confidence: got"),
+    (lambda _: sequential_decision(1, 2, threshold=0), "threshold: got"),
+    (lambda _: robust_ext.MultiLabel((-1,)), "labels"),
+    (lambda _: as_detector(3, MODEL), "detector: got int, expected a Detector, a callable score"),
+    (lambda _: as_detector(nn.Flatten(0).train(), MODEL), "train mode, expected a score in eval mode"),
+    (lambda _: robust_ext.as_module("shelf:net(3)"), "key=3|did you mean|library"),
+    (lambda _: robust_ext.as_attack(lambda model, x: x), r"\(model, x, y\) -> x_adv"),
+    (lambda _: Transfer(surrogates={}), "surrogates: "),
+    (lambda _: Transfer(surrogates={"a": MODEL}, attacks=[3]), "attacks: "),
+    (lambda _: ProjectionsTraining(layers=["9"]).fit(MODEL, X), "names of layers, such as"),
+    (lambda _: Projections(["1", "1"], [torch.eye(2)] * 2, [torch.zeros(2)] * 2), "one or more different names"),
+    (lambda _: DiscriminatorTraining().fit(MODEL, X, LABELS[:3]), "labels"),
+    (lambda _: DiscriminatorTraining(batch_size=1), "batch_size: got 1"),
+    (lambda _: IMF(MODEL, nn.Identity(), doubtful=(0.3,)), "doubtful: got .*a pair"),
+    (lambda _: JPEGCompression(MODEL)(torch.rand(2, 5)), "images"),
+    (lambda _: RandomResizePad(MODEL, smallest=2.0), "largest"),
 ]  # fmt: skip
 
 
@@ -264,7 +287,7 @@ def test_a_failed_attack_on_a_defense_stands_beside_the_others():
     def fails(model, x, y):
         raise KeyError("attack")
 
-    result = evaluate("test_time", attack=[fails, ATTACK], draws=1, repeats=1)
+    result = evaluate("test_time", attack=[fails, ATTACK], draws=1, repeats=1, epsilon=1e-3)
     assert [entry["name"] for entry in result.content["refused"]] == ["fails"]
     with pytest.raises(AttackError, match="no attack was run"):
         evaluate("test_time", attack=fails, draws=1, repeats=1)

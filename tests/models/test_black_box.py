@@ -6,7 +6,6 @@ import torch
 
 from robust_ext import (
     AttackRefusedError,
-    InvalidArgumentError,
     ModelError,
     SplitError,
     ThreatModel,
@@ -77,13 +76,6 @@ def test_outputs_that_are_not_what_was_stated_are_refused(name):
     predict, settings, text = WRONG[name]
     with pytest.raises(ModelError, match=text):
         black_box(predict, **settings)(torch.rand(4, 3))
-
-
-def test_settings_are_checked():
-    with pytest.raises(InvalidArgumentError, match="returns: got 'scores'"):
-        black_box(logits, returns="scores")
-    with pytest.raises(InvalidArgumentError, match="classes: got None, expected the number of classes"):
-        black_box(labels, returns="labels")
 
 
 def test_a_function_that_changes_its_input_changes_a_copy(digits):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from robust_ext import BPDA, InvalidArgumentError
+from robust_ext import BPDA
 from robust_ext.core.random import seeded_globals
 from robust_ext.core.target import Counted, PassCounter
 from robust_ext.core.threat import ThreatModel
@@ -109,15 +109,3 @@ def test_one_image_is_alone_among_its_negatives():
     assert not module.batch_level
     torch.testing.assert_close(module(x), torch.cat([defense(torch.cat([row[None], held]))[:1] for row in x]))
     torch.testing.assert_close(module(x)[[1]], module(x[[1]]))
-
-
-def test_what_does_not_fit_is_refused():
-    x = data(4)
-    grouped = Centred(network(), steps=2, group_size=4)
-    for call in (
-        lambda: one_image(grouped, x),
-        lambda: one_image(one_image(grouped, x[1:]), x[1:]),
-        lambda: in_company(Descent(network()), x, LINF),
-    ):
-        with pytest.raises(InvalidArgumentError):
-            call()

@@ -4,12 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from robust_ext import AttackRefusedError, RobustExtError, ThreatModel, binarization_test, robust_accuracy
+from robust_ext import RobustExtError, ThreatModel, binarization_test, robust_accuracy
 from robust_ext.attacks.adapted import AdaptedAttack
 from robust_ext.attacks.apgd import APGD
-from robust_ext.attacks.running import run_attack
-from robust_ext.core.random import stream
-from robust_ext.core.target import Target
 from robust_ext.datasets.load import load_dataset
 from robust_ext.demo.network import digits_network
 from robust_ext.models.fitted_backward import fit_backward
@@ -70,12 +67,3 @@ def test_it_leads_through_comparisons(settings):
         model, attack, INPUTS[:8], ThreatModel(norm="linf", epsilon=0.1), depths=(1,), canaries=0
     )
     assert tested.score >= 0.95
-
-
-def test_what_cannot_be_fitted_is_refused():
-    target = Target(module=Coded().eval(), bounds=(0, 1), classes=10, input_shape=(1, 8, 8), device=INPUTS.device)
-    both = AdaptedAttack(attack=APGD(steps=2), bpda="codes,net", gradient_mode="fitted")
-    with pytest.raises(AttackRefusedError, match="one at a time"):
-        run_attack(both, target, INPUTS, LABELS, threat_model=LINF, generator=stream(0, "refused"))
-    with pytest.raises(AttackRefusedError, match="one tensor for another"):
-        fit_backward(nn.Identity(), nn.Linear(2, 2), INPUTS, threat_model=LINF, seed=0)

@@ -45,23 +45,6 @@ def test_a_name_has_the_same_weights_each_time_and_draws_nothing_of_others():
     assert torch.equal(torch.get_rng_state(), state)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("shelff:some/net-1.5", r"did you mean shelf\?"),
-        ("digits", "scope:name"),
-        ("shelf:", "scope:name"),
-        ("shelf:net(3)", r"a name for it, key=3"),
-        ("foolbox:resnet18", "foolbox has none by name"),
-        ("file.py:make", "library:name of an adapted library"),
-        ("C:\\nets\\net.py:make()", "library:name of an adapted library"),
-    ],
-)
-def test_what_names_no_model_is_refused(text, message):
-    with pytest.raises(InvalidArgumentError, match=message):
-        as_module(text)
-
-
 def test_a_library_may_have_models_only():
     assert adapters()["robust_ext"].list_models() == []
     assert Shelf().list_attacks() == []

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shlex
-import sys
 from itertools import pairwise
 from pathlib import Path
 from unittest.mock import Mock
@@ -17,9 +16,9 @@ import pytest
 
 from robust_ext import reports
 from robust_ext.core import finding_texts as findings
-from robust_ext.core.errors import DataError, InvalidArgumentError, MissingDependencyError
+from robust_ext.core.errors import DataError
 from robust_ext.engine.context import RunContext, run_context
-from robust_ext.reports import kinds, report_page, report_text, save
+from robust_ext.reports import report_page, report_text, save
 from tests.reports.mead_results import arms_of, make
 from tests.reports.pages import NASTY, Page, outline, svgs
 from tests.reports.results import (
@@ -202,32 +201,6 @@ def test_leaves_matplotlib_as_it_was():
         styled = report_page(result)
         assert dict(matplotlib.rcParams) == before
     assert styled == report_page(result), "the page does not follow the reader's own style"
-
-
-@pytest.mark.parametrize(
-    "result",
-    [
-        *({**make_result([]), "attacks": rows} for rows in ([], None)),
-        {"kind": "other", "attacks": [1]},
-        {},
-        make_result([make_attack("pgd")], verdict="great"),
-        make_robust_accuracy(),
-        *({"kind": "mead", "detectors": rows} for rows in ([], None)),
-    ],
-)
-def test_refuses_what_it_cannot_show(result, tmp_path):
-    for show in (report_text, report_page, lambda result: save(result, tmp_path / "run")):
-        with pytest.raises(InvalidArgumentError):
-            show(result)
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(("module", "named"), [("jinja2", "jinja2"), ("matplotlib.figure", "matplotlib")])
-def test_names_the_command_that_installs_what_is_missing(kind, monkeypatch, module, named):
-    monkeypatch.setitem(sys.modules, module, None)
-    monkeypatch.setattr(kinds, "template", kinds.template.__wrapped__)
-    with pytest.raises(MissingDependencyError, match=rf"{named}: pip install \"robust-ext\[cli\]\""):
-        report_page(KINDS[kind]("pgd"))
 
 
 def test_examples():

@@ -2,12 +2,11 @@
 
 import base64
 import io
-import sys
 
 import numpy as np
 import pytest
 
-from robust_ext.core.errors import InvalidArgumentError, MissingDependencyError
+from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.reports.pictures import panels
 from tests.reports.results import make_example
 
@@ -88,9 +87,3 @@ def test_images_are_known_by_their_shape_and_misfits_refused():
     for changes in ({"candidate": misfit}, {"clean": flat, "planted": misfit}, {"bounds": (1.0, 1.0)}):
         with pytest.raises(InvalidArgumentError, match=next(reversed(changes))):
             make_example(**changes)
-
-
-def test_names_the_command_that_installs_pillow(monkeypatch):
-    monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(MissingDependencyError, match=r"Pillow: pip install"):
-        panels(make_example())

@@ -101,20 +101,6 @@ def test_a_model_without_a_diagnosis_fails_all_the_same(given):
         assert_attack_passes(pair, lambda model, x, y: x, given[1], LINF, **SHORT)
 
 
-@pytest.mark.parametrize(
-    ("keywords", "words"),
-    [
-        ({"samples": 0}, "samples: got 0"),
-        ({"budget": 0}, "budget: got 0"),
-        ({"inconclusive": "maybe"}, "inconclusive: got 'maybe', expected one of 'fail', 'skip', 'pass'"),
-        ({"detector": None}, "detector: got an unknown setting"),
-    ],
-)
-def test_settings_are_refused(keywords, words, given):
-    with pytest.raises(robust_ext.InvalidArgumentError, match=words):
-        assert_attack_passes(*given[:1], "robust_ext:APGD", given[1], LINF, **keywords)
-
-
 def test_an_endless_attack_ends_in_time_and_what_was_done_counts(given):
     calls = []
 
@@ -207,25 +193,6 @@ def test_inconclusive_fails_unless_it_is_said_otherwise(ini, option, outcome, se
     done.assert_outcomes(**{outcome: 1})
     decided = "nothing decided" if ini.startswith("robust_ext_budget") and len(option) < 2 else "test score 1.00 of 4"
     done.stdout.fnmatch_lines([f"*: inconclusive: *{decided}*", "Verdicts: 1 inconclusive."])
-
-
-@pytest.mark.parametrize(
-    ("ini", "words"),
-    [
-        ("robust_ext_inconclusive = maybe", "robust_ext_inconclusive: got 'maybe', expected one of fail, skip, pass"),
-        ("robust_ext_budget = long", "robust_ext_budget: got 'long', expected seconds above 0"),
-    ],
-)
-def test_wrong_ini_values_are_errors_of_use(ini, words, session):
-    done = session("", ini=ini)
-    assert done.ret == pytest.ExitCode.USAGE_ERROR
-    done.stderr.fnmatch_lines([f"ERROR: {words}"])
-
-
-def test_a_marker_has_keywords_only(session):
-    done = session("@pytest.mark.attack_test(60)\ndef test_it(attack_test): pass")
-    done.assert_outcomes(errors=1)
-    done.stdout.fnmatch_lines(["*attack_test: got (60,), expected keywords, as in attack_test(budget=60)*"])
 
 
 def test_pytest_without_attack_tests_imports_nothing_of_it(pytester):

@@ -218,19 +218,6 @@ def test_the_class_runs_as_any_attack_and_can_be_watched():
         torch.testing.assert_close(-step.loss, (step.points - inputs).double().norm(dim=1), rtol=1e-5, atol=1e-6)
 
 
-def test_starts_that_do_not_fit_are_refused():
-    target, inputs, labels = problem()
-    cases = (
-        (r"starting_points: .*choose starts", {"starts": ()}),
-        (r"pool: .*choose other starts", {"starts": ("nearest",)}),
-        (r"pool: got shape \(3, 5\)", {"starts": ("nearest",), "pool": torch.zeros(3, 5)}),
-        ("starting_points", {"starting_points": inputs}),
-    )
-    for match, wrong in cases:
-        with pytest.raises(InvalidArgumentError, match=match):
-            attack(target, inputs, labels, **wrong)
-
-
 class RoundsByBatch(nn.Module):
     """A network whose first logit is rounded otherwise in batches of fewer than this many rows."""
 
