@@ -46,20 +46,6 @@ def test_sums_are_those_of_a_loop():
     assert scaling.parent_seconds(plan, UNIT)["calls"] == calls * UNIT["call_seconds"]
 
 
-def test_what_the_page_states():
-    own = scaling.parent_seconds(PLANTED, UNIT)
-    hours = scaling.worker_seconds(PLANTED) / 3600
-    assert 8 < hours < 10
-    assert own["records"] < 2 * 3600
-    assert own["disk"] < 0.05 * own["records"]
-    assert scaling.saturation(PLANTED, UNIT) > 100
-    assert scaling.saturation(ACCURACY, UNIT) < 10
-    assert scaling.saturation(ACCURACY, UNIT) < scaling.saturation(BARE, UNIT) < scaling.saturation(PLANTED, UNIT)
-    assert scaling.files(ACCURACY, UNIT)["array bytes"] > 1e12
-    assert scaling.parent_seconds(ACCURACY, UNIT)["candidates"] > 3600 * hours
-    assert 45 < ACCURACY.values / (3 * 32 * 32) < 50
-
-
 @pytest.mark.parametrize("name", ["samples", "attacks"])
 def test_nothing_grows_faster_than_the_work(name):
     for plan in scaling.PLANS:

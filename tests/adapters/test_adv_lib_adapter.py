@@ -1,9 +1,6 @@
-import functools
-
 import torch
 
 from robust_ext import ThreatModel, as_attack
-from robust_ext.attacks import CallableAttack
 from robust_ext.core.random import seeded_globals
 from tests.adapters import common
 from tests.adapters.common import conv_network, drawn_seed, predicted, require, uniform
@@ -37,12 +34,3 @@ def test_greek_settings_norms_and_penalties_can_be_written():
     by_hand = host(adv_lib.attacks.alma, **{"penalty": penalty, "num_steps": 5})
     assert torch.equal(run(attack, l2), by_hand)
     assert " at 0x" not in attack.description
-
-
-def test_functions_of_others_that_only_wrap_one_stay_plain_callables():
-    @functools.wraps(adv_lib.attacks.ddn)
-    def mine(model, x, y):
-        return x
-
-    assert mine.__module__.startswith("adv_lib")
-    assert isinstance(as_attack(mine), CallableAttack)

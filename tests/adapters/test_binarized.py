@@ -130,16 +130,3 @@ def test_preprocessing_and_bounds_are_kept(digits):
     features = binarized.planted_problems.features(torch.from_numpy(x))
     by_hand = digits_network()[:-1](torch.from_numpy((x - mean) / std))
     torch.testing.assert_close(features, by_hand, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("norm", "expected"), [(np.inf, "linf"), (np.float32(np.inf), "linf"), ("inf", "linf"), ("l2", "l2"), (2.0, "l2")]
-)
-def test_from_model_and_from_classifier_take_the_same_norms(norm, expected, digits):
-    plain = foolbox_model(digits_network())
-    in_foolbox = BinarizedPyTorchModel.from_model(plain, digits[:2], epsilon=0.3, norm=norm, inner_points=50)
-    in_art = BinarizedPyTorchClassifier.from_classifier(
-        classifier(), digits[:2].numpy(), eps=0.3, norm=norm, inner_points=50
-    )
-    for planted in (in_foolbox.planted_problems, in_art.planted_problems):
-        assert planted.settings.threat_model == ThreatModel(norm=expected, epsilon=0.3)

@@ -6,9 +6,8 @@ from importlib import import_module
 
 import pytest
 import torch
-from torch import nn
 
-from robust_ext import AttackError, InvalidArgumentError, ThreatModel, as_attack
+from robust_ext import InvalidArgumentError, ThreatModel, as_attack
 from robust_ext.core.errors import RobustExtWarning
 from robust_ext.registry.base import adapters
 from tests.adapters.common import LIBRARIES, cases, conv_network, predicted, run, uniform, usable
@@ -117,26 +116,6 @@ def test_what_cannot_be_built_is_explained(text, message):
     host(text.partition(":")[0])
     with pytest.raises(InvalidArgumentError, match=message):
         as_attack(text)
-
-
-class Broken(nn.Module):
-    def forward(self, x):
-        raise RuntimeError("no answer")
-
-
-@pytest.mark.parametrize(
-    ("text", "title", "norm"),
-    [
-        ("foolbox:FGSM", "Foolbox", "linf"),
-        ("art:FastGradientMethod", "ART", "linf"),
-        ("torchattacks:FGSM", "torchattacks", "linf"),
-        ("adv_lib:ddn", "adv-lib", "l2"),
-    ],
-)
-def test_errors_inside_name_the_attack(text, title, norm):
-    host(text.partition(":")[0])
-    with pytest.raises(AttackError, match=f"{text}: {title} raised RuntimeError: no answer"):
-        run(as_attack(text), Broken().eval(), X, Y, ThreatModel(norm=norm, epsilon=0.1))
 
 
 @pytest.mark.parametrize(

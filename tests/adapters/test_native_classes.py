@@ -170,21 +170,6 @@ def test_parameters_are_those_of_the_declaration(host, name):
         assert list(own)[-2:] == ["summary_writer", "verbose"]
 
 
-def test_classes_have_the_bases_distances_and_names_of_foolbox():
-    base = foolbox.attacks.base
-    for name, attack in CORE.items():
-        least = name in ("RayS", "CarliniWagnerLinf", "BoundarySearch", "LinearRegion")
-        for norm in attack.traits.norms if name != "SpatialTransformation" else ():
-            kind = class_of("foolbox", name, norm)
-            assert issubclass(kind, base.MinimizationAttack if least else base.FixedEpsilonAttack)
-            assert kind.distance is getattr(foolbox.distances, norm)
-    for name in ("L2RayS", "L2CarliniWagner", "L2CarliniWagnerLinf", "L1OrthogonalPGD"):
-        assert not hasattr(foolbox_attacks, f"{name}Attack")
-    assert foolbox_attacks.LinfAPGD is foolbox_attacks.LinfAutoProjectedGradientDescentAttack
-    own = inspect.signature(foolbox_attacks.LinfObjectivePGD).parameters
-    assert inspect.signature(foolbox.attacks.LinfPGD).parameters.keys() < own.keys()
-
-
 @settings_class
 class Shift(NativeAttack):
     """Adds a share of epsilon to every value.

@@ -98,14 +98,6 @@ def test_step_sizes_fit_epsilon(name, epsilon, alpha):
 
 
 @pytest.mark.parametrize(
-    ("classes", "given", "used"), [(4, "", 4), (10, "", 10), (12, "", 10), (12, "n_classes=12", 12)]
-)
-def test_class_counts_follow_the_target(classes, given, used):
-    attack = made(as_attack(f"torchattacks:APGDT({given})"), ThreatModel(norm="linf", epsilon=0.001), classes)
-    assert attack.n_target_classes == used - 1
-
-
-@pytest.mark.parametrize(
     ("name", "settings"),
     [
         ("APGD", {"rho": 0.5, "seed": 4, "norm": "L2", "loss": "dlr", "eot_iter": 2}),
@@ -146,13 +138,6 @@ def test_multi_attack_binds_its_parts_anew():
     assert attack.description == (
         "torchattacks MultiAttack(attacks=[torchattacks FGSM(eps=0.03), torchattacks PGD(eps=0.03, steps=3)])"
     )
-
-
-def test_multi_attack_takes_what_its_parts_need():
-    text = as_attack("torchattacks:MultiAttack(attacks=['APGDT(steps=2)', 'torchattacks:Square(n_queries=3)'])")
-    assert (text.traits.batching, text.traits.minimum_classes, text.traits.norms) == ("any", 4, ("linf", "l2"))
-    mixed = as_attack((torchattacks.MultiAttack, {"attacks": [torchattacks.PGD, (torchattacks.FAB, {"steps": 2})]}))
-    assert (mixed.traits.batching, mixed.traits.leaves_ball, mixed.traits.norms) == ("single", True, ("linf",))
 
 
 def test_classes_of_others_are_attacked_row_by_row():

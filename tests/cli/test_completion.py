@@ -33,10 +33,3 @@ def test_completion(line, monkeypatch):
     environment = {**os.environ, "_ROBUST_EXT_COMPLETE": "complete_bash"}
     done = CliRunner().invoke(cli.app, [], env=environment, prog_name="robust-ext")
     assert done.output.split() == CASES[line]
-
-
-def test_the_script_of_a_shell(monkeypatch):
-    # Otherwise the shell is looked for among the processes above, where there may be none.
-    monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
-    done = CliRunner().invoke(cli.app, ["--show-completion", "bash"], prog_name="robust-ext")
-    assert "_ROBUST_EXT_COMPLETE=complete_bash" in done.output

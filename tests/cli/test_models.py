@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from robust_ext.cli import app as cli
 from robust_ext.cli.models import load_model, load_weights
-from robust_ext.core.errors import DataError, InvalidArgumentError, RobustExtError
+from robust_ext.core.errors import InvalidArgumentError, RobustExtError
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
 from tests.libraries import library
@@ -114,29 +114,6 @@ def test_weights_of_a_network_fit_where_it_is_wrapped(tmp_path, monkeypatch, cap
     assert not model.training
 
 
-def test_weights_that_do_not_fit_name_the_prefix_by_which_most_do(tmp_path):
-    """Instead of 97 missing and 97 unexpected keys."""
-    library("torchvision")
-    network = load_model("torchvision:resnet18(num_classes=2)").model.module
-    state = {f"network.{name}": value for name, value in network.state_dict().items()}
-    state["other"] = state.pop("network.fc.bias")
-    torch.save(state, tmp_path / "w.pt")
-    with pytest.raises(DataError) as caught:
-        load_model("torchvision:resnet18(num_classes=2)", weights=str(tmp_path / "w.pt"))
-    text = str(caught.value)
-    assert f"without the prefix 'network.', {len(state) - 1} of its {len(state)} names are the model's" in text
-    assert "1 names missing (fc.bias) and 1 unexpected (other)" in text
-    save_file({"a": torch.zeros(1), "b.c": torch.zeros(1)}, tmp_path / "no.safetensors")
-    with pytest.raises(
-        DataError, match=r"names missing \(0.bias, 0.weight, 2.bias, ...\) and 2 unexpected \(a, b.c\); ren"
-    ):
-        load_model("digits", weights=str(tmp_path / "no.safetensors"))
-    shapes = {name: value[:1] for name, value in STATE.items()}
-    save_file({name: value.contiguous() for name, value in shapes.items()}, tmp_path / "shapes.safetensors")
-    with pytest.raises(DataError, match="size mismatch"):
-        load_model("digits", weights=str(tmp_path / "shapes.safetensors"))
-
-
 def test_weights_of_a_model_by_name_are_those_of_its_library(tmp_path, caplog):
     """A state dict of timm's own network, without a prefix, goes into the module with the normalisation."""
     timm = library("timm")
@@ -147,11 +124,3 @@ def test_weights_of_a_model_by_name_are_those_of_its_library(tmp_path, caplog):
     x = torch.rand(2, 3, 16, 16)
     torch.testing.assert_close(model(x), network((x - 0.5) / 0.5))
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
-
-
-def test_a_model_of_another_kind_takes_no_weights_and_no_normalisation(tmp_path):
-    (tmp_path / "own.py").write_text("class Own:\n    bounds = (0, 1)\nown = Own()\n")
-    for option in ({"weights": "w.pt"}, {"mean": [0.5], "std": [0.5]}):
-        with pytest.raises(InvalidArgumentError, match=f"--{next(iter(option))}: .* not a torch module"):
-            load_model(f"{tmp_path / 'own.py'}:own", **option)
-    assert not isinstance(load_model(f"{tmp_path / 'own.py'}:own").model, nn.Module)

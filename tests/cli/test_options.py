@@ -2,7 +2,6 @@
 
 import importlib
 import re
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -171,15 +170,6 @@ def test_every_option_is_in_a_test_here(command):
     panels = [title for title in re.findall("─ ([A-Z][a-z ,]+) ─", full) if title != "Options"]
     assert panels == [title for title in map(panel_title, PANELS) if title in panels]
     assert {"Model", "Data", "Attack", "Run"} <= set(panels)
-
-
-def test_the_options_of_a_panel_fit_on_a_screen():
-    """Forty-nine options in one panel were a page nobody read."""
-    short, full = (help_of("binarization", words, columns="80") for words in ("--help", "--help-all"))
-    sizes = [len(re.findall(r"^│ [* ]? ? ? ?--[a-zC]", panel, re.MULTILINE)) for panel in full.split("╭─")]
-    assert sum(sizes) > 45
-    assert max(sizes) <= 10
-    assert len(short.splitlines()) < 0.6 * len(full.splitlines())
 
 
 def help_of(command, words, columns="200"):
@@ -351,19 +341,6 @@ def test_workers(command, invoke, files):
         invoke(command, "--repair")
     with pytest.raises(InvalidArgumentError, match="executor: got cluster, expected local, local:N, dask"):
         invoke(command, "--executor", "cluster")
-
-
-def test_demo_and_attacks(monkeypatch, tmp_path):
-    called = []
-    saved = SimpleNamespace(save=called.append)
-    monkeypatch.setattr("robust_ext.cli.others.run_demo", lambda **keywords: called.append(keywords) or saved)
-    arguments = ["demo", "--samples", "3", "--seed", "4", "--no-progress", "--out", str(tmp_path)]
-    assert CliRunner().invoke(cli.app, arguments).exit_code == 0
-    assert called == [{"samples": 3, "seed": 4, "progress": False}, Path(tmp_path)]
-    names = [[parameter.name for parameter in GROUP.commands[command].params] for command in ("demo", "attacks")]
-    assert sorted(names[0]) == ["out", "progress", "samples", "seed"]
-    # The other command's options are those that tests/cli/test_cli.py runs it with.
-    assert set(names[1]) == {"matrix", "library", "json_file", "markdown", "seed", "progress", "executor", "jobs"}
 
 
 def test_workers_of_other_commands(monkeypatch):

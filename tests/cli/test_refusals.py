@@ -1,13 +1,11 @@
 """What cannot be evaluated ends with status 2 and a line that says why; status 0 stands for a result."""
 
-import logging
 import subprocess
 import sys
 
 import pytest
 
 from robust_ext.cli import app as cli
-from robust_ext.core.errors import InvalidArgumentError
 
 FOREIGN = """
 import sys
@@ -151,20 +149,6 @@ def test_an_error_that_nobody_raised_on_purpose(main, monkeypatch):
     assert status == 1
     assert err.startswith("error: unexpected KeyError: 'inside\\x1b[31m'; robust-ext --verbose shows where")
     assert "Traceback" not in err
-
-
-@pytest.mark.parametrize(("options", "times"), [((), 1), (("--verbose",), 2)])
-def test_a_warning_of_each_block_is_shown_once(options, times, main, monkeypatch, caplog):
-    def warning(*_, **__):
-        for count in (3, 3, 4):
-            logging.getLogger("robust_ext.attacks").warning("%d of 4 rows", count)
-        raise InvalidArgumentError("steps", "got 3", "more")
-
-    monkeypatch.setattr("robust_ext.cli.evaluations.robust_accuracy", warning)
-    monkeypatch.setattr(logging.root, "handlers", [])
-    caplog.set_level(logging.WARNING)  # ``--verbose`` changes it for the process; it is put back after the test
-    _, _, err = main(*options, *ACCURACY, *MODEL)
-    assert (err.count("3 of 4 rows"), err.count("4 of 4 rows")) == (times, 1)
 
 
 @pytest.mark.exhaustive

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from robust_ext.core.errors import InvalidArgumentError
-from robust_ext.core.settings import Settings, declared, setting, settings_class, trial_settings
+from robust_ext.core.settings import Settings, setting, settings_class
 
 
 def even(value):
@@ -35,15 +35,6 @@ class Search(Settings):
     names: Sequence[str] = setting(default=("ce",), help="Of losses.", choices=("ce", "margin"))
     pairs: int = setting(default=2, help="Of points.", check=even)
     anything: object = setting(default=None, help="Left as it is.")
-
-
-@settings_class
-class Longer(Search):
-    """Looks longer."""
-
-    steps: int = setting(default=50)
-    rate: float = setting(default=0.25, trial=0.9)
-    depth: int = setting(default=0, help="Of the search.")
 
 
 @pytest.mark.parametrize(
@@ -94,20 +85,3 @@ def test_the_description_holds_every_setting_and_no_address():
     assert Search(anything=even).description.endswith(f"anything={__name__}.even)")
     assert "0x" not in Search(anything=torch.nn.Identity()).description
     assert Search(anything=Search(steps=4)).description.endswith(f"anything={Search(steps=4).description})")
-
-
-def test_the_docstring_has_the_arguments_before_the_example():
-    text = Search.__doc__ or ""
-    assert text.startswith("Looks for something.\n\n    Args:\n        steps: Steps taken.\n        rate: Of change.\n")
-    assert text.index("anything: Left as it is.") < text.index("Example:") < text.index(">>> 1 + 1")
-    assert max(map(len, text.split("\n"))) <= 120
-
-
-def test_a_setting_declared_again_without_words_is_otherwise_that_of_the_base():
-    assert list(declared(Longer)) == [*declared(Search), "depth"]
-    assert declared(Longer)["steps"] == declared(Search)["steps"]
-    assert (Longer().steps, Longer().rate, Search().rate) == (50, 0.25, 0.5)
-    assert trial_settings(Longer) == {"steps": 3, "rate": 0.9}
-    assert "steps: Steps taken." in (Longer.__doc__ or "")
-    with pytest.raises(InvalidArgumentError, match=r"rate: got 1, expected a finite number in \(0, 1\)"):
-        Longer(rate=1)

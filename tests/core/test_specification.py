@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from robust_ext.core.errors import DataError, InvalidArgumentError
+from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.objects import resolve_object
 from robust_ext.core.specification import check_keywords, parse_call
 
@@ -97,19 +97,6 @@ def test_edited_files_and_modules_of_the_current_folder_are_found(tmp_path, monk
 def test_what_cannot_be_loaded_is_explained(text, expected):
     with pytest.raises(InvalidArgumentError, match=f"(?s)^--model: got .*{re.escape(expected)}"):
         resolve_object(text, argument="--model")
-
-
-def test_calls_that_fail_are_explained(tmp_path):
-    file = tmp_path / "mine.py"
-    file.write_text("VALUE = 1\ndef make(*, depth, width=1):\n    raise KeyError('inside')\n")
-    for call, error, message in (
-        ("make(depth=3)", DataError, "KeyError: 'inside'"),
-        ("make(dept=3)", InvalidArgumentError, r"one of: depth, width; did you mean depth\?"),
-        ("make()", InvalidArgumentError, r"expected make\(depth=\.\.\., \.\.\.\)"),
-        ("VALUE()", InvalidArgumentError, "no parentheses"),
-    ):
-        with pytest.raises(error, match=message):
-            resolve_object(f"{file}:{call}")
 
 
 def test_hidden_parameters_are_neither_needed_nor_accepted():

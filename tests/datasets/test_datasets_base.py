@@ -53,22 +53,6 @@ def test_take_leaves_the_dataset_alone():
         data.images[0] = 0
 
 
-INDICES = [3, [-1], [20], [0.5], [[0]], [True, False], "01", [[1], [2, 3]], None, torch.tensor(1)]
-BOUNDS = [(1, 0), (0, 0), (0, float("nan")), 1, (0, 1, 2), ("0", "1")]
-CHOICES = [("count", -1), ("count", 2.5), ("seed", -1), ("seed", "x"), ("order", "last")]
-
-
-@pytest.mark.parametrize(
-    ("argument", "value"),
-    [*(("indices", value) for value in INDICES), *(("bounds", value) for value in BOUNDS), *CHOICES],
-)
-def test_other_arguments_are_refused(argument, value):
-    taken = argument in ("indices", "bounds")
-    method, given = (Dataset.take, {"indices": [0]}) if taken else (Dataset.choose, {"count": 3, "seed": 0})
-    with pytest.raises(InvalidArgumentError, match=argument):
-        method(make(), **{**given, argument: value})
-
-
 def test_a_smaller_choice_begins_a_larger_one():
     data = make()
     whole = data.choose(20, seed=7)
@@ -89,21 +73,3 @@ def test_no_images_at_all():
     for some, shape in ((data, (0, 1, 2, 2)), (make(), (0, 3, 2, 2))):
         inputs, taken = some.take([])
         assert (inputs.shape, taken.shape) == (shape, (0,))
-
-
-SHAPES = [np.zeros(shape, np.uint8) for shape in ((3, 2, 2), (3, 1, 0, 2))]
-VALUES = [np.full((3, 1, 2, 2), value, np.float32) for value in (1.5, -0.1, np.nan)]
-WRONG = {
-    "name": [""],
-    "images": [[[1]], np.zeros((3, 1, 2, 2)), *SHAPES, *VALUES],
-    "labels": [[0, 1, 0], *map(np.zeros, (2, (3, 1)), (int, int)), np.zeros(3), *np.array([[0, 1, 2], [0, 1, -1]])],
-    "class_names": ["ab", (1, 2)],
-}
-
-
-@pytest.mark.parametrize(("field", "value"), [(field, value) for field, values in WRONG.items() for value in values])
-def test_construction_names_the_wrong_field(field, value):
-    fields = {"name": "toy", "images": np.zeros((3, 1, 2, 2), np.uint8)}
-    fields |= {"labels": np.zeros(3, int), "class_names": ("a", "b")}
-    with pytest.raises(InvalidArgumentError, match=f"^{field}: "):
-        Dataset(**{**fields, field: value})

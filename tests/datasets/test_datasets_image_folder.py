@@ -54,17 +54,6 @@ def test_grey_images_stay_grey_unless_mixed(tmp_path):
     np.testing.assert_array_equal(data.images[1], colour.transpose(2, 0, 1))
 
 
-@pytest.mark.parametrize("mode", ["1", "LA", "P", "RGBA", "CMYK", "transparent"])
-def test_other_modes(tmp_path, mode):
-    (tmp_path / "a").mkdir()
-    image = Image.new("RGB", (5, 6), (255, 255, 255)).convert("P" if mode == "transparent" else mode)
-    options = {"transparency": bytes([10, 20])} if mode == "transparent" else {}
-    image.save(tmp_path / "a" / ("0.tiff" if mode == "CMYK" else "0.png"), **options)
-    images = load_dataset(str(tmp_path)).images
-    assert images.shape == (1, 1 if mode in ("1", "LA") else 3, 6, 5)
-    assert images.min() == 255
-
-
 def test_splits(tmp_path):
     for split, value in (("train", 1), ("test", 2)):
         write(tmp_path / split / "a" / "0.png", np.full((4, 4), value, np.uint8))
@@ -74,24 +63,6 @@ def test_splits(tmp_path):
     assert load_dataset(str(tmp_path / "test"), split="train").images.max() == 2
 
 
-def test_missing_split_and_class_called_as_a_split(tmp_path):
-    for file in ("missing/val/a/0.png", "cars/train/0.png", "cars/car/0.png"):
-        write(tmp_path / file, pixels(1))
-    missing = tmp_path / "missing"
-    parts = ["got folders val, expected a folder test; ", f"name the folder itself: {missing / 'val'}"]
-    check_refused(parts, missing)
-    assert load_dataset(str(tmp_path / "cars")).class_names == ("car", "train")
-
-
-def test_other_files_are_left_out(tmp_path):
-    write(tmp_path / "a" / "0.png", pixels(1))
-    for name in ("a/notes.txt", "a/.hidden.png", ".cache/0.png", "readme.md"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text("no image")
-    (tmp_path / "a" / "folder.png").mkdir()
-    assert len(load_dataset("a/..", root=tmp_path)) == 1
-
-
 def test_other_sizes_and_depths(tmp_path):
     write(tmp_path / "a" / "0.png", pixels(1))
     write(tmp_path / "b" / "1.png", pixels(1, size=(6, 7)))
@@ -99,16 +70,6 @@ def test_other_sizes_and_depths(tmp_path):
     check_refused([f"{second}: got 7 x 6 pixels, expected 5 x 6 as in {first}; resize"], tmp_path)
     write(first, np.full((4, 4), 40_000, np.uint16))
     check_refused(["0.png: got pixels of mode I;16, expected 8 bits"], tmp_path)
-
-
-@pytest.mark.parametrize("name", ["nothing", "file", "empty class"])
-def test_folders_without_images(tmp_path, name):
-    if name == "file":
-        write(tmp_path / "0.png", pixels(1))
-    if name == "empty class":
-        write(tmp_path / "a" / "0.png", pixels(1))
-        (tmp_path / "b").mkdir()
-    check_refused(["no images in it" if name == "empty class" else "FOLDER/CLASS/IMAGE.png"], tmp_path)
 
 
 def pcx():

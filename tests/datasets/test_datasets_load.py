@@ -8,7 +8,6 @@ from PIL import Image
 
 from robust_ext.core.errors import MissingDependencyError
 from robust_ext.datasets import load_dataset
-from tests.datasets.files import check_refused
 
 
 def save(path, *, value=7):
@@ -50,18 +49,3 @@ def test_working_directory_comes_before_root(monkeypatch, tmp_path):
     save(tmp_path / "data.npz", value=2)
     assert load_dataset("data.npz", root=tmp_path / "root").images.max() == 2
     assert load_dataset(str(tmp_path / "root" / "data.npz")).images.max() == 1
-
-
-def test_missing_path_names_where_it_was_looked_for(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "root").mkdir()
-    parts = (tmp_path / "mnits", "root/mnits", "digits, mnist, fashion-mnist, cifar10, cifar100", ".npz")
-    check_refused(parts, "mnits", root="root")
-
-
-def test_files_that_cannot_be_loaded(tmp_path):
-    (tmp_path / "data.csv").write_text("1,2")
-    check_refused(["data.csv: got a file ending in '.csv'", "numpy.savez"], "data.csv", root=tmp_path)
-    check_refused(["no folder at ", "nowhere"], "mnist", root=tmp_path / "nowhere")
-    # The system itself refuses the path.
-    check_refused(["check path and permissions"], "x" * 5000)

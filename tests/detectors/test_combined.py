@@ -1,12 +1,10 @@
 """Several detectors as one: against numpy, one forward pass, gradients, files, and what is refused."""
 
-import math
-
 import numpy as np
 import pytest
 import torch
 
-from robust_ext.core.errors import DataError, ModelError
+from robust_ext.core.errors import ModelError
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
 from robust_ext.detectors import Detector, FeatureSqueezingDetector, MagNetDetector, ScoreDetector
@@ -188,22 +186,3 @@ def test_saving_and_loading(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
     assert detector_digest(detector) == detector_digest(again)
     assert detector_digest(detector) != detector_digest(inner)
-
-
-def test_files_that_cannot_be_read_are_named(tmp_path):
-    classifier = network()
-    detector = ready(classifier, three(classifier), data(30))
-    path = tmp_path / "combined.safetensors"
-    detector.save(path)
-    assert CombinedDetector.load(path, classifier, kinds=[Unit]).threshold.isnan()
-    with pytest.raises(DataError, match=r"combined.safetensors: member 0, Unit, .*give it in kinds"):
-        CombinedDetector.load(path, classifier)
-    with pytest.raises(DataError, match="holds CombinedDetector, expected Unit"):
-        Unit.load(path, classifier)
-    Unit(classifier).save(tmp_path / "unit")
-    with pytest.raises(DataError, match="holds Unit, expected CombinedDetector"):
-        CombinedDetector.load(tmp_path / "unit", classifier)
-    with pytest.raises(ModelError, match="no file can hold"):
-        CombinedDetector(classifier, [ScoreDetector(classifier, lambda x: x.flatten(1).sum(1))]).save(tmp_path / "code")
-    assert not (tmp_path / "code").exists()
-    assert math.isnan(float(detector.threshold))

@@ -9,9 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import softmax
-from torch import nn
 
-from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.detectors._features.squeezers import (
     BitDepth,
     Median,
@@ -187,32 +185,6 @@ def test_rounding_is_passed_straight_through(named):
     first, second = torch.autograd.grad(distance, [before, after])
     torch.testing.assert_close(gradients, [first + second, first])
     assert float(second.abs().max()) > 1e-3
-
-
-def test_squeezers_of_ones_own():
-    class Shaky(nn.Module):
-        random = True
-        differentiable = False
-
-        def __init__(self):
-            super().__init__()
-            self.register_buffer("level", torch.ones(()))
-
-        def forward(self, x):
-            return x + self.level * torch.rand(())
-
-    classifier, x = network(), images(3, 1, 8, 8)
-    with pytest.raises(InvalidArgumentError, match="squeezers: got Shaky in train mode"):
-        FeatureSqueezingDetector(classifier, squeezers=[Shaky()])
-    detector = FeatureSqueezingDetector(classifier, squeezers=[Shaky().eval(), Median(size=2)])
-    assert detector.random
-    assert not torch.equal(detector.score(x), detector.score(x))
-    assert detector.double().squeezers[0].level.dtype == torch.float64
-    with pytest.raises(ModelError, match=r"no file can hold your squeezers \(Shaky\(\)\)"):
-        detector.save("nowhere")
-    for wrong in (lambda x: x[:1], lambda x: x.double().numpy(), lambda x: x.half()):
-        with pytest.raises(ModelError, match=r"squeezer .* returned .* expected torch\.float32 \(3, 1, 8, 8\)"):
-            FeatureSqueezingDetector(network(), squeezers=[wrong]).score(x)
 
 
 def test_squeezers_keep_their_own_bounds():

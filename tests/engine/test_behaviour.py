@@ -9,7 +9,7 @@ from torch import nn
 
 from robust_ext.defenses import HedgeDefense
 from robust_ext.demo.network import digits_network
-from robust_ext.engine.copies import PROBES, behaviour, compare_behaviour, differences
+from robust_ext.engine.copies import PROBES, behaviour, compare_behaviour
 from robust_ext.models.adaptive import AdaptiveDefense
 from robust_ext.models.eot import EoT
 from robust_ext.models.rows import Solution
@@ -128,50 +128,6 @@ def test_networks_that_are_not_made_for_such_inputs():
     assert compare_behaviour(raising, of(nn.Linear(3, 2))) is None
     assert "raised RuntimeError before" in compare_behaviour(raising, of(digits_network()))
     assert "another number of values" in compare_behaviour(of(Counting(2)), of(Counting(3)))
-
-
-FOUND = {"device": "cpu", "random": False, "values": [[1.0, 2.0]] * 4}
-MOVED = {**FOUND, "values": [[1.0, 2.0]] * 3 + [[1.0, 2.5]]}
-NEAR = {**FOUND, "values": [[1.0 + 1e-6, 2.0]] * 4}
-BEHAVES = "behaves differently on 1 of 4 probe inputs (largest difference 0.5)"
-CODE = {"a.py": "1", "b.py": "2", "a.py.f": "1", "a.STEPS": "1", "values": "3"}
-MANY = [{f"{n}.py": value for n in range(9)} for value in "12"]
-DIFFERENCES = [
-    ({"a": 1, "b": [2]}, {"b": [2], "a": 1}, []),
-    ({"epsilon": 0.1}, {"epsilon": 0.2}, ["epsilon: 0.1 there, 0.2 now"]),
-    ({"old": 1}, {"new": "x" * 90}, ["old: 1 there, None now", "new: None there, '" + "x" * 56 + "... now"]),
-    ({"model": "ab"}, {"model": "cd"}, ["model: other weights, buffers or attributes"]),
-    ({"inputs": "ab"}, {"inputs": "cd"}, ["inputs: other samples"]),
-    ({"model_code": CODE}, {"model_code": CODE}, []),
-    # What a file holds is named by the file alone, and values where nothing else tells which.
-    ({"model_code": CODE}, {"model_code": {**CODE, "a.py": "0", "a.py.f": "2"}}, ["model code: changed (a.py)"]),
-    ({"model_code": {"b.py": "2"}}, {"model_code": {"c.py": "2"}}, ["model code: changed (b.py is gone, c.py is new)"]),
-    ({"attack_code": CODE}, {"attack_code": {**CODE, "values": "4"}}, ["attack code: changed (values)"]),
-    (
-        {"attack_code": CODE},
-        {"attack_code": {**CODE, "a.STEPS": "2", "values": "4"}},
-        ["attack code: changed (a.STEPS)"],
-    ),
-    (
-        {"attack_code": {"one": {"a.py": "1"}, "two": {"a.py": "1"}}},
-        {"attack_code": {"one": {"a.py": "1"}, "two": {"a.py": "2"}}},
-        ["attack two code: changed (a.py)"],
-    ),
-    ({"model_code": MANY[0]}, {"model_code": MANY[1]}, ["model code: changed (0.py, 1.py, 2.py, 3.py and 5 more)"]),
-    ({}, {"model_code": {"a.py": "1"}}, ["model code: begun by a version that did not keep it"]),
-    ({"model_behaviour": FOUND}, {"model_behaviour": MOVED}, [f"model: {BEHAVES}"]),
-    ({"model_behaviour": FOUND}, {"model_behaviour": NEAR}, []),
-    (
-        {"surrogate_behaviour": {"old": FOUND, "new": FOUND}},
-        {"surrogate_behaviour": {"old": FOUND, "new": MOVED}},
-        [f"surrogate new: {BEHAVES}"],
-    ),
-]
-
-
-@pytest.mark.parametrize(("earlier", "now", "expected"), DIFFERENCES)
-def test_differences_in_words(earlier, now, expected):
-    assert differences(earlier, now) == expected
 
 
 @pytest.mark.parametrize(

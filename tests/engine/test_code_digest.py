@@ -24,8 +24,8 @@ from robust_ext.demo.network import digits_network
 from robust_ext.engine import code_digest as code_digest_module
 from robust_ext.engine import identity
 from robust_ext.engine.code_digest import attack_code, code_digest, module_code, text_code
-from robust_ext.engine.identity import describe, model_digest
-from tests.evaluations.subjects import Unsure, spread
+from robust_ext.engine.identity import model_digest
+from tests.evaluations.subjects import spread
 
 SCRIPT = (
     """
@@ -371,18 +371,6 @@ def test_text_that_names_code(tmp_path, monkeypatch):
             text_code(text)
 
 
-def test_attacks_are_described_by_their_files_whatever_these_are_loaded_as(tmp_path):
-    text = "import functools\n\ndef attack(model, x, y, k=1):\n    return x\n\nmade = functools.partial(attack, k=2)\n"
-    texts = []
-    for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "mine.py").write_text(text)
-        attacks = [as_attack(f"{tmp_path}/{name}/mine.py:{one}") for one in ("attack", "made")]
-        texts += [(describe(one), attack_code(one)) for one in attacks]
-    assert texts[:2] == texts[2:]
-    assert [text for text, _ in texts[:2]] == ["mine.py.attack", "mine.py.attack(k=2)"]
-
-
 DIGESTS = ("model_digest", "module_code", "attack_code", "object_code", "text_code", "code_digest")
 LINF = ThreatModel(norm="linf", epsilon=0.1)
 QUICK = "robust_ext:APGD(steps=1)"
@@ -417,11 +405,3 @@ def test_digests_are_computed_for_a_run_folder_only(name, tmp_path, monkeypatch)
     assert calls == []
     EVALUATIONS[name](model, x, y, out=tmp_path / "run")
     assert {"model_digest", "module_code", "attack_code"} <= set(calls)
-
-
-def test_detectors_without_a_run_folder_keep_their_own_scores(tmp_path):
-    model, x = digits_network(), torch.rand(6, 1, 8, 8, generator=torch.Generator().manual_seed(0))
-    given, both = (model, [QUICK], x, model(x).argmax(1), LINF), {"spread": spread, "unsure": Unsure}
-    results = [robust_ext.mead(*given, detectors=both, out=out) for out in (None, tmp_path / "run")]
-    scores = [[{**one, "seconds": 0} for one in result.content["detectors"]] for result in results]
-    assert scores[0] == scores[1]

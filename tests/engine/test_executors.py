@@ -7,9 +7,8 @@ import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor, as_completed
+from concurrent.futures import BrokenExecutor, Executor, as_completed
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -135,22 +134,6 @@ def test_workers_end_with_a_process_that_is_killed(tmp_path):
     assert done.returncode == -9
     assert int(threads) == cores()
     assert gone(int(pid))
-
-
-def test_what_workers_are_counted_as():
-    dask = SimpleNamespace(ncores=lambda: {"tcp://a": 1, "tcp://b": 1})
-    for executor, expected in (
-        (make_executor("local", workers=3)(), 3),
-        (make_executor("local", devices=["cpu", "cpu"])(), 2),
-        (make_executor("local")(), cores()),
-        (ProcessPoolExecutor(4), 4),
-        # Those that others write.
-        (SimpleNamespace(max_workers=5), 5),
-        (SimpleNamespace(num_workers=0), 1),
-        (SimpleNamespace(_client=dask), 2),
-        (SimpleNamespace(), cores()),
-    ):
-        assert workers_of(executor) == expected
 
 
 REFUSED = {

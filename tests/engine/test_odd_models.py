@@ -12,7 +12,6 @@ from torch.ao.quantization import quantize_fx
 from robust_ext import AdaptedAttack, ThreatModel, binarization_test, diagnose, robust_accuracy
 from robust_ext.attacks.apgd import APGD
 from robust_ext.core.errors import AttackError, RobustExtError
-from robust_ext.engine import classifiers
 from robust_ext.engine.isolation.messages import Unpickler, pickled
 from robust_ext.evaluations.causes.probes import probe_model
 from robust_ext.models.forms import float_twin
@@ -140,14 +139,6 @@ robust_accuracy(Leaving(4, 3).eval(), "robust_ext:APGD(steps=1)", torch.rand(2, 
     assert "ModelError" in done.stderr.splitlines()[-1]
 
 
-def test_an_error_without_words_shows_the_line_that_raised_it():
-    def attack(model, x, y):
-        raise AssertionError
-
-    with pytest.raises(AttackError, match=r"at `raise AssertionError` .test_odd_models"):
-        robust_accuracy(Applied(lambda logits, x: logits).eval(), attack, X, Y, LINF)
-
-
 class Recurrent(nn.Module):
     def __init__(self):
         super().__init__()
@@ -161,21 +152,6 @@ class Recurrent(nn.Module):
 def test_recurrent_layers_in_eval_mode_have_gradients_on_a_gpu():
     result = robust_accuracy(Recurrent().eval(), "robust_ext:APGD(steps=2)", X, Y, LINF, device="cuda")
     assert result.content["samples"] == len(X)
-
-
-def test_cudnn_is_off_inside_them_alone(monkeypatch):
-    seen = []
-    model = Recurrent().eval()
-    assert classifiers.as_classifier(model, X) is model
-    monkeypatch.setattr(classifiers, "_on_cuda", lambda module: True)
-    model.cells.register_forward_hook(lambda *_: seen.append(torch.backends.cudnn.enabled))
-    wrapped = classifiers.as_classifier(model, X)
-    torch.autograd.grad(wrapped(X.clone().requires_grad_()).sum(), wrapped.module.head.weight)
-    assert seen
-    assert not any(seen)
-    assert torch.backends.cudnn.enabled
-    plain = nn.Sequential(nn.Flatten(), nn.Linear(64, 3)).eval()
-    assert classifiers.as_classifier(plain, X) is plain
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")

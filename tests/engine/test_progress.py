@@ -75,16 +75,6 @@ def test_the_time_that_is_left_is_that_of_what_was_done_here(clock, stream):
         assert bar.words().endswith(" 1,235 rows forward, 5 back")
 
 
-def test_work_inside_other_work_is_a_part_of_its_line(clock, stream):
-    with showing("case studies", shown=True, total=4) as outer:
-        outer.phase("k-winners: weak recipe")
-        with showing("binarization", shown=False, total=8, unit="sample") as bar:
-            work(clock, 6, "random attack", 10)
-            shown = "k-winners: weak recipe | binarization: 0 of 8 samples [6 s] random"
-            assert bar.line().startswith("case studies: 0 of 4 steps [6 s] " + shown)
-    assert "random attack" in stream.getvalue()
-
-
 def test_nothing_is_shown_or_watched_where_it_is_not_wanted(stream):
     with showing("anything", shown=False) as bar:
         assert bar is None

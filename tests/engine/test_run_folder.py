@@ -164,16 +164,6 @@ def test_links_and_pipes_are_refused_and_not_waited_for(tmp_path, name, kind):
     assert outside.read_bytes() == before
 
 
-def test_values_are_kept_as_json_has_them(tmp_path):
-    value = {"value": [1, 2.5, None, "a"], "pair": (1, 2)}
-    expected = {**value, "pair": [1, 2]}
-    with opened(tmp_path) as folder:
-        assert folder.set_value("once", value) == folder.values["once"] == expected
-        with pytest.raises(ValueError, match="not JSON compliant"):
-            folder.set_value("failed", float("nan"))
-    assert SavedRun(tmp_path).values == {"once": expected}
-
-
 def test_nothing_is_written_outside_the_folder(tmp_path, monkeypatch):
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
@@ -224,20 +214,6 @@ def test_a_write_that_failed_can_be_repeated_at_once(tmp_path):
             folder.append([record(1, "x" * 30), record(2, "x" * 200)], {"block": 1})
         folder.append([record(1)], {"block": 1})
         assert SavedRun(tmp_path).records() == folder.records() == [record(0), record(1)]
-
-
-def test_a_folder_that_vanishes_is_an_error(tmp_path):
-    path = tmp_path / "run"
-    with opened(path) as folder:
-        folder.append([record(0)], {"block": 0})
-        shutil.rmtree(path)
-        for write in (
-            lambda: folder.append([record(1)], {"block": 1}),
-            lambda: folder.save("arrays", values=np.zeros(3)),
-        ):
-            with pytest.raises(RunFolderError, match=r"run/.*cannot be written \(No such file or directory\)"):
-                write()
-    assert not path.exists()
 
 
 def test_two_writers_never_mix_lines(tmp_path, monkeypatch):

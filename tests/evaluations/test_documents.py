@@ -1,6 +1,5 @@
 """The pages of docs name what results hold."""
 
-import dataclasses
 import re
 from pathlib import Path
 
@@ -9,12 +8,7 @@ import torch
 from torch import nn
 
 from robust_ext import ThreatModel, diagnose, evaluate_defense, mead, robust_accuracy
-from robust_ext.evaluations.adaptive.settings import AdaptiveSettings
-from robust_ext.evaluations.binarization.settings import BinarizationSettings
-from robust_ext.evaluations.diagnosis.settings import DiagnosisSettings
-from robust_ext.evaluations.mead.settings import MeadSettings
 from robust_ext.evaluations.result import EvaluationResult
-from robust_ext.evaluations.robust_accuracy.settings import RobustAccuracySettings
 
 DOCS = Path(__file__).parents[2] / "docs"
 LINF = ThreatModel(norm="linf", epsilon=0.1)
@@ -81,14 +75,6 @@ def test_the_columns_of_results():
         (line,) = re.findall(rf"^\| `{cls.__name__}` \|[^|]*\|(.*)\|$", page, re.MULTILINE)
         assert re.findall(r"`(\w+)`", line) == list(cls.columns)
         assert {*cls.keys, *cls.shown, cls.value} <= {*cls.columns}
-
-
-@pytest.mark.parametrize(
-    "settings", [AdaptiveSettings, BinarizationSettings, DiagnosisSettings, MeadSettings, RobustAccuracySettings]
-)
-def test_each_default_has_its_case_or_none(settings):
-    page = (DOCS / "evidence" / "defaults.md").read_text(encoding="utf-8")
-    assert {field.name for field in dataclasses.fields(settings)} <= names(page)
 
 
 def test_theory_names_files_that_exist():

@@ -9,7 +9,6 @@ import torch
 from robust_ext import ThreatModel
 from robust_ext.attacks.apgd import APGD
 from robust_ext.core.devices import tolerance_of
-from robust_ext.core.errors import RobustExtWarning
 from robust_ext.core.target import Target
 from robust_ext.engine.classifiers import as_classifier
 from robust_ext.evaluations.binarization.planting import plant
@@ -66,22 +65,6 @@ def test_an_architecture_is_split_as_the_table_states(one):
 
 def test_the_table_is_that_of_the_page():
     assert PAGE.read_text(encoding="utf-8").split(BEGIN)[1].split(END)[0].strip() == table()
-
-
-def test_what_cannot_be_replayed_falls_back_to_the_logits_with_the_reason():
-    heads = {
-        "depends on data": lambda net, x: net.fc(pooled(x)) * (1 + float(x.sum())),
-        "past all weights": lambda net, x: (
-            net.fc(pooled(x)) + x.flatten(1)[:, :10] ** 2 * 0 + net.input.flatten(1)[:, :10]
-        ),
-    }
-    for words, head in heads.items():
-        model = small(head)
-        if "past" in words:
-            model.register_forward_pre_hook(lambda net, args: setattr(net, "input", args[0]))
-        with pytest.warns(RobustExtWarning, match=rf"{words}.*give a pair"):
-            found = split(model, images(4, 32))
-        assert (found.kind, found.shape) == ("logits", (10,))
 
 
 def test_a_layer_of_any_kind_can_be_named_and_large_maps_are_averaged():

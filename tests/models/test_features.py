@@ -157,14 +157,6 @@ def test_what_does_not_end_in_a_linear_layer_is_refused_by_name(models, layers, 
         assert hooks(model) == 0
 
 
-def test_a_pair_is_taken_as_it_is():
-    body, head = nn.Sequential(nn.Conv2d(1, 3, 3), nn.Flatten()).eval(), nn.Linear(12, 4).eval()
-    found = split((body, head), INPUTS)
-    assert (found.features, found.readout, found.layer) == (body, head, "")
-    # A readout need not be linear, nor a linear layer, when it is given.
-    assert split((body, nn.Sequential(head, nn.Tanh()).eval()), INPUTS).layer == ""
-
-
 class Rounding(nn.Module):
     """Five levels."""
 
@@ -242,14 +234,3 @@ def test_hooks_of_the_user_stay():
     before = len(seen)
     found.features(INPUTS)
     assert (hooks(model), len(seen)) == (1, before + 1)
-
-
-def test_copies_watch_their_own_network():
-    found = split(sequential().eval(), INPUTS)
-    other = copy.deepcopy(found.features)
-    with torch.no_grad():
-        before = found.features(INPUTS)
-        for parameter in other.parameters():
-            parameter.zero_()
-        assert torch.equal(found.features(INPUTS), before)
-        assert not other(INPUTS).any()

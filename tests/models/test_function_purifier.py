@@ -9,7 +9,6 @@ from torch import nn
 import robust_ext
 from robust_ext import BPDA, InvalidArgumentError, ModelError, as_defense
 from robust_ext.core.reached import reached_modules
-from robust_ext.evaluations.adaptive.probes import measure_cost
 
 X = torch.rand(6, 1, 4, 4, generator=torch.Generator().manual_seed(0))
 
@@ -216,19 +215,6 @@ def test_the_trajectory_that_is_stated():
         assert not as_defense(given, net, X[:2]).has_trajectory
 
 
-def test_groups_have_trajectories_of_one_length():
-    """However many steps each takes."""
-    hidden = network(1)
-
-    @robust_ext.purifier(group_size=2)
-    def purify(x):
-        return soap(hidden, steps=2 + int(100 * float(x.sum())) % 4)(x)
-
-    made = as_defense(purify, network(), X[:2])
-    assert len({len(made.solve(X[at : at + 2], None, record=True).iterates) for at in (0, 2, 4)}) == 1
-    assert made.trace(X).logits.shape == (6, 3)
-
-
 HELD = network(5)
 
 
@@ -257,15 +243,6 @@ def test_networks_are_found_wherever_they_are_held():
         assert list(reached_modules(function).values()) == [net]
     assert list(reached_modules(of_a_global).values()) == [HELD]
     assert reached_modules(lambda x: x.round()) == {}
-
-
-def test_cost_counts_what_is_held():
-    """The published count: eleven radii, five steps, two views each, and the losses that choose: 133 and 110."""
-    net, hidden = network(), network(1)
-    cost = measure_cost(as_defense("soap(crop=1)", net, X[:2]), X)
-    assert (cost["forward"], cost["backward"]) == (133, 110)
-    networks = measure_cost(as_defense(soap(hidden), net, X[:2]), X)["networks"]
-    assert [(one["name"], one["forward"], one["backward"]) for one in networks] == [("classifier", 1, 0), ("net", 8, 8)]
 
 
 def test_the_evaluation_of_an_authors_purifier():

@@ -1,6 +1,5 @@
 """The page of a MEAD result: tables, heat maps, curves and bars hold the numbers of the result."""
 
-import copy
 import re
 
 import numpy as np
@@ -68,17 +67,6 @@ def test_heat_maps_hold_every_arm_once(large):
                 assert sum(cell.hint.startswith(f"{arm['name']}: ") for cell in column) == 1
 
 
-def test_arms_of_one_name_and_epsilon_keep_rows_of_their_own():
-    result = small_result()
-    first = next(arm for arm in result["arms"] if arm["epsilon"] == 5)
-    twin = {**first, "name": "PGD-ACE", "group": "another"}
-    detector = copy.deepcopy(result["detectors"][0])
-    detector["arms"].append({**detector["arms"][0], "arm": "PGD-ACE"})
-    maps = map(cells_of, heat_maps({**result, "arms": [*result["arms"], twin]}, detector))
-    (names,) = [names for norm, names, _ in maps if norm == "l1"]
-    assert {"PGD-ACE", "PGD-ACE (PGD-ACE)"} <= set(names)
-
-
 def test_a_curve_goes_where_its_points_are():
     result = make(arms_of("Spatial"), ["nss"], samples=40)
     whole = result["detectors"][0]["results"][0]
@@ -125,38 +113,12 @@ def test_arms_adaptive_to_the_detector_have_rows_of_their_own(small):
     assert "white-box" not in str(cells_of(heat_maps(small, small["detectors"][0])[1])[1])
 
 
-def test_groups_that_only_white_box_arms_have():
-    result = small_result()
-    lid = result["detectors"][1]
-    lid["results"] = [row for row in lid["results"] if row["group"] != "linf 0.3125"]
-    lid["white_box"] = [row for row in lid["white_box"] if (row["group"], row["scenario"]) != ("linf 0.3125", "all")]
-    text = report_page(result)
-    alone = entry(lid, "linf 0.3125", scenario="white-box")
-    (row,) = Page(text).rows_of("linf 0.3125, white-box")
-    assert row[2:4] == [str(alone["positives"]), shown(alone["coverage"])]
-    lowest = min(alone["auroc"], entry(lid, "linf 0.125", scenario="all")["auroc"])
-    assert Page(text).rows_of("lid")[0][7].startswith(shown(lowest))
-
-
 def test_without_positives():
     rates = {"l1 5": 0, "linf 0.125": 0, "Spatial": 0}
     text = report_page(make(arms_of(*rates), ["nss", "lid"], samples=30, white_box=["nss"], rates=rates))
     assert Page(text).row("nss") == ["-"] * 8, "there is no number of the detector"
     assert not [svg for svg in svgs(text) if svg.get("aria-label", "").startswith(("ROC", "Attribution"))]
     assert "no AUROC" in words(plot(text, "Mean AUROC"))
-
-
-def test_without_anything_optional():
-    result = make(arms_of("Spatial"), ["nss"], samples=50)
-    detector = result["detectors"][0]
-    detector |= {"threshold": None, "threshold_fpr": None, "achieved_fpr": None}
-    for row in detector["results"]:
-        row.pop("curve", None)
-        row["auroc_interval"] = None
-    for row in detector["arms"]:
-        row["slipped"] = None
-    page = Page(report_page(result))
-    assert page.row("Spatial", str(detector["arms"][0]["positives"]))[-2:] == ["-", "0"]
 
 
 def test_numbers_of_the_public_code():

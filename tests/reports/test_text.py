@@ -8,9 +8,7 @@ import pytest
 
 from robust_ext.core import tabular
 from robust_ext.core.tabular import WIDTH
-from robust_ext.core.wording import percent, plain, share, shorten
 from robust_ext.reports import report_text
-from robust_ext.reports.mead_rows import short_arm
 from tests.reports.mead_results import arms_of, make, small_result
 from tests.reports.results import every_float, make_adaptive, make_attack, make_result, make_robust_accuracy, shown
 
@@ -75,41 +73,11 @@ def test_wrapping_loses_no_word():
     assert " ".join(line.strip() for line in lines[start : lines.index("", start)]) == f"pgd: {reason}"
 
 
-def test_attacks_with_one_reason_share_it_and_the_verdict_is_not_said_twice():
-    attacks = [make_attack(name, reason=reason) for name, reason in (("a", "Why."), ("b", "Why."), ("c", "Else."))]
-    text = report_text(make_result(attacks, reason="Best of 3 attacks, c: Else."))
-    assert "a, b: Why." in text
-    assert (text.count("Why."), text.count("Else.")) == (1, 1)
-
-
 def test_control_characters_do_not_reach_the_terminal():
     text = report_text(make_result([make_attack("a\x1b[31mb\r\nc\u202e\ud800", reason="two\nlines")]))
     assert "\x1b" not in text
     assert r"a\x1b[31mb c\u202e\ud800: two lines" in text
     text.encode("utf-8")
-
-
-WORDS = [
-    # Rounding never crosses the threshold.
-    (share, (0.95, 0.95), "0.950"),
-    (share, (0.9499, 0.95), "0.9499"),
-    (share, (0.94981234567, 0.95), "0.9498"),
-    (percent, (0.9071,), "90.7"),
-    # Both ends are kept.
-    (shorten, ("abcdefghij", 10), "abcdefghij"),
-    (shorten, ("abcdefghij", 7), "abc…hij"),
-    (shorten, ("攻撃攻撃", 5), "攻…撃"),
-    (plain, ("naïve 攻撃 😀 <b> $x$",), "naïve 攻撃 😀 <b> $x$"),
-    (plain, ("a\tb \x1b[31m",), r"a b \x1b[31m"),
-    (short_arm, ("PGD-ACE linf 0.25", "linf 0.25"), "PGD-ACE"),
-    (short_arm, ("DeepFool", "DeepFool"), "DeepFool"),
-    (short_arm, ("PGD-ACE linf 0.25, knowing lid", "linf 0.25", "lid"), "PGD-ACE"),
-]
-
-
-@pytest.mark.parametrize(("word", "given", "shown"), WORDS)
-def test_words(word, given, shown):
-    assert word(*given) == shown
 
 
 def average(result, detector, norm, objective):

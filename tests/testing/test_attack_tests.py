@@ -95,12 +95,6 @@ def test_what_is_compared_with_has_the_samples_labels(given):
     assert "solves what the attack does not" not in texts[1]
 
 
-def test_a_model_without_a_diagnosis_fails_all_the_same(given):
-    pair = given[0][:-1].eval(), given[0][-1]
-    with pytest.raises(AssertionError, match=r"FAILED.*\n(.*\n)*1\. \[high\]"):
-        assert_attack_passes(pair, lambda model, x, y: x, given[1], LINF, **SHORT)
-
-
 def test_an_endless_attack_ends_in_time_and_what_was_done_counts(given):
     calls = []
 
@@ -193,18 +187,6 @@ def test_inconclusive_fails_unless_it_is_said_otherwise(ini, option, outcome, se
     done.assert_outcomes(**{outcome: 1})
     decided = "nothing decided" if ini.startswith("robust_ext_budget") and len(option) < 2 else "test score 1.00 of 4"
     done.stdout.fnmatch_lines([f"*: inconclusive: *{decided}*", "Verdicts: 1 inconclusive."])
-
-
-def test_pytest_without_attack_tests_imports_nothing_of_it(pytester):
-    pytester.makepyfile(
-        "import sys\n"
-        "def test_nothing(attack_tests=None):\n"
-        "    assert '_robust_ext_pytestplugin' in sys.modules\n"
-        "    assert not {'torch', 'numpy', 'robust_ext'} & {*sys.modules}\n"
-    )
-    done = pytester.runpytest_subprocess("-p", "no:cacheprovider")
-    done.assert_outcomes(passed=1)
-    done.stdout.no_fnmatch_line("*attack tests*")
 
 
 @pytest.mark.exhaustive

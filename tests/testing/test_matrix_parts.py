@@ -12,7 +12,7 @@ import torch
 from robust_ext.attacks.base import AttackTraits, CallableAttack
 from robust_ext.core.errors import AttackRefusedError, InvalidArgumentError, MissingDependencyError
 from robust_ext.registry.base import Adapter, AttackListing
-from robust_ext.reports.conformance import matrix_cell, matrix_page, matrix_table
+from robust_ext.reports.conformance import matrix_page
 from robust_ext.testing.conformance import TARGETS, BatchMonitor, conformance, conformance_row
 from robust_ext.testing.networks import digits, planted, threat_model
 
@@ -165,38 +165,6 @@ def test_workers_find_the_same_rows_and_outlive_an_attack_that_does_not(monkeypa
     ]
 
 
-def test_the_whole_matrix_shows_progress_and_prints(monkeypatch):
-    listings = [
-        AttackListing(name="pgd", traits=ordered(norms=("linf",)), aliases=("also | called",), defect="none"),
-        AttackListing(name="odd", reason="because"),
-        AttackListing(name="broken", traits=ordered(minimum_classes=3, packages=("torch",)), channels=3),
-    ]
-    monkeypatch.setattr("robust_ext.testing.conformance.adapters", lambda: {"fake": Fake(*listings), "gone": Fake()})
-    seen = []
-    rows = conformance(progress=lambda row, total: seen.append((row, total)))
-    assert seen == [(None, 6), *((row, 6) for row in rows)]
-    assert [(row.attack, row.target) for row in rows] == [(one.name, target) for one in listings for target in TARGETS]
-    assert rows[0].to_dict()["passes"]["forward"] == 80
-    with pytest.raises(MissingDependencyError, match="fake is not installed"):
-        conformance(["gone"])
-    with pytest.raises(InvalidArgumentError, match="libraries: got 'other'"):
-        conformance(["other"])
-    plain = [row.to_dict() for row in rows]
-    text = matrix_table(plain)
-    assert "fake:pgd     binarized   ran      linf  4/4" in text
-    assert "refused: fake:odd: because" in text
-    assert "fake on the binarized target: 1 ran, 1 refused, 1 failed" in text
-    page = matrix_page(
-        {"fake": listings}, {(row["library"], row["attack"], row["target"]): matrix_cell(row) for row in plain}
-    )
-    assert page.split("## fake\n\n")[1].splitlines()[2:] == [
-        "| pgd / also \\| called | linf | fixed epsilon | full | gradients | last | 4/4 | 4/4 | none |",
-        "| odd |  |  |  |  |  | refused | refused | because |",
-        "| broken | linf l2 l1 | fixed epsilon | full | gradients, 3 classes, 3 channels, torch | last | failed "
-        "| failed |  |",
-    ]
-
-
 def test_remarks_say_why_an_attack_that_could_run_was_refused():
     refused = {("fake", name, target): "refused" for name in ("aware", "picky") for target in TARGETS}
     listings = [
@@ -220,11 +188,6 @@ def test_what_finds_nothing_is_explained_where_it_finds_nothing():
     lines = matrix_page({"fake": listings}, dict.fromkeys(cells, "2/4")).splitlines()[-2:]
     assert lines[0].endswith("| 2/4 | 2/4 | slow |")
     assert lines[1].endswith("| 2/4 | 2/4 |  |")
-
-
-def test_the_norm_of_a_trial_is_the_listings(run):
-    assert run("pgd", traits=ordered()).norm == "linf"
-    assert run("pgd", traits=ordered(), trial_norm="l1").norm == "l1"
 
 
 def test_single_rows_are_never_out_of_order():

@@ -74,16 +74,6 @@ def section(title, page=FINDINGS):
     return page.split(f"\n## {title}\n")[1].split("\n## ")[0]
 
 
-def test_codes_stand_in_order_with_their_weights():
-    rows = re.findall(r"^\| \[`(\w+)`\]\(causes/\w+\.md#\1\) \| (\w+) \|", section("What is found"), re.MULTILINE)
-    assert rows == list(CODES.items())
-
-
-def test_the_table_of_others_names_codes_only():
-    named = set(re.findall(r"`(\w+_\w+)`", section("Who else looks at what", THEORY)))
-    assert named - {"loss_gradient_check", "ind_1", "ind_2", "ind_3", "ind_4"} <= set(CODES)
-
-
 def test_keys_of_a_trace_are_documented():
     first_columns = [line.split("|")[1] for line in section("The trace").splitlines() if line.startswith("| `")]
     assert {key for cell in first_columns for key in re.findall(r"`(\w+)`", cell)} == set(COLUMNS)
