@@ -10,8 +10,9 @@ from robust_ext import as_attack
 from robust_ext.attacks.linear_region.attack import LinearRegion
 from robust_ext.attacks.linear_region.boundary import BoundarySearch
 from robust_ext.attacks.linear_region.oracle import BoundaryOracle
-from robust_ext.attacks.linear_region.search import RegionSearch
+from robust_ext.attacks.linear_region.search import RegionSearch, WarmStart
 from robust_ext.attacks.linear_region.starts import _nearest
+from robust_ext.attacks.linear_region.state import SearchState
 from robust_ext.attacks.running import run_attack
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.random import stream
@@ -170,28 +171,21 @@ def test_budgets_are_kept(regions):
     assert torch.equal(attack(target, inputs, labels, budget=1e-9, **given).distances, hurried.distances)
 
 
-def test_a_round_keeps_the_nearest_of_all_draws_of_a_start(monkeypatch):
-    visit, one_round, seen, nearer_first = RegionSearch._visit, RegionSearch.round, [], []
-
-    def watched_visit(*given):
-        seen.append(visit(*given))
-        return seen[-1]
-
-    def watched_round(self, state, starts, *, draws, **given):
-        seen.clear()
-        ended = one_round(self, state, starts, draws=draws, **given)
-        # All rows are one batch here, the draws of a start side by side.
-        ((_, _, better),) = seen
-        for start, (before, after) in enumerate(zip(state.distances, ended.distances, strict=True)):
-            found = [float(distance) for place, _, distance in better if place // draws == start]
-            assert float(after) == min([float(before), *found])
-            nearer_first.append(found != sorted(found, reverse=True))
-        return ended
-
-    monkeypatch.setattr(RegionSearch, "_visit", watched_visit)
-    monkeypatch.setattr(RegionSearch, "round", watched_round)
-    attack(*problem(), regions=96)
-    assert any(nearer_first)
+@pytest.mark.parametrize("seed", range(5))
+def test_a_round_keeps_the_nearest_of_all_draws_of_a_start(seed, monkeypatch):
+    """Whatever the order in which they are visited; the draws of a start lie side by side."""
+    found, before = torch.rand(12, generator=stream(seed)), torch.tensor([1.0, 0.5, 0.0])
+    state = SearchState.begin(torch.arange(3), -torch.ones(3, 1), before, [stream(0)] * 3, "noise")
+    search = object.__new__(RegionSearch)
+    search._attack, search._warm = LinearRegion(batch=99), WarmStart.blank(state.points, 1)
+    nothing = torch.zeros(0, dtype=torch.int64)
+    better = [(place, torch.full((1,), float(place)), found[place]) for place in range(12)]
+    monkeypatch.setattr(RegionSearch, "_visit", lambda *_: (nothing, search._warm.select(nothing), better))
+    ended = search.round(state, torch.arange(3), draws=4, number=0, improvement=0.01)
+    nearest = found.view(3, 4).min(1)
+    assert torch.equal(ended.distances, torch.minimum(nearest.values, before))
+    kept = torch.where(nearest.values < before, torch.arange(3) * 4 + nearest.indices, -1)
+    assert torch.equal(ended.points[:, 0], kept.float())
 
 
 def test_the_class_runs_as_any_attack_and_can_be_watched():
