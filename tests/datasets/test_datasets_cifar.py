@@ -208,9 +208,7 @@ def test_the_real_cifar10(tmp_path):
     np.testing.assert_array_equal(data.images[0].transpose(1, 2, 0), np.asarray(image.open(io.BytesIO(jpeg))))
 
 
-@pytest.mark.parametrize(
-    ("labels", "words"), [([0, 10], "labels in 0..10"), ([0], "shape (1,)"), ([0, 2**70], "")]
-)
+@pytest.mark.parametrize(("labels", "words"), [([0, 10], "labels in 0..10"), ([0], "shape (1,)"), ([0, 2**70], "")])
 def test_labels_that_do_not_fit_are_named(tmp_path, labels, words):
     write(tmp_path / "test_batch", batch(rows_of(2), labels))
     check_refused([tmp_path / "test_batch", words], "cifar10", root=tmp_path)
