@@ -28,7 +28,8 @@ _VERDICTS = {
     "passed": "Adversarial examples were planted, and found; of several attacks, the strongest counts. This takes away "
     "one reason to doubt the evaluation. It does not prove that no stronger attack exists.",
     "failed": "",
-    "inconclusive": "The test could not separate a strong attack from a weak one here. This is no pass and no fail.",
+    "inconclusive": "The test could not separate a strong attack from a weak one here. This is neither a pass nor a "
+    "fail.",
 }
 _MIXED = (
     "One strong attack is enough for an evaluation. The others missed adversarial examples that were there: a robust "
@@ -42,8 +43,8 @@ _SKIPPED = {
     ),
     "not_planted": (
         "Not planted",
-        "The planted example was not adversarial any more when it was checked through the whole network. Not part of "
-        "the score.",
+        "The planted example was no longer adversarial when it was checked through the whole network. Not part of the "
+        "score.",
     ),
 }
 _CANARIES = (
@@ -64,11 +65,12 @@ _TERMS = {
     "Kappa": "How close the decision boundary lies to the planted point. Towards 1, the room to find it shrinks.",
 }
 _TWICE = (
-    "What is planted goes undetected in the regular test, and is detected in the inverted one. An attack that passes "
-    "only one of them may ignore the detector or the classifier; its score is the lower of the two."
+    "Planted examples go undetected in the regular test and are detected in the inverted one. An attack that passes "
+    "only one of them may ignore the detector or the classifier; its score is the lower of the two. The column planted "
+    "counts samples in which an example could be planted, of all that were drawn."
 )
 _DEPTHS = (
-    "Depth 1 is the planted point. A strong attack often goes many times as far, so that one which makes a tenth of "
+    "Depth 1 is the planted point. A strong attack often goes many times as far, so an attack that makes a tenth of "
     "its progress still passes. Deeper problems have the same readout with the boundary moved away, and are posed "
     "wherever a witness proves that they can be solved: a verified point found by any of the attacks, by this "
     "project's APGD, or by Square, which needs no gradient. An attack that falls behind the broad line (proved by "
@@ -101,9 +103,11 @@ def report(result: Row) -> Report:
     )
     mixed = verdict == "passed" and failed > 0
     counted = f"{passed} of {number} attacks pass{f', {failed} fail' if failed else ''}"
-    best = max(tests, key=lambda one: one["score"] or 0.0)
+    # Of two tests the lower score counts.
+    lowest = [min(one.get("tests", {"": one}).values(), key=lambda test: test["score"] or 0.0) for one in attacks]
+    best = max(lowest, key=lambda one: one["score"] or 0.0)
     score = (
-        f"Highest test score: {share(best['score'], threshold)} ({confidence} interval "
+        f"Highest test score: {share(best['score'], threshold)} (two-sided {confidence} interval "
         f"{' to '.join(f'{end:.2f}' for end in best['score_interval'] or ())})."
     ) * (best["score_interval"] is not None)
     return Report(
@@ -121,7 +125,7 @@ def report(result: Row) -> Report:
                 [*([muted(_TWICE)] if twice else []), table, Block("plots", [Plot(bars, "", caption)])],
                 open=True,
             ),
-            Section("What the test is, and its words", [Block("words", _READING), Block("terms", _TERMS.items())]),
+            Section("What the test does, and its terms", [Block("words", _READING), Block("terms", _TERMS.items())]),
             Section("Why each attack has its verdict", [Block("terms", _reasons(attacks))]),
             *blocks.evidence(result, result.get("warnings", ())),
             _outcomes(tests, twice),
@@ -149,17 +153,17 @@ def _reasons(attacks: Sequence[Row]) -> list[tuple[str, str]]:
 
 
 def _text(result: Row, table: Table) -> list[list[Part]]:
-    """Return the table, reasons, findings that no reason states, warnings, and the verdict."""
+    """Return the table, reasons, findings missing from the reasons, warnings, and the verdict."""
     setup, others = findings.divided(result.get("findings", ()))
     reasons = " ".join(attack["reason"] for attack in result["attacks"])
     stated = {one["code"] for one in result.get("findings", ()) if findings.sentence(one) in reasons}
     leading = findings.leading(others)
     unstated = [one for one in leading if one["code"] not in stated]
     above, found = findings.lines(setup), findings.lines(unstated)
-    # What the verdict states is not said twice, nor what several attacks share.
+    # The verdict is not repeated, nor are reasons that several attacks share.
     why: dict[str, list[str]] = {}
     for one in result["attacks"]:
-        if "tests" in one or not plain(result["reason"]).endswith(plain(one["reason"])):
+        if not plain(result["reason"]).endswith(plain(one["reason"])):
             why.setdefault(one["reason"], []).append(attack_title(one))
     below = [f"{', '.join(names)}: {plain(reason)}" for reason, names in why.items()]
     warned = [f"Warning: {plain(warning)}" for warning in result.get("warnings", ())]
@@ -233,7 +237,7 @@ def _bars(tests: Sequence[Row], threshold: float) -> Drawing:
 
 
 def depth_words(attack: Row) -> str:
-    """Return the depth up to which an attack solves what is proved, with a plus where nothing deeper was posed."""
+    """Return the depth up to which an attack solves proved problems, with a plus where nothing deeper was posed."""
     depth, depths = attack.get("depth"), attack.get("depths") or []
     return "-" if depth is None else f"{depth:g}{'+' if depth == depths[-1]['depth'] else ''}"
 
@@ -277,7 +281,7 @@ def _depth_plot(attacks: Sequence[Row], posed: set[float]) -> Drawing:
         known = {row["depth"]: row[key] / (row.get("samples", attack["samples"]) or 1) for row in attack["depths"]}
         return [known.get(depth, 0.0) for depth in depths]
 
-    # Attacks may have been stopped after other samples; what is proved is shown for the one that took most.
+    # Attacks may have stopped after other samples; proved problems are those of the attack with most samples.
     most = max(attacks, key=lambda attack: attack["samples"])
     lines: list[Line] = [("proved by witnesses", depths, shares(most, "problems"), {"color": REST, "linewidth": 4.5})]
     for number, attack in enumerate(attacks):

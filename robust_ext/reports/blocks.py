@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,7 +18,7 @@ Row = Mapping[str, Any]
 
 
 class Cell(NamedTuple):
-    """A cell of a table with a detail beside it; ``look`` is a class or a colour of the style sheet."""
+    """A cell of a table with a detail next to it; ``look`` is a class or a colour of the style sheet."""
 
     text: str
     detail: str = ""
@@ -109,7 +110,7 @@ class Section(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What is shown of a result.
+    """The visible parts of a result.
 
     Args:
         title: Of the page.
@@ -160,8 +161,10 @@ def evidence(result: Mapping[str, Any], warnings: Sequence[str] = ()) -> list[Se
     return [Section(title, shown) for title, shown in parts.items() if shown]
 
 
-# Causes that the first screen names, and what to run next, by kind and verdict, where no remedy says it.
+# Causes that the first screen names, and what to run next, by kind and verdict, where there is no remedy.
 _CAUSES = 3
+# Characters in a line of a command.
+_LONGEST_LINE = 96
 _NEXT = {
     ("binarization", "passed"): "Measure robust accuracy with an attack that passes: robust-ext robust-accuracy.",
     ("binarization", "failed"): "Find the cause, and try its remedies: robust-ext diagnose --try-remedies.",
@@ -174,10 +177,28 @@ _NEXT = {
 }
 
 
-def answers(headline: str, result: Mapping[str, Any], repeating: Sequence[str]) -> list[tuple[str, str, list[str]]]:
-    """Return what the first screen says of causes, remedies, the next step and how to repeat the run.
+def command_lines(words: Sequence[str]) -> list[str]:
+    """Return the words of a command, quoted for a shell, on lines that fit the page."""
+    lines = [words[0]]
+    for word in words[1:]:
+        key, equals, value = word.partition("=")
+        quoted = f"{key}={shlex.quote(value)}" if equals and key.startswith("--") else shlex.quote(word)
+        if len(lines[-1]) + len(quoted) > _LONGEST_LINE:
+            lines[-1] += " \\"
+            lines.append("   ")
+        lines[-1] += f" {quoted}"
+    return lines
 
-    Each has a title, words, and lines to paste. A cause that the headline states is not repeated.
+
+def _step(one: Mapping[str, str]) -> tuple[str, str, list[str]]:
+    command = one["command"]
+    return "Next", one["words"], command_lines(shlex.split(command)) if command.startswith("robust-ext ") else [command]
+
+
+def answers(headline: str, result: Mapping[str, Any], repeating: Sequence[str]) -> list[tuple[str, str, list[str]]]:
+    """Return causes, remedies, the next step and the command that repeats the run, for the first screen.
+
+    Each has a title, words, and lines to paste. A cause in the headline is not repeated.
     """
     found: list[tuple[str, str, list[str]]] = []
     causes = findings.shared(findings.leading(result.get("findings", ())))
@@ -193,7 +214,7 @@ def answers(headline: str, result: Mapping[str, Any], repeating: Sequence[str]) 
             found.append(("Remedy", words, remedies[words]))
     if len(causes) > _CAUSES:
         found.append(("", f"{len(causes) - _CAUSES} more causes are below, with the evidence for each.", []))
-    steps = [("Next", one["words"], [one["command"]]) for one in result.get("next", ())]
+    steps = [_step(one) for one in result.get("next", ())]
     following = _NEXT.get((result["kind"], result.get("verdict", "")), "")
     done = result["settings"].get("full") or any(one.get("white_box") for one in result.get("detectors", ()))
     if following and not any((done, steps, *remedies.values())):

@@ -15,7 +15,7 @@ _KINDS = {"weak": ("claimed", "claimed", RANDOM), "right": ("true", "verified", 
 
 
 def report(result: Row) -> Report:
-    """Return the report: a row a recipe, how many were judged rightly, and the figures of the paper.
+    """Return the report: a row a recipe, how many were judged correctly, and the figures of the paper.
 
     A row has the verdict, the evidence against the recipe, and the robust accuracy in per cent; of the binarization
     test the score, the random attack's success rate, the depth, and the canaries that the recipe repaired; and of the
@@ -57,7 +57,7 @@ def report(result: Row) -> Report:
     return Report(
         title=f"Case studies: {defenses}",
         about=f"{defenses}, each under the attack recipe of its authors and under a right one",
-        headline="All judged rightly" if right else "Not all judged rightly",
+        headline="All judged correctly" if right else "Not all judged correctly",
         verdict=verdict,
         first=[Block("words", summary), muted(flagged)],
         sections=[
@@ -72,7 +72,7 @@ def report(result: Row) -> Report:
             ),
         ],
         text=[[table], [summary, *([unseen] if missing else [])]],
-        badge=("recipes judged rightly", f"{result['flagged'] + result['passed']} of {2 * number}", verdict),
+        badge=("recipes judged correctly", f"{result['flagged'] + result['passed']} of {2 * number}", verdict),
         figure=scores,
     )
 
@@ -123,7 +123,7 @@ def _share(value: float | None) -> str:
 
 
 def _study(study: Row) -> list[Block]:
-    """Return the mechanism that was looked for, and both recipes with what was said of them."""
+    """Return the mechanism, and both recipes with their verdicts."""
     mechanism = study["mechanism"]
     values = "; ".join(f"{name} {value:.3g}" for name, value in mechanism["values"].items())
     seen = (

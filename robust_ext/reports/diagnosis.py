@@ -26,12 +26,12 @@ from robust_ext.reports.plots import (
 
 # Attacks of a plot, and layers of one.
 _SHOWN, _LAYERS = len(COLOURS) - 1, 24
-# What the plot of layers says of a fault, next to the layer.
+# Words for a fault next to its layer in the plot.
 _FAULTS = {"zero_gradient": "stops the gradient", "no_gradient": "stops the gradient"}
-# What a finding about a model says of it in a word or two, and what is so without it.
+# Words for a finding about a model, and for its absence.
 _BEHAVIOUR = (
-    ("random_output", "random", "the same logits each time"),
-    ("batch_dependent", "batch dependent", "each row on its own"),
+    ("random_output", "random", "deterministic"),
+    ("batch_dependent", "batch-dependent", "rows independent"),
     ("changes_input", "changes its input in place", ""),
     ("probabilities", "returns probabilities", ""),
     ("non_finite_logits", "returns NaN or infinity", ""),
@@ -98,7 +98,7 @@ def _model_line(result: Row) -> str:
         words += [f"logits in {_range(model['logits'])}"]
     if result["clean_accuracy"] is not None:
         clean = percent(result["clean_accuracy"])
-        words += [f"clean accuracy {clean} per cent of {count(result['samples'], 'sample')}"]
+        words += [f"clean accuracy {clean}% ({count(result['samples'], 'sample')})"]
     return f"Model {plain(model['name'])}: {', '.join(words)}."
 
 
@@ -149,12 +149,15 @@ def _notes(result: Row) -> list[str]:
         left_out = f"{attack['name']} with larger budgets" in result.get("left_out", ())
         others = attack["error"] or attack["kind"] == "minimum norm" or not result["references"]
         if not (attack["larger"] or left_out or others):
-            found.append(f"{name} was not run with larger budgets: it takes more passes a sample than are affordable.")
+            found.append(
+                f"{name} was not run with larger budgets: that would take more passes a sample than "
+                "--affordable allows."
+            )
         found.append(rests_on(attack, result["samples"], name))
     named = {finding["code"] for finding in result["findings"]}
     for finding in result["model"]["probe"]["findings"]:
         if finding["code"] not in named:
-            found.append(f"The attacks got past what a probe of the model shows: {plain(findings.sentence(finding))}")
+            found.append(f"The attacks overcame what a probe of the model found: {plain(findings.sentence(finding))}")
     return [note for note in [*found, *warnings] if note]
 
 
@@ -175,7 +178,7 @@ def _tried(result: Row) -> Table:
         for one in entry.get("beside", ()):
             share = f"{percent(before.get('robust_accuracy'))} > {percent(one['robust_accuracy'])}"
             rows.append(
-                {"remedy that was tried": f"  beside it: {one['name']}", "test score": "-"} | {titles[3]: share}
+                {"remedy that was tried": f"  next to it: {one['name']}", "test score": "-"} | {titles[3]: share}
             )
     return Table(title="Remedies", rows=rows, words=(0, 1, 4))
 

@@ -13,8 +13,8 @@ from robust_ext.reports.blocks import Block, Cell, Plot, Report, Row, Section, T
 from robust_ext.reports.plots import COLOURS, Drawing, ink, line_plot
 
 _CERTIFIED = (
-    "This takes away one reason to doubt the number. It does not prove that no stronger attack exists, and says "
-    "nothing of the layers that the test replaces."
+    "This takes away one reason to doubt the number. It does not prove that no stronger attack exists, and does "
+    "not cover the layers that the test replaces."
 )
 _UNCERTIFIED = "The number is an upper bound, and the true robust accuracy may be far lower."
 
@@ -84,7 +84,7 @@ def _certified_attack(result: Row) -> str:
     certificate, total = result["certificate"], result["worst_case"]["broken"]
     own = (one for one in result["steps"] if certificate["attack"] == one["name"] or certificate["text"] == one["text"])
     broke = sum(one["broken"] for one in own)
-    return f"the certified attack ({certificate['attack']}) broke {broke} of {count(total, 'broken sample')}"
+    return f"the certified attack ({certificate['attack']}) broke {broke} of the {count(total, 'broken sample')}"
 
 
 def _certificate_block(certificate: Row) -> Block:

@@ -1,4 +1,4 @@
-"""How hard a binarization test was: curves over kappa, and the calibration of its settings."""
+"""The hardness of a binarization test: curves over kappa, and the calibration of its settings."""
 
 from __future__ import annotations
 

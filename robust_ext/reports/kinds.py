@@ -8,7 +8,6 @@ import html
 import json
 import os
 import re
-import shlex
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -59,7 +58,7 @@ _KINDS = {
     "reproduction": (reproduction.report, "figure"),
     "test_time": (adaptive.report, ""),
 }
-_LONGEST_BADGE, _LONGEST_LINE = 40, 96
+_LONGEST_BADGE = 40
 
 
 def report_text(result: Result) -> str:
@@ -223,15 +222,7 @@ def _repeating(result: Result) -> list[str]:
         own = [one for one in command if one != "--no-progress" and not one.startswith("--out=")]
         named = own[0] == "demo" or any(one.startswith("--judge-seed=") for one in own)
         judge = [] if named or "judge_seed" not in seeds else [f"--judge-seed={seeds['judge_seed']}"]
-        lines = ["robust-ext"]
-        for word in (own[0], *judge, *own[1:]):
-            key, equals, value = word.partition("=")
-            quoted = f"{key}={shlex.quote(value)}" if equals and key.startswith("--") else shlex.quote(word)
-            if len(lines[-1]) + len(quoted) > _LONGEST_LINE:
-                lines[-1] += " \\"
-                lines.append("   ")
-            lines[-1] += f" {quoted}"
-        return lines
+        return blocks.command_lines(["robust-ext", own[0], *judge, *own[1:]])
     function, given = _CALLS[result["kind"]]
     chosen = [f"{key}={value}" for key, value in ({"seed": result.get("seed", 0)} | seeds).items()]
     return [f"robust_ext.{function}({', '.join([given, *chosen])})"]

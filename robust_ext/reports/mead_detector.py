@@ -1,4 +1,4 @@
-"""What is shown of one detector of a MEAD run: averages, curves, heat maps, and a row a group of arms."""
+"""The page of one detector of a MEAD run: averages, curves, heat maps, and a row a group of arms."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ def paper() -> str:
 
 
 def write(text: Any, words: str, columns: int = 44) -> None:
-    """Set the words of a matplotlib text: on one line of at most so many columns, and never as markup."""
+    """Set the words of a matplotlib text: on one line of limited width, and never as markup."""
     text.set(text=shorten(plain(words), columns), parse_math=False)
 
 

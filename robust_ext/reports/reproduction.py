@@ -1,4 +1,4 @@
-"""The result of a reproduction: the figures of a paper beside ours."""
+"""The result of a reproduction: the figures of a paper next to ours."""
 
 from __future__ import annotations
 
@@ -29,15 +29,16 @@ def report(result: Row) -> Report:
     drawing = _beside(result)
     table = Table(title=title, rows=rows, words=(0, 1))
     headline = f"{result['agree']} of {count(result['compared'], 'figure')} within {tolerance} of the paper's"
-    about = f"{plain(result['what'])}. Ours: {plain(result['setup'])}."
-    where = f"In this project: {plain(result['where'])}"
+    what = plain(result["what"])
+    about = f"{what[:1].upper()}{what[1:]}. Ours: {plain(result['setup'])}."
+    where = f"In this project: {plain(result['where']).replace('`', '')}"
     return Report(
         title=title,
-        about=about,
+        about=title,
         headline=headline,
         first=[Block("words", about), Block("plots", [Plot(drawing)])],
         sections=[Section("The paper's figures and ours", [table, muted(where)], open=True)],
-        text=[[f"{title}: {about}"], [table], [f"{headline}. {where}"]],
+        text=[[f"{title}. {about}"], [table], [f"{headline}. {where}"]],
         badge=("within the tolerance", f"{result['agree']} of {result['compared']}", "number"),
         figure=drawing,
     )

@@ -25,8 +25,8 @@ def report(result: Row) -> Report:
     given = list(result.get("warnings", ()))
     lead = (
         f"{samples} samples, perturbations in {result['norm']}. At epsilon {typed(bound['epsilon'])}, "
-        f"{accuracy(bound)} per cent are classified correctly and no verified adversarial example of them was found "
-        f"by the {number} that {'was' if len(attacks) == 1 else 'were'} run: an upper bound, as others may find more. "
+        f"{accuracy(bound)}% are classified correctly and withstood the {number}: an upper bound, as others may find "
+        "more. "
         f"The strongest single attack is {strongest['name']}, on average "
         f"{percent(strongest['difference']['mean'])} points above the best one at each epsilon."
     )

@@ -49,9 +49,14 @@ def estimate_text(estimate: Estimate) -> str:
         workers = estimate.workers
         shared = "" if workers == 1 else f", {duration(whole / workers)} with {workers} workers"
         below.append(f"As passes of the network alone on this machine: at most {duration(whole)}{shared}.")
+    if search := estimate.seconds.get(("search", None)):
+        below.append(
+            f"Of that, {duration(whole - search)} without the search, which starts only if the standard attack fails "
+            "its test, and ends at the first recipe that passes; its bound counts every recipe at the highest cost."
+        )
     if estimate.total.unknown:
         names = ", ".join(map(plain, estimate.total.unknown))
-        below.append(f"Not known before, and beside that: what {names} takes.")
+        below.append(f"Not included, as unknown in advance: what {names} takes.")
     if estimate.size is not None:
         below.append(f"Run folder: about {_bytes(estimate.size)}.")
     lines = [line for words in below for line in paragraph(words)]

@@ -39,7 +39,7 @@ CASES = [
     (make_robust_accuracy("pgd"), "robust accuracy, l2 1", "≤ 40.0%"),
     (make_adaptive("pgd", epsilon=8 / 255), "robust accuracy, linf 8/255", "≤ 48.0%"),
     (make_diagnosis("pgd", findings=[]), "attack diagnosis", "0 findings"),
-    (make_case_studies("pgd"), "recipes judged rightly", "4 of 4"),
+    (make_case_studies("pgd"), "recipes judged correctly", "4 of 4"),
     (MEAD, f"worst-case AUROC, {NAME}", f"{shown(BEST)}%"),
 ]
 
