@@ -1,4 +1,4 @@
-"""What the adapters know of a library's attacks: entries, names, listings, and checks of settings."""
+"""Catalogues of a library's attacks: entries, names, listings, and checks of settings."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ def _values(inference: Inference) -> list[Any]:
 
 
 def _stateless(inference: Inference, values: list[Any], x: Any) -> Any:
-    """Return the output with these values of the variables, none of which is constant in what is compiled."""
+    """Return the output with these values of the variables, none of which is constant in the compiled function."""
     import keras
 
     with keras.StatelessScope(state_mapping=list(zip(inference.variables, values, strict=True))):

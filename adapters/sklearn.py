@@ -53,7 +53,7 @@ class Estimator:
 
             rows = xgboost.DMatrix(rows, feature_names=self.estimator.feature_names)
         with warnings.catch_warnings():
-            # Fitted on a frame, it wants the names of columns, whose order is what counts.
+            # Fitted on a frame, it needs the names of columns; only their order counts.
             warnings.filterwarnings("ignore", message="X does not have valid feature names")
             found = np.asarray(getattr(self.estimator, self.method)(rows, **self.margin))
             if self.returns == "labels":

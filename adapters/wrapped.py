@@ -62,7 +62,7 @@ class WrappedAttack(Attack):
 
     @property
     def _can_aim(self) -> bool:
-        """True if it is told of targets where there are some."""
+        """True if it is given targets where there are some."""
         return "targeted" in self._parameters
 
     def cost(self, threat_model: ThreatModel, *, classes: int) -> Cost | None:

@@ -39,7 +39,7 @@ _NORM_VALUES: Mapping[str, Mapping[str, Any]] = {
     "norm": {"linf": float("inf"), "l2": 2, "l1": 1},
     "p": {"linf": float("inf"), "l2": 2},
 }
-# No norm of a threat model: candidates are judged in whatever norm that has.
+# No norm of a threat model: candidates are judged in any norm.
 _PERCEPTUAL = ("ssim", "msssim", "ciede2000")
 
 

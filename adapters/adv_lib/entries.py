@@ -94,7 +94,7 @@ ENTRIES: Mapping[str, Entry] = {
         "steps=20",
         norm="norm",
         defect="until it has found something it steps exactly onto the linearised boundary, so where the model is "
-        "locally linear a row may stay on the wrong side of it whatever the steps",
+        "locally linear a row may stay on the wrong side of it for any number of steps",
     ),
     "pdgd": _row(f"l2 {_FULL} none", "num_steps=20", random=("random_init",)),
     "pdpgd": _row(f"{_FULL} none l0", "num_steps=20", norm="norm", random=("random_init",)),

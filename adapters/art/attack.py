@@ -247,7 +247,7 @@ def from_class(attack_class: type, settings: object, *, name: str | None = None)
     if not entry.aims:
         refuse_targets(label, settings)
     elif not settings.get("targeted", True):
-        expected = "targeted=True: it is given the class that comes second at the input, to aim at"
+        expected = "targeted=True: it is given the second most likely class at the input as its target"
         raise InvalidArgumentError("attack", f"{label}(targeted=False)", expected)
     kind = TreeAttack if entry.tree else ArtAttack
     return kind(attack_class, settings, name=name or label, entry=entry)

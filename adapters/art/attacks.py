@@ -1,7 +1,7 @@
 """This project's own attacks as ART attacks, made from their declarations; ``attacks.pyi`` has them for type checkers.
 
 Each has the name of the attack, ART's names and order of parameters, and the base class
-:class:`robust_ext.adapters.art.native.NativeEvasionAttack`, whose text states what they have in common.
+:class:`robust_ext.adapters.art.native.NativeEvasionAttack`, which documents their common behaviour.
 """
 
 from __future__ import annotations

@@ -156,7 +156,7 @@ ENTRIES: Mapping[str, Entry] = {
         f"{_TRANSFORMED} aims",
         "nb_steps=50, batch_size=4",
         trial_norm="l2",
-        defect="It takes labels as targets whatever targeted is; it is given the class that comes second.",
+        defect="It takes labels as targets even with targeted=False; it is given the second most likely class.",
     ),
     "SignOPTAttack": _row(f"l2 {_BLIND} input unit_space", "max_iter=2, num_trial=5, k=5", classes=3),
     "SimBA": _row(f"l2 {_BLIND} probabilities unit_space", "max_iter=200", distances=("epsilon",)),

@@ -74,7 +74,7 @@ def seeded_states() -> Iterator[None]:
 
 
 def without_bars() -> AbstractContextManager[Any]:
-    """Hide the progress bar that Brendel-Bethge shows whatever its settings are."""
+    """Hide the progress bar that Brendel-Bethge always shows."""
     return mock.patch.object(tqdm.auto, "trange", lambda *steps, **settings: range(*steps))
 
 
@@ -98,7 +98,7 @@ def repair(attack: Any) -> None:
     """Let an attack object of ART 1.20 run on numpy 2, in silence and without writing files.
 
     GeoDA makes its basis by ``np.mat`` and the laser's generator its steps by ``np.asfarray``, both gone from numpy 2.
-    GeoDA also saves its basis in the current folder, and takes whatever it finds there under that name for the basis.
+    GeoDA also saves its basis in the current folder, and loads any file of that name as the basis.
     GRAPHITE in its white-box form goes on for ever once its mask is empty and the input itself passes for its target.
     The attacks inside others show progress bars of their own. The methods concerned are replaced on this object alone,
     by the same code with other names around it.

@@ -47,7 +47,9 @@ _UNIT_STEPS = "its steps are made for bounds that lie 1 apart, and are too short
 _ZEROS = "it returns an image of zeros where it fails; such a row is given back as its input"
 _RESCALED = "it divides the noise by its largest value instead of its largest size, and so queries beyond epsilon"
 _ONE_DRAW = "it tries one random point"
-_PLAIN = partial(_row, trial_norm="l2", misses="it goes one way for each image, which the boundary is seldom near to")
+_PLAIN = partial(
+    _row, trial_norm="l2", misses="it moves each image in one direction, in which the boundary is seldom near"
+)
 
 
 def _families() -> dict[str, Entry]:
@@ -109,12 +111,12 @@ ENTRIES: Mapping[str, Entry] = _families() | {
     "GenAttack": _row(
         "linf full black-box batch_dependent best unit_space targeted",
         "steps=50, population=10",
-        defect="it clips to [0, 1] whatever the bounds, and logits above 88 overflow in its fitness",
+        defect="it clips to [0, 1] in any bounds, and logits above 88 overflow in its fitness",
     ),
     "HopSkipJumpAttack": _row(
         f"linf l2 {_SEARCHED} batch_dependent raises unit_space",
         "steps=2, initial_gradient_eval_steps=10, max_gradient_eval_steps=20",
-        defect=f"it clips to [0, 1] whatever the bounds; {_LOST}",
+        defect=f"it clips to [0, 1] in any bounds; {_LOST}",
         start=(_BLENDED, {"steps": 50}),
         norm_setting="constraint",
     ),
@@ -152,7 +154,7 @@ ENTRIES: Mapping[str, Entry] = _families() | {
     "SpatialAttack": _row(
         f"{_SEARCHED} input normless",
         "num_translations=2, num_rotations=3",
-        defect="it fills borders with 0 whatever the bounds",
+        defect="it fills borders with 0 in any bounds",
     ),
     "VirtualAdversarialAttack": _row(
         "l2 full",
@@ -178,4 +180,4 @@ UNTARGETED = frozenset(
         "VirtualAdversarialAttack",
     )
 )
-"""Classes that refuse targets, or go to the nearest class whatever the target is."""
+"""Classes that refuse targets, or go to the nearest class for any target."""

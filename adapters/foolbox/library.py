@@ -16,7 +16,7 @@ with warnings.catch_warnings():
     warnings.filterwarnings("ignore", message="Please import `gaussian_filter`", category=DeprecationWarning)
     foolbox: Any = importlib.import_module("foolbox")
 
-# Texts of torch's errors for a network that lets no gradient through.
+# Texts of torch's errors for a network without gradients.
 _NO_GRADIENT = ("does not require grad", "not have been used in the graph", "returned NULL")
 _RANDOM = (
     "; a point that was adversarial is no longer so when queried again, so the target's predictions are random or "

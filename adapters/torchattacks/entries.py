@@ -107,7 +107,7 @@ ENTRIES: Mapping[str, Entry] = {
         "full black-box",
         trial_norm="l2",
         misses="it tries one random point",
-        defect="its noise has one standard deviation, 0.1, whatever epsilon is",
+        defect="its noise has one standard deviation, 0.1, for any epsilon",
     ),
     "JSMA": _row(
         f"l1 {_MINIMUM} none next_class",
@@ -128,7 +128,7 @@ ENTRIES: Mapping[str, Entry] = {
     "Pixle": _row(
         _RANDOM_MINIMUM,
         "restarts=20, max_iterations=20",
-        misses="it puts pixels elsewhere, whatever the size of the change",
+        misses="it puts pixels elsewhere, by a change of any size",
         defect="rows and columns of the pixels it writes are exchanged, and the last of each is never written",
         square={"l1": 2},
     ),

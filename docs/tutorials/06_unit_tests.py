@@ -90,9 +90,9 @@ for name, message in messages.items():
     cause = " ".join(message.partition("\n1. [high] attack: ")[2].partition("Remedy")[0].split())
     print(f"{name}: {cause}\n")
 assert "The path is too short" in messages["steps too small"]
-assert "It goes the wrong way" in messages["wrong sign"]
+assert "It moves in the wrong direction" in messages["wrong sign"]
 assert "It leaves the ball" in messages["no projection"]
-assert "It attacks the labels that the model predicts" in messages["predicted labels"]
+assert "It attacks the model's predicted labels" in messages["predicted labels"]
 
 # %% [markdown]
 # Three of them find nothing that was planted. The fourth finds all of it, and fails nevertheless: the test also poses

@@ -54,7 +54,7 @@ class AdaptedAttack(Settings, Attack):
 
     The target is a classifier, a test-time defense, a classifier with a detector, or the classifier of a binarization
     test of one of them: the same attack that is used on a model can be tested. Predictions are the target's, and
-    candidates are judged on the target itself. A queried row is counted once, whatever is drawn and retraced for it.
+    candidates are judged on the target itself. A queried row is counted once, regardless of draws and retraced steps.
 
     Example:
         >>> from robust_ext.attacks.apgd import APGD
@@ -88,7 +88,7 @@ class AdaptedAttack(Settings, Attack):
     )
     eot: int = setting(
         default=1,
-        help="Draws that logits and gradients are averaged over, see :class:`robust_ext.models.eot.EoT`; 1 for none.",
+        help="Draws over which logits and gradients are averaged, see :class:`robust_ext.models.eot.EoT`; 1 for none.",
         minimum=1,
     )
     noise: float = setting(
@@ -99,21 +99,19 @@ class AdaptedAttack(Settings, Attack):
         minimum=0,
     )
     temperature: float = setting(
-        default=1.0, help="What logits are divided by; above 1 where they saturate the attack's loss.", above=0
+        default=1.0, help="Divisor of the logits; above 1 where they saturate the attack's loss.", above=0
     )
     keep_best: bool = setting(
         default=False,
-        help="Whether a misclassified point in bounds and ball that was queried is returned in the place of what the "
-        "attack returns for that row; of several the one with the highest margin.",
+        help="Whether the queried misclassified point within ball and bounds of highest margin, if any, replaces the "
+        "attack's result for a row.",
     )
     one_by_one: bool = setting(default=False, help="Whether rows are attacked one at a time.")
     aimed: bool = setting(
         default=False,
-        help="Whether the attack is given the class that comes second at each input, for one that aims at its labels.",
+        help="Whether the attack is given the second most likely class at each input, for one that aims at its labels.",
     )
-    projected: bool = setting(
-        default=False, help="Whether what the attack returns is moved to the nearest point in ball and bounds."
-    )
+    projected: bool = setting(default=False, help="Whether its results are projected onto the ball and the bounds.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -141,7 +139,7 @@ class AdaptedAttack(Settings, Attack):
     def pursues(self, criterion: Criterion) -> bool:
         """The attack's; one that is given the class that comes second takes no other criterion."""
         if self.aimed and (criterion.aims or criterion.ranks):
-            raise AttackRefusedError(f"{self.name}: is aimed at the class that comes second; choose aimed=False")
+            raise AttackRefusedError(f"{self.name}: is aimed at the second most likely class; choose aimed=False")
         return self.attack.pursues(criterion)
 
     def cost(self, threat_model: ThreatModel, *, classes: int) -> Cost | None:

@@ -192,8 +192,9 @@ class APGD(NativeAttack):
                 ascent.run(start, loss, steps, steps=self.steps)
         result = ascent.result()
         if bool(result.no_gradient.any()):
-            advice = "try loss='margin', or an attack without gradients"
-            warn(f"APGD: some rows had a gradient of zeros at some point; {advice}")
+            flat = "" if self.loss.endswith("margin") else "robust_ext:APGD(loss='margin') or "
+            advice = f"try {flat}robust_ext:Square, which needs no gradient"
+            warn(f"APGD: the gradient of some rows was zero at some point; {advice}")
         return result
 
     def _losses(self, ascent: _Ascent, ranked_at: Tensor, count: int) -> list[RowLoss]:

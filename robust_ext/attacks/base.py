@@ -1,7 +1,7 @@
 """The common interface of attacks, and how anything else becomes one.
 
 An attack gets a target, inputs, labels, a threat model and a generator, and returns candidates of the inputs' shape.
-It also states its traits: what it needs, and how it treats rows. What it states of its own success is not used.
+It also declares its traits: its needs, and how it treats rows. Its own claims of success are not used.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Attack(ABC):
     Attributes:
         name: Its name in tables and files.
         traits: What it needs and how it treats rows.
-        code_text: The text that names its code, where one does: by it, it is told from others without being loaded.
+        code_text: The text that names its code, where one does: it identifies the attack without loading it.
         unlisted: Whether it is of a user's own class of a library, which is attacked one row at a time out of caution.
         limits_entries: Whether its search takes limits of single entries itself, see ``limited.search_within``.
     """
@@ -257,7 +257,9 @@ class CallableAttack(Attack):
 def check_attack(attack: object, *, argument: str = "attack") -> Attack:
     """Return ``attack`` when it is an :class:`Attack`."""
     if not isinstance(attack, Attack):
-        raise InvalidArgumentError(argument, repr(attack), "an attack; robust_ext.as_attack makes one of most things")
+        raise InvalidArgumentError(
+            argument, repr(attack), "an attack; robust_ext.as_attack converts most objects to one"
+        )
     return attack
 
 

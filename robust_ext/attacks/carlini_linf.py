@@ -66,12 +66,14 @@ class CarliniWagnerLinf(NativeAttack):
 
     steps: int = setting(default=200, help="Most steps of Adam in one search.", minimum=1, trial=20, art="max_iter")
     learning_rate: float = setting(
-        default=0.01, help="Of Adam, in tanh space.", above=0, trial=0.05, foolbox="stepsize"
+        default=0.01, help="Learning rate of Adam, in tanh space.", above=0, trial=0.05, foolbox="stepsize"
     )
     initial_const: float = setting(default=1e-5, help="First c.", minimum=1e-10, trial=0.1)
     largest_const: float = setting(default=20.0, help="Largest c, at least ``initial_const``.", minimum=1e-10)
-    const_factor: float = setting(default=2.0, help="What c is multiplied by.", minimum=1.001, trial=8)
-    decrease_factor: float = setting(default=0.9, help="What tau is multiplied by.", above=0, maximum=0.999, trial=0.8)
+    const_factor: float = setting(default=2.0, help="Factor by which c grows.", minimum=1.001, trial=8)
+    decrease_factor: float = setting(
+        default=0.9, help="Factor by which tau shrinks.", above=0, maximum=0.999, trial=0.8
+    )
     confidence: float = setting(default=0.0, help="By how much another class must win, in logits.", minimum=0)
 
     def __post_init__(self) -> None:

@@ -83,7 +83,7 @@ class FeatureMatching(MatchingAttack):
         choices=tuple(DISTANCES),
         foolbox="feature_distance",
     )
-    weight: float = setting(default=1.0, help="Of the classifier's term.", minimum=0)
+    weight: float = setting(default=1.0, help="Weight of the classifier's term.", minimum=0)
     steps: int = setting(default=500)
     rel_step_size: float = setting(default=0.04)
 

@@ -182,7 +182,7 @@ def _in_view(
         shown = replace(target, module=view, bounds=view.threat_model.bounds, defended=None, **points)  # type: ignore[arg-type]
         found = search(shown, view.points.clone(), labels[rows.to(labels.device)], view.threat_model)
         if not isinstance(found, Tensor) or found.shape != view.points.shape:
-            return found  # The judge says what is wrong with it.
+            return found  # The judge reports its fault.
         parts.append(view.leave(found.detach().to(inputs.device)))
     return torch.cat(parts)
 

@@ -50,7 +50,7 @@ class LogitMatching(MatchingAttack):
         help='Whose are matched: ``"classifier"``, the network of the ``"detector"``, or ``"both"``.',
         choices=("both", "classifier", "detector"),
     )
-    margin_weight: float = setting(default=0.5, help="Of the classifier's term.", minimum=0)
+    margin_weight: float = setting(default=0.5, help="Weight of the classifier's term.", minimum=0)
     confidence: float = setting(default=1.0)
     samples: int = setting(default=20, help="Noisy copies of a point.", minimum=1, trial=2)
     noise: str = setting(

@@ -128,7 +128,7 @@ class NativeAttack(Settings, Attack):
             return self.candidates(Batch(target, inputs, labels, threat_model, generator, targeted, watch))
         attack = self
         if self.traits.batching == "any" and any(one.name == "stop_early" for one in fields(self)):
-            # A view knows rows by their order.
+            # A view identifies rows by their order.
             attack = replace(self, stop_early=False)
 
         def search(target: Target, inputs: Tensor, labels: Tensor, scalar: ThreatModel) -> Tensor:

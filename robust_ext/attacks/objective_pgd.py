@@ -73,7 +73,7 @@ class ObjectivePGD(NativeAttack):
         "the input.",
         choices=ALGORITHMS,
     )
-    steps: int | None = setting(default=None, help="At least 1.", minimum=1, trial=20, art="max_iter")
+    steps: int | None = setting(default=None, help="Number of steps.", minimum=1, trial=20, art="max_iter")
     step_size: float | None = setting(
         default=None,
         help="In the units of the inputs. Left out, for PGD and BIM: .01 for linf, .1 for l2 and 4 for l1. These, and "
@@ -192,7 +192,7 @@ class ObjectivePGD(NativeAttack):
         return super().pursues(criterion) and (not criterion.ranks or self.objective == "ace")
 
     def _value(self, goal: Criterion, logits: Tensor, natural: Tensor, labels: Tensor) -> Tensor:
-        """Return what is ascended at points with these logits, ``(N,)``."""
+        """Return the ascended objective at points with these logits, ``(N,)``."""
         if self.objective == "ace":
             return OBJECTIVES["ce"].of_kind(goal)(logits, labels)
         return DIVERGENCES[self.objective].value(logits, natural, labels)

@@ -87,8 +87,8 @@ class RayS(NativeAttack):
     )
     tolerance: float = setting(
         default=1e-3,
-        help="How near to the boundary a binary search ends: Euclidean length along the ray as in the paper, for "
-        "bounds one apart. In linf it is ``tolerance`` divided by the square root of the number of values.",
+        help="Distance to the boundary at which a binary search ends: Euclidean length along the ray as in the paper, "
+        "for bounds one apart. In linf it is ``tolerance`` divided by the square root of the number of values.",
         above=0,
     )
     stop: bool = setting(
@@ -197,7 +197,7 @@ class _Row:
 
     @property
     def distance(self) -> float:
-        """How far the best point is known to be, infinitely without one."""
+        """The distance of the best known point, infinite without one."""
         return self.radius if self.found else math.inf
 
     def finish(self) -> None:

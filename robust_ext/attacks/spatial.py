@@ -51,7 +51,7 @@ def transform(images: Tensor, transforms: Tensor, *, pad: str = "zero", lowest: 
     height, width = images.shape[2:]
     down, right, degrees = transforms.unbind(1)
     cosine, sine = torch.deg2rad(degrees).cos(), torch.deg2rad(degrees).sin()
-    # Where each pixel comes from, as torch counts: both sides of an image go from -1 to 1, whatever their lengths.
+    # Where each pixel comes from, as torch counts: both sides of an image go from -1 to 1, at any length.
     across = [cosine, -sine * (height / width), (sine * down - cosine * right) * (2 / width)]
     along = [sine * (width / height), cosine, (-sine * right - cosine * down) * (2 / height)]
     theta = torch.stack([torch.stack(across, 1), torch.stack(along, 1)], 1)

@@ -1,7 +1,7 @@
 """The Square attack: random search by square windows, without gradients.
 
 Source: Andriushchenko et al., "Square Attack: a query-efficient black-box adversarial attack via random search" (2020),
-algorithm 1; what is tried is in :mod:`robust_ext.attacks._common.square_windows`.
+algorithm 1; its windows are in :mod:`robust_ext.attacks._common.square_windows`.
 """
 
 from __future__ import annotations

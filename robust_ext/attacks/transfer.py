@@ -79,7 +79,7 @@ class Transfer(Settings, Attack):
 
     Every attack runs on every surrogate. The target gets no gradients and is sent the whole batch, in row order, once
     for each pair of them. Points that leave ball or bounds are taken back to the nearest point inside, and the input is
-    put in the place of points that are not finite. :meth:`run` returns more than candidates.
+    replace points that are not finite. :meth:`run` returns more than candidates.
 
     Attacks should return the points of highest loss where they fail on a surrogate, as APGD does here: those that give
     the input back leave nothing to transfer. Each pair has a generator of its own, made of a seed drawn here and of
@@ -101,7 +101,7 @@ class Transfer(Settings, Attack):
         "cross-entropy, on the margin and on DLR aimed at three classes, each of ``steps`` steps.",
         check=_check_attacks,
     )
-    steps: int = setting(default=100, help="Of the attacks where they are left out.", minimum=1)
+    steps: int = setting(default=100, help="Steps of the default attacks.", minimum=1)
     loss: str = setting(
         default="margin",
         help='By which the target\'s logits are compared, ``"margin"`` or ``"ce"``.',

@@ -74,7 +74,7 @@ _STUDIES = {
 
 @dataclass(frozen=True)
 class Item:
-    """A table or figure of a paper: what it is, and where, as the list says."""
+    """A table or figure of a paper, with its place, as in the list."""
 
     paper: str
     name: str
@@ -83,7 +83,7 @@ class Item:
 
     @property
     def runs(self) -> bool:
-        """Whether :func:`reproduce` runs it."""
+        """True if :func:`reproduce` runs it."""
         return (self.paper == "binarization" and self.name in _STUDIES) or (
             self.paper == "test-time" and self.name in _TEST_TIME
         )
@@ -104,7 +104,7 @@ def items() -> tuple[Item, ...]:
 
 
 class ReproductionResult(EvaluationResult):
-    """A table or figure of a paper beside ours; see :class:`robust_ext.evaluations.result.EvaluationResult`."""
+    """A table or figure of a paper next to ours; see :class:`robust_ext.evaluations.result.EvaluationResult`."""
 
     kind = "reproduction"
     columns: ClassVar[Columns] = {
@@ -118,7 +118,7 @@ class ReproductionResult(EvaluationResult):
 
     @property
     def headline(self) -> str:
-        """How many figures agree."""
+        """The number of figures that agree."""
         found = self.content
         agree = f"{found['agree']} of {found['compared']} figures within {found['tolerance']:g}"
         return f"{found['item']} of {found['paper']}: {agree}"
@@ -140,7 +140,7 @@ def reproduce(
     out: str | os.PathLike[str] | None = None,
     **run: Any,
 ) -> ReproductionResult:
-    """Run the small version of a table or figure, and put the paper's figures beside ours.
+    """Run the small version of a table or figure, and put the paper's figures next to ours.
 
     Test scores and robust accuracies are shares. Of test-time defenses the gain is compared, robust accuracy of the
     defense less that of its static model, as the networks are others.
@@ -158,7 +158,7 @@ def reproduce(
             :func:`~robust_ext.evaluations.adaptive.evaluate_defense` that both have: how it is run.
 
     Raises:
-        InvalidArgumentError: There is no such item, or this package alone does not run it; says where it is.
+        InvalidArgumentError: There is no such item, or this package alone does not run it; the text names its place.
     """
     check_choice("paper", paper, tuple(PAPERS))
     known = {one.name: one for one in items() if one.paper == paper}
@@ -183,7 +183,7 @@ def reproduce(
 
 
 def _described(item: Item, rows: Sequence[Row]) -> dict[str, Any]:
-    """Return what is compared, and how much of it agrees."""
+    """Return the compared figures, and how many agree."""
     agreed = [bool(row["agrees"]) for row in rows if row["agrees"] is not None]
     return {
         "kind": "reproduction",
@@ -201,7 +201,7 @@ _Figure = tuple[str, str, float | str | None, float | None]
 
 
 def _compared(name: str, quantity: str, paper: float | str | None, ours: float | None, *, tolerance: float) -> Row:
-    """Return a figure of the paper beside ours; a bound as text, ``"< .95"``, agrees where it holds."""
+    """Return a figure of the paper next to ours; a bound as text, ``"< .95"``, agrees where it holds."""
     row: dict[str, Any] = {"name": name, "quantity": quantity, "ours": ours, "difference": None, "agrees": None}
     row["paper"] = paper if paper is None or isinstance(paper, str) else f"{paper:.3f}"
     if ours is None or paper is None:

@@ -132,7 +132,7 @@ def main() -> None:
         if isinstance(error, MemoryError) or "allocate" in str(error):
             _end(f"not enough memory ({error}); take fewer --samples or a smaller --batch-size", status=2)
         text = f"unexpected {type(error).__name__}: {error}"
-        _end(f"{text}; robust-ext --verbose shows where, which belongs into a report of this bug", status=1)
+        _end(f"{text}; robust-ext --verbose shows the traceback, to be included in a bug report", status=1)
 
 
 def _end(text: str, *, status: int, traced: bool = True) -> None:

@@ -25,7 +25,7 @@ from robust_ext.evaluations.robust_accuracy.settings import RobustAccuracySettin
 
 FOUND = 3
 """Exit status of a diagnosis that found something of high or medium weight."""
-_NEGATIVES = 1024  # Further samples beside one image; as many as its group has are used.
+_NEGATIVES = 1024  # Further samples next to one image; as many as its group has are used.
 
 
 @settings_class
@@ -195,7 +195,7 @@ def accuracy(
     epsilons = RobustAccuracySettings(epsilons=tuple(numbers("--eps", own.eps))).epsilons or ()
     attacks = dict(_labelled(text) for text in own.attack)
     if len(attacks) < len(own.attack):
-        expected = "a label of its own for each, LABEL=library:Name()"
+        expected = "different labels, LABEL=library:Name()"
         raise InvalidArgumentError("--attack", ", ".join(own.attack), expected)
     valid.check(run)
     threat_model = valid.applied(ThreatModel(norm=own.norm, epsilon=epsilons[-1], bounds=run.limits))

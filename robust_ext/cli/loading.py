@@ -41,7 +41,7 @@ class ProgressOptions(Settings):
 class SeedOptions(ProgressOptions):
     """Options of commands that draw, but are no evaluations with settings of their own."""
 
-    seed: int = setting(default=0, help="Of every draw.", minimum=0, maximum=LARGEST_SEED, panel="run")
+    seed: int = setting(default=0, help="Seed of all random draws.", minimum=0, maximum=LARGEST_SEED, panel="run")
 
 
 @settings_class
@@ -50,8 +50,8 @@ class ExecutorOptions(ProgressOptions):
 
     executor: str | None = setting(
         default=None,
-        help="What computes blocks of samples: local (processes of this machine), dask:ADDRESS, or file.py:name of a "
-        "function that makes an executor. See docs/clusters.md.",
+        help="Where blocks of samples are computed: local (processes of this machine), dask:ADDRESS, or file.py:name "
+        "of a function that makes an executor. See docs/clusters.md.",
         panel="workers",
     )
     jobs: int | None = setting(
@@ -75,9 +75,11 @@ class WorkerOptions(ExecutorOptions):
     """Options of commands that run attacks."""
 
     out: Path | None = setting(
-        default=None, help="Run folder; a killed run goes on there. result.json, report.html.", panel="run"
+        default=None,
+        help="Run folder for result.json and report.html; the same command resumes a killed run.",
+        panel="run",
     )
-    device: str = setting(default="cpu", help="As torch names it: cpu, cuda, cuda:1.", panel="run")
+    device: str = setting(default="cpu", help="Device, as torch names it: cpu, cuda, cuda:1.", panel="run")
     in_process: bool = setting(
         default=False,
         help="Run attacks in the process that judges them, which they can then change, instead of each in its own.",
@@ -125,11 +127,15 @@ class RunOptions(WorkerOptions):
     )
     mean: str | None = setting(
         default=None,
-        help="Subtracted from inputs before the model: a number for each channel with commas between, or one for all; "
-        "with --std. In place of the normalisation that a library states.",
+        help="Mean subtracted from inputs before the model: one number, or one for each channel separated by commas; "
+        "needs --std. Replaces the normalisation of the model's library.",
         panel="model",
     )
-    std: str | None = setting(default=None, help="Inputs less --mean are divided by it; likewise.", panel="model")
+    std: str | None = setting(
+        default=None,
+        help="Standard deviation by which inputs less --mean are divided, in the same form.",
+        panel="model",
+    )
     bounds: str = setting(default="0,1", help="Lowest and highest input value of the model.", panel="model")
     data: str = setting(
         help=f"{', '.join(NAMES)}, an .npz file (images, or a table in its own units) or a folder.",
@@ -153,7 +159,7 @@ class RunOptions(WorkerOptions):
     repair: bool = setting(default=False, help="Recompute damaged parts of --out.", panel="run")
     dry_run: bool = setting(
         default=False,
-        help="Check what can be checked, and print the cost; nothing is run or written.",
+        help="Check the arguments and print the cost; run and write nothing.",
         panel="run",
     )
 
@@ -250,12 +256,12 @@ class AdaptationOptions(Settings):
 
     bpda: str | None = setting(
         default=None,
-        help="Name of a layer, as in named_modules(), that every attack sees with the identity's gradient; several "
-        "with commas between them.",
+        help="Layer, as in named_modules(), that has the gradient of the identity (BPDA) for every attack; several "
+        "are separated by commas.",
         panel="attack",
     )
     eot: int = setting(
-        default=1, help="Draws that every attack's logits and gradients are averaged over.", minimum=1, panel="attack"
+        default=1, help="Draws over which every attack averages logits and gradients (EoT).", minimum=1, panel="attack"
     )
 
     @property

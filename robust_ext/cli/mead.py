@@ -65,12 +65,12 @@ class MeadOptions(AdaptationOptions):
     )
     train_samples: int | None = setting(
         default=None,
-        help="Of them; 5000 where there are as many beside those to calibrate.",
+        help="Training samples that detectors are fitted on; at most 5000 by default.",
         minimum=1,
         panel="detector",
     )
     adversarial_samples: int = setting(
-        default=2000, help="Of them, attacked to train supervised detectors.", minimum=1, panel="detector"
+        default=2000, help="Training samples attacked to train supervised detectors.", minimum=1, panel="detector"
     )
     calibration_samples: int | None = setting(
         default=None,

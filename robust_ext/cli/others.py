@@ -43,7 +43,7 @@ class AttacksOptions(ExecutorOptions, SeedOptions):
         panel="attack",
     )
     library: tuple[str, ...] = setting(
-        default=(), help="Only this library's; repeatable. All that are installed when left out.", panel="attack"
+        default=(), help="Only attacks of this library; repeatable. All installed libraries by default.", panel="attack"
     )
     json_file: Path | None = setting(
         default=None, help="Write the list or the matrix to this file.", cli="--json", panel="run"
@@ -163,7 +163,7 @@ class ReproductionOptions(WorkerOptions, SeedOptions):
 
     paper: str | None = setting(default=None, help=f"{', '.join(PAPERS)}.", cli="PAPER", panel="data")
     item: str | None = setting(default=None, help="As in 'figure 2'; all are listed when left out.", cli="ITEM")
-    data: str = setting(default="digits", help="Of case studies: digits, mnist or cifar10.", panel="data")
+    data: str = setting(default="digits", help="Data of the case studies: digits, mnist or cifar10.", panel="data")
     data_root: str | None = setting(default=None, help="Folder with the data's files.", panel="data")
     samples: int = setting(default=64, help="Test images.", minimum=1, panel="data")
     tolerance: float = setting(default=0.1, help="Largest difference that counts as agreement.", minimum=0)
@@ -171,7 +171,7 @@ class ReproductionOptions(WorkerOptions, SeedOptions):
 
 @command()
 def reproduction(own: ReproductionOptions) -> None:
-    """Run the small version of a paper's table or figure beside the paper's numbers, or list where each is."""
+    """Run the small version of a paper's table or figure next to the paper's numbers, or list where each is."""
     if own.paper and own.item:
         asked = {name: getattr(own, name) for name in ("data", "data_root", "samples", "tolerance", "seed", "out")}
         own.show(reproduce(own.paper, own.item, progress=own.progress, **asked, **own.isolation, **own.workers))

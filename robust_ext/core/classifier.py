@@ -154,11 +154,11 @@ def _random_words(argument: str, found: float, scale: float) -> str:
 
 def _batch_words(argument: str, found: float, scale: float) -> str:
     return (
-        f"{argument}: is batch-dependent: the logits of a row differ by up to {found:.3g} with the rows beside it or "
-        f"their order (the largest is {scale:.3g}). Attacks query parts of batches in any order, so what they find "
-        "is not what is judged. Take statistics that do not come from the batch (running ones in normalisation, static "
-        "scales in quantisation); a defense that treats rows in groups by design is an AdaptiveDefense with "
-        "batch_level = True and a group_size, for robust_ext.evaluate_defense"
+        f"{argument}: is batch-dependent: the logits of a row differ by up to {found:.3g} with the other rows of the "
+        f"batch or their order (the largest is {scale:.3g}). Attacks query parts of batches in any order, so what "
+        "they find is not what is judged. Take statistics that do not come from the batch (running ones in "
+        "normalisation, static scales in quantisation); a defense that treats rows in groups by design is an "
+        "AdaptiveDefense with batch_level = True and a group_size, for robust_ext.evaluate_defense"
     )
 
 

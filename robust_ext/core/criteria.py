@@ -33,7 +33,7 @@ class Criterion(ABC):
 
     @property
     def ranks(self) -> bool:
-        """Whether attacks maximise its margin whatever loss they are set to.
+        """True if attacks maximise its margin instead of the loss they are set to.
 
         Else they follow that loss, which is one of the label, or with ``aims`` its negative.
         """
@@ -45,7 +45,7 @@ class Criterion(ABC):
         """When a point is adversarial, to follow "adversarial: " in tables."""
 
     def goals(self, labels: Tensor, *, logits: Tensor, ids: Sequence[int]) -> Tensor:
-        """What attacks are given as labels, int64 ``(N,)``: the true classes.
+        """Labels for attacks, int64 ``(N,)``: the true classes.
 
         Args:
             labels: The true classes, int64 ``(N,)``.

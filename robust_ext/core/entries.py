@@ -131,12 +131,12 @@ class EntryLimits:
 
     @property
     def discrete(self) -> bool:
-        """Whether entries have to take values of a grid."""
+        """True if entries have to take values of a grid."""
         return self.levels is not None or self.kinds is not None
 
     @property
     def restricted(self) -> bool:
-        """Whether limits differ between entries."""
+        """True if limits differ between entries."""
         return self.mask is not None or self.weights is not None or self.limits is not None
 
     def scale(self, inputs: Tensor) -> Tensor:

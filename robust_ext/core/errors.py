@@ -142,7 +142,7 @@ class DisturbedError(AttackError):
 
 
 class OutOfTimeError(RobustExtError):
-    """The time that was given is over; what was finished before it counts."""
+    """The time limit is over; finished work counts."""
 
 
 class DataError(RobustExtError):
@@ -173,7 +173,7 @@ def warn(text: str, *, kept: bool = True) -> None:
 
     Args:
         text: What is wrong and what to do; without counts that differ between blocks of samples.
-        kept: Whether the result is to hold it among its warnings; False where it says the same elsewhere.
+        kept: Whether the result is to hold it among its warnings; False where it repeats another part.
     """
     collected = _COLLECTED.get()
     if collected is None:
@@ -184,7 +184,7 @@ def warn(text: str, *, kept: bool = True) -> None:
 
 
 def issue(collected: Mapping[str, bool]) -> None:
-    """Warn of what was collected elsewhere."""
+    """Issue warnings collected elsewhere."""
     for text, kept in collected.items():
         warn(text, kept=kept)
 
@@ -210,7 +210,7 @@ def with_collected(texts: Iterable[str]) -> list[str]:
 def issuing_once() -> Iterator[Callable[[Iterable[str]], None]]:
     """Collect warnings inside the block and issue them at its end; yields what takes those of the result.
 
-    Inside another such block, what was collected is handed on to that one, and the result's are left out.
+    Inside another such block, collected texts are handed on to that one, without those of the result.
     """
     outermost, shown = _COLLECTED.get() is None, dict[str, bool]()
 

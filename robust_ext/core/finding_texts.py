@@ -106,7 +106,7 @@ def first_to_paste(findings: Iterable[Finding]) -> list[str]:
 def shared(findings: Iterable[Finding]) -> list[tuple[Finding, list[str]]]:
     """Findings that several attacks share as one, with the attacks' names; no name for those of the model alone.
 
-    What it is is stated, and what to do, as of the first attack where there is one.
+    Cause and remedies are those of the first attack, if any.
     """
     groups: dict[tuple[str, str | None], list[Finding]] = {}
     for finding in findings:

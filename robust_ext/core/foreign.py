@@ -153,7 +153,7 @@ def reported(report: Callable[[BaseException], RobustExtError]) -> Iterator[list
 
 @contextmanager
 def not_ending() -> Iterator[None]:
-    """Turn an attempt to end the process, by whatever is evaluated inside, into a ModelError."""
+    """Turn an attempt by evaluated code to end the process into a ModelError."""
     try:
         yield
     except (SystemExit, GeneratorExit) as error:

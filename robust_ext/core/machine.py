@@ -24,7 +24,7 @@ _CHOSEN = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_
 
 @cache
 def keep_freed_memory() -> bool:
-    """From now on memory that is freed stays with this process, for what is computed next; states whether that works.
+    """Keep freed memory in this process for later computations; return whether that works.
 
     Results are the same to the bit. The process then holds the most that it ever needed, about a tenth more than
     without, until :func:`trimmed` ends. Nothing is changed on other systems and C libraries, or where an environment

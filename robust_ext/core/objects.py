@@ -82,7 +82,7 @@ def refusing_code() -> Iterator[None]:
 
 
 def check_code(text: str, argument: str) -> None:
-    """Raise InvalidArgumentError inside :func:`refusing_code`; before a text is given to whatever loads its code."""
+    """Raise InvalidArgumentError inside :func:`refusing_code`; before a text is given to the loader of its code."""
     if os.environ.get(_REFUSED):
         expected = "a name of a library; if you trust the study, robust-ext run --allow-code runs what it names"
         raise InvalidArgumentError(argument, f"{text}, which is code", expected)

@@ -28,7 +28,7 @@ from robust_ext.core.validation import check_choice, check_integer, check_number
 
 C = TypeVar("C")
 S = TypeVar("S", bound="Settings")
-# Where numbers end whose declaration states no upper end, and where seeds end.
+# Upper ends of numbers without a declared one, and of seeds.
 LARGEST, LARGEST_SEED = 10**9, 2**63 - 1
 _KEY = "robust_ext"
 _WIDTH = 112
@@ -268,7 +268,7 @@ def _check_tuple(name: str, info: SettingInfo, value: Any, kind: Any) -> tuple[A
 
 def _check_numeric(name: str, info: SettingInfo, value: Any, *, integer: bool) -> int | float:
     if integer:
-        # Every integer setting states where it begins.
+        # Every integer setting declares its lower end.
         minimum, maximum = int(info.minimum or 0), None if info.maximum is None else int(info.maximum)
         check_integer(name, value, minimum=minimum, maximum=maximum)
         return check_integer(name, value, minimum=minimum, maximum=LARGEST if maximum is None else maximum)

@@ -70,7 +70,7 @@ def table(rows: Sequence[Line], *, words: Collection[int], width: int | None = N
 
 
 def _wrapped(text: str, width: int) -> list[str]:
-    """``text`` as lines of at most so many columns."""
+    """``text`` as lines of at most this many columns."""
     from rich.console import Console
     from rich.text import Text
 

@@ -1,6 +1,6 @@
 """The tasks of models that are no classifiers, named by what they return or by their inputs and labels.
 
-Each text says whether the task is supported, and the lines that make a classifier of the model where there are any.
+Each text states the support of a task, with the lines that make a classifier of the model, if any.
 """
 
 from __future__ import annotations

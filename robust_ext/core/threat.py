@@ -149,7 +149,7 @@ class ThreatModel(BallSampling):
 
     @property
     def plain(self) -> bool:
-        """Whether norm, epsilon and bounds say all."""
+        """True if norm, epsilon and bounds define it."""
         return not (self.restricted or self.discrete)
 
     @property
@@ -164,7 +164,7 @@ class ThreatModel(BallSampling):
 
     @property
     def of_entries(self) -> dict[str, Any]:
-        """What is not said by norm, epsilon and bounds, as plain values under one key; empty where they say all."""
+        """Return what norm, epsilon and bounds leave open, as plain values under one key; empty for nothing."""
         found: dict[str, Any] = {name: entries.to_dict() for name, entries in self._entries.items()}
         found |= {} if self.levels is None else {"levels": self.levels}
         return {"entries": found} if found else {}

@@ -25,7 +25,7 @@ def check_integer(argument: str, value: object, *, minimum: int, maximum: int | 
         raise InvalidArgumentError(argument, value, expected)
     try:
         number = int(value.__index__())
-    except (TypeError, ValueError, RuntimeError) as error:  # Arrays and tensors have the method whatever they hold.
+    except (TypeError, ValueError, RuntimeError) as error:  # Arrays and tensors of any type have the method.
         raise InvalidArgumentError(argument, value, expected) from error
     if number < minimum or (maximum is not None and number > maximum):
         raise InvalidArgumentError(argument, value, expected)
@@ -41,7 +41,7 @@ def check_number(
     open_minimum: bool = False,
     open_maximum: bool = False,
 ) -> float:
-    """Return ``value`` as a float when it is finite and in the interval (ends open where said)."""
+    """Return ``value`` as a float when it is finite and in the interval (open ends as given)."""
     left, right = "(" if open_minimum else "[", ")" if open_maximum else "]"
     expected = f"a finite number in {left}{minimum:g}, {maximum:g}{right}"
     if isinstance(value, (bool, str, complex)) or not hasattr(value, "__float__"):

@@ -68,7 +68,7 @@ _ABBREVIATIONS = {
     "MomentumIterative": "MIM",
     "CarliniWagner": "CW",
 }
-# What settings of theirs tables state next to the name: as a number of steps, or in words.
+# Their settings that tables show next to the name: as a number of steps, or as text.
 _STEPS = ("steps", "max_iter", "queries", "n_queries", "num_steps")
 _WORDS = {"loss": "{}", "bpda": "BPDA {}", "eot": "EoT {}", "gradient_mode": "{}", "temperature": "temperature {}"}
 

@@ -1,4 +1,4 @@
-"""What is seen from a car: traffic signs (GTSRB) and house numbers (SVHN).
+"""Street data: traffic signs (GTSRB) and house numbers (SVHN).
 
 GTSRB has images of many sizes with tables of labels, SVHN arrays in MATLAB files of version 5, which hold no code.
 """
@@ -32,7 +32,7 @@ def load_gtsrb(root: Path, split: str) -> Dataset:
 
     Whole images, borders included, are resized (bilinear). Each class has a folder in ``Final_Training/Images`` or
     ``Training``, with a table of its images; those for tests are in ``Final_Test/Images`` and their table
-    ``GT-final_test.csv`` beside them, or where the archives are unpacked. Classes are called by their numbers.
+    ``GT-final_test.csv`` next to them, or where the archives are unpacked. Classes are called by their numbers.
     """
     bases = [root / name for name in ("gtsrb/GTSRB", "gtsrb", "GTSRB", "")]
     about = {"data": f"gtsrb ({split})", "source": _GTSRB}

@@ -22,7 +22,7 @@ class SignPurifier(Purifier):
     """A purifier whose steps go by ``step_size`` along the sign of a gradient, back into an linf ball and the bounds.
 
     A subclass implements :meth:`loss`, which steps raise, or lower where ``sign`` is -1. Radius and step size follow
-    the width of the bounds; ``clip`` states whether points are kept in these.
+    the width of the bounds; ``clip``: whether points are kept in these.
     """
 
     needs_gradients = True
@@ -31,9 +31,9 @@ class SignPurifier(Purifier):
     bounds: tuple[float, float] = given("Of the inputs.", default=(0.0, 1.0))
     checkpoint: bool = setting(default=False, help="See :class:`~robust_ext.models.adaptive.Purifier`.")
     radius: float | None = setting(
-        default=None, help="Of the linf ball around the input, in units of [0, 1]; None for no ball.", minimum=0
+        default=None, help="Radius of the linf ball around the input, in units of [0, 1]; None for no ball.", minimum=0
     )
-    step_size: float | None = setting(default=None, help="In units of [0, 1], above 0.", above=0)
+    step_size: float | None = setting(default=None, help="Step size in units of [0, 1].", above=0)
 
     clip = True
     sign = 1

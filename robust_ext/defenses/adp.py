@@ -106,17 +106,19 @@ class AdaptiveDenoising(Purifier):
     output = "probabilities"
 
     score: nn.Module = positional(
-        "From images in [0, 1], whatever the bounds, to scores of the same shape, see "
+        "A module from images in [0, 1], whatever the bounds, to scores of the same shape, see "
         ":class:`~robust_ext.defenses.adp.ScoreTraining`.",
         kw_only=False,
     )
-    steps: int = setting(default=10, help="At least 0.", minimum=0)
+    steps: int = setting(default=10, help="Number of steps.", minimum=0)
     noise: float = setting(default=0.25, help="Standard deviation, at least 0, for inputs in [0, 1].", minimum=0)
-    runs: int = setting(default=10, help="At least 1. Croce et al. attack single runs, averaged by EoT.", minimum=1)
-    share: float = setting(default=0.05, help="Above 0.", above=0)
-    probe: float = setting(default=1e-3, help="Above 0.", above=0)
+    runs: int = setting(
+        default=10, help="Runs that are averaged. Croce et al. attack single runs, averaged by EoT.", minimum=1
+    )
+    share: float = setting(default=0.05, help="Factor of the step length.", above=0)
+    probe: float = setting(default=1e-3, help="How far along the score the second score is taken.", above=0)
     lengths: Sequence[float] = setting(default=(1e-5, 0.1), help="Least and greatest length of a step.", minimum=0)
-    stop: float = setting(default=1e-3, help="At least 0.", minimum=0)
+    stop: float = setting(default=1e-3, help="Step length at which a row stops.", minimum=0)
     clip: bool = setting(
         default=True,
         help="Whether points are clipped to the bounds after the noise and after each step, as in the authors' code.",

@@ -33,21 +33,21 @@ class AIDPurifier(SignPurifier):
     training_class = DiscriminatorTraining
 
     discriminator: nn.Module = positional(
-        "From the outputs of the layers, one argument each, to numbers ``(N,)`` or ``(N, 1)``, in eval mode: the "
-        "higher, the more likely a clean input; their sigmoid is the probability of one. See "
+        "A module from the outputs of the layers, one argument each, to numbers ``(N,)`` or ``(N, 1)``, in eval mode: "
+        "the higher, the more likely a clean input; their sigmoid is the probability of one. See "
         ":class:`~robust_ext.defenses.training.discriminator.DiscriminatorTraining`.",
         kw_only=False,
     )
     layers: Any = setting(
         default=None,
-        help="Their names, as in ``classifier.named_modules()``, also with commas between them; the discriminator's "
+        help="Their names, as in ``classifier.named_modules()``, also separated by commas; the discriminator's "
         "attribute ``layers`` when left out.",
         check=lambda names: None if names is None else layer_names(names),
     )
-    steps: int = setting(default=10, help="At least 0.", minimum=0)
+    steps: int = setting(default=10, help="Number of steps.", minimum=0)
     radius: float = setting(default=0.031)
     step_size: float | None = setting(
-        default=None, help="In units of [0, 1], above 0; a quarter of the radius when left out.", above=0
+        default=None, help="Step size in units of [0, 1]; a quarter of the radius when left out.", above=0
     )
     saturating: bool = setting(
         default=True,

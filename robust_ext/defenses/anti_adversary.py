@@ -37,7 +37,7 @@ class AntiAdversary(SignPurifier):
     building_blocks = ("IP", "IA")
     sign = -1
 
-    steps: int = setting(default=2, help="At least 0.", minimum=0)
+    steps: int = setting(default=2, help="Number of steps.", minimum=0)
     step_size: float = setting(default=0.15)
     clip: bool = setting(default=False, help="Whether every point is clipped to the bounds.")
 

@@ -111,8 +111,8 @@ class ProjectionsTraining(Training):
     layers: tuple[str, ...] = setting(
         help="As for :class:`Projections`; the paper's are the input and the inputs of four blocks of a ResNet-20."
     )
-    share: float = setting(default=0.99, help="Of the sum of singular values, in (0, 1].", above=0, maximum=1)
-    bounds: tuple[float, float] = setting(default=(0.0, 1.0), help="Of the inputs.", check=check_bounds)
+    share: float = setting(default=0.99, help="Share of the sum of singular values that is kept.", above=0, maximum=1)
+    bounds: tuple[float, float] = setting(default=(0.0, 1.0), help="Bounds of the inputs.", check=check_bounds)
 
     def fit(self, classifier: nn.Module, inputs: Tensor, labels: Tensor | None = None) -> Projections:
         """Find the axes; see :meth:`Training.fit`."""
@@ -169,7 +169,7 @@ class ClosedLoopControl(AdaptiveDefense):
     needs_gradients = True
 
     classifier: nn.Module = positional(
-        "From inputs ``(N, ...)`` to logits ``(N, K)``, in eval mode. Layers must not depend on other rows.",
+        "A module from inputs ``(N, ...)`` to logits ``(N, K)``, in eval mode. Layers must not depend on other rows.",
         kw_only=False,
     )
     projections: Projections = positional("See :class:`~robust_ext.defenses.clc.ProjectionsTraining`.", kw_only=False)
@@ -181,7 +181,7 @@ class ClosedLoopControl(AdaptiveDefense):
     )
     steps: int = setting(default=5, help="At least 0; with 0 there is no defense.", minimum=0)
     learning_rate: float = setting(
-        default=5e-3, help="Of Adam, above 0; for the input's offset it follows the width of the bounds.", above=0
+        default=5e-3, help="Learning rate of Adam; for the input's offset it follows the width of the bounds.", above=0
     )
     regularization: float = setting(
         default=0.0, help="Weight of the mean squared length of the offsets, at least 0.", minimum=0
@@ -197,7 +197,7 @@ class ClosedLoopControl(AdaptiveDefense):
         help='``"mean"`` over all values of the group, as in the authors\' code, or the ``"sum"``.',
         choices=("mean", "sum"),
     )
-    group_size: int = setting(default=16, help="At least 1.", minimum=1)
+    group_size: int = setting(default=16, help="Rows defended together.", minimum=1)
     pad: bool = setting(default=False, help="See :class:`~robust_ext.models.adaptive.AdaptiveDefense`.")
     bounds: tuple[float, float] = given("Of the inputs.", default=(0.0, 1.0))
 

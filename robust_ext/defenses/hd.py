@@ -36,7 +36,7 @@ class HedgeDefense(SignPurifier):
     building_blocks = ("IP", "IA", "R")
     random = True
 
-    steps: int = setting(default=20, help="At least 0.", minimum=0)
+    steps: int = setting(default=20, help="Number of steps.", minimum=0)
     radius: float = setting(default=8 / 255)
     step_size: float = setting(default=4 / 255)
     random_start: bool = setting(

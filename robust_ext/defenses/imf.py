@@ -39,15 +39,15 @@ class IMF(SignPurifier):
     training_class = DiscriminatorTraining
 
     discriminator: nn.Module = positional(
-        "From logits ``(N, K)`` to numbers ``(N,)`` or ``(N, 1)``, in eval mode: the higher, the more likely a "
-        "clean input; their sigmoid is the probability of one. See "
+        "A module from logits ``(N, K)`` to numbers ``(N,)`` or ``(N, 1)``, in eval mode: the higher, the more likely "
+        "a clean input; their sigmoid is the probability of one. See "
         ":class:`~robust_ext.defenses.training.discriminator.DiscriminatorTraining`.",
         kw_only=False,
     )
-    steps: int = setting(default=1, help="At least 0.", minimum=0)
+    steps: int = setting(default=1, help="Number of steps.", minimum=0)
     radius: float = setting(default=16 / 255)
     step_size: float | None = setting(
-        default=None, help="In units of [0, 1], above 0; the radius when left out.", above=0
+        default=None, help="Step size in units of [0, 1]; the radius when left out.", above=0
     )
     doubt: float = setting(
         default=0.5, help="Factor of the step, where the probability is between ``doubtful``'s two numbers.", minimum=0

@@ -47,7 +47,7 @@ class InputTransformation(_Transformation):
     """
 
     transform: Callable[[Tensor], Tensor] = positional(
-        "From inputs to inputs of the same shape, each row on its own, without chance.", kw_only=False
+        "A function from inputs to inputs of the same shape, each row on its own, without chance.", kw_only=False
     )
     steps: int = setting(default=1, help="How often it is applied.", minimum=0)
 
@@ -59,7 +59,7 @@ class BitDepthReduction(_Transformation):
     name = "bit-depth"
     building_blocks = ("IP",)
 
-    bits: int = setting(default=3, help="From 1 to 16.", minimum=1, maximum=16)
+    bits: int = setting(default=3, help="Bits that are kept of each value.", minimum=1, maximum=16)
     bounds: tuple[float, float] = given("Of the inputs.", default=(0.0, 1.0))
 
     def __post_init__(self) -> None:
@@ -97,7 +97,7 @@ class JPEGCompression(_Transformation):
     name = "jpeg"
     building_blocks = ("IP",)
 
-    quality: int = setting(default=50, help="From 1 to 100.", minimum=1, maximum=100)
+    quality: int = setting(default=50, help="JPEG quality, from 1 to 100.", minimum=1, maximum=100)
     truncate: bool = setting(
         default=False, help="Whether values are cut off to whole numbers from 0 to 255 as in ART, and not rounded."
     )

@@ -33,14 +33,14 @@ class RandomizedSmoothing(AdaptiveDefense):
     stretched = ("noise",)
 
     classifier: nn.Module = positional(
-        "From inputs ``(N, ...)`` to logits ``(N, K)``, in eval mode, trained with noise.", kw_only=False
+        "A module from inputs ``(N, ...)`` to logits ``(N, K)``, in eval mode, trained with noise.", kw_only=False
     )
     noise: float = setting(
         default=0.25,
         help="Standard deviation, at least 0, for inputs in [0, 1]; follows the width of other bounds.",
         minimum=0,
     )
-    samples: int = setting(default=100, help="At least 1.", minimum=1)
+    samples: int = setting(default=100, help="Noisy copies of each input.", minimum=1)
     vote: str = setting(default="majority", help='``"majority"`` or ``"mean"``.', choices=("mean", "majority"))
     chunk: int = setting(default=10, help="Copies of each row in one batch, at least 1.", minimum=1)
     bounds: tuple[float, float] = given("Of the inputs; noisy copies are not clipped to them.", default=(0.0, 1.0))

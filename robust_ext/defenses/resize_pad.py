@@ -43,7 +43,7 @@ class RandomResizePad(AdaptiveDefense):
         above=0,
     )
     fill: float = setting(
-        default=0.5, help="Of the ground, in units of [0, 1]; 0.5 in the paper's code.", minimum=0, maximum=1
+        default=0.5, help="Value of the padding, in units of [0, 1]; 0.5 in the paper's code.", minimum=0, maximum=1
     )
     mode: str = setting(
         default="nearest",

@@ -99,8 +99,8 @@ class ContrastiveTraining(NetworkTraining):
     views: RandomViews | None = setting(default=None, help="How views are drawn; those of the authors when left out.")
     count: int = setting(default=2, help="Views of each image in a step, at least 2.", minimum=2)
     temperature: float = setting(default=0.2, help="See :func:`contrastive_losses`.", above=0)
-    width: int = setting(default=256, help="Of the head's hidden layer.", minimum=1)
-    dimension: int = setting(default=16, help="Of the embeddings.", minimum=1)
+    width: int = setting(default=256, help="Width of the head's hidden layer.", minimum=1)
+    dimension: int = setting(default=16, help="Dimension of the embeddings.", minimum=1)
 
     def fit(self, classifier: nn.Module, inputs: Tensor, labels: Tensor | None = None) -> ContrastiveHead:
         """Train; see :meth:`Training.fit`."""
@@ -148,15 +148,15 @@ class ContrastiveReversal(SignPurifier):
     batch_level = True
 
     encoder: nn.Module = positional(
-        "From images to embeddings ``(N, D)``, in eval mode, see "
+        "A module from images to embeddings ``(N, D)``, in eval mode, see "
         ":class:`~robust_ext.defenses.reverse.ContrastiveTraining`.",
         kw_only=False,
     )
-    steps: int = setting(default=40, help="At least 0.", minimum=0)
+    steps: int = setting(default=40, help="Number of steps.", minimum=0)
     step_size: float = setting(default=2 / 255)
     radius: float = setting(default=16 / 255)
     views: int = setting(default=4, help="Views of each image, at least 2; the paper has 2 or 4.", minimum=2)
-    temperature: float = setting(default=0.2, help="Of the loss.", above=0)
+    temperature: float = setting(default=0.2, help="Temperature of the loss.", above=0)
     positives: str = setting(
         default="first", help="See :func:`robust_ext.defenses.reverse.contrastive_losses`.", choices=POSITIVES
     )
@@ -168,7 +168,9 @@ class ContrastiveReversal(SignPurifier):
     random_start: bool = setting(
         default=True, help="Whether to start uniformly in the ball, as their code does, or at the input."
     )
-    group_size: int = setting(default=50, help="At least 2. Mao et al. have 512, Croce et al. 50.", minimum=2)
+    group_size: int = setting(
+        default=50, help="Rows defended together. Mao et al. have 512, Croce et al. 50.", minimum=2
+    )
     pad: bool = setting(default=False, help="See :class:`~robust_ext.models.adaptive.AdaptiveDefense`.")
     seed: int | None = given("Of starts and views.", default=None)
 

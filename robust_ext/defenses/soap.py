@@ -61,10 +61,10 @@ class SOAP(AdaptiveDefense):
     needs_gradients = True
     stretched = ("radius", "step_size")
 
-    steps: int = setting(default=5, help="For each radius, at least 0.", minimum=0)
+    steps: int = setting(default=5, help="Steps for each radius.", minimum=0)
     radius: float = setting(
         default=4 / 255,
-        help="What radii are multiples of, for inputs in [0, 1]; follows the width of other bounds.",
+        help="Unit of the radii, for inputs in [0, 1]; follows the width of other bounds.",
         minimum=0,
     )
     step_size: float = setting(default=4 / 255, help="Likewise, above 0.", above=0)
@@ -75,10 +75,10 @@ class SOAP(AdaptiveDefense):
         "loss, as in the public code; then rows depend on the others in their group, see ``group_size``.",
         choices=("row", "batch"),
     )
-    crop: int = setting(default=2, help="Of :func:`flipped_crop`, where it is the view.", minimum=0)
-    flip: bool = setting(default=True, help="Likewise.")
+    crop: int = setting(default=2, help="Pixels that :func:`flipped_crop` cuts off, where it is the view.", minimum=0)
+    flip: bool = setting(default=True, help="Whether :func:`flipped_crop` flips the images.")
     view: Any = given(
-        "From inputs ``(N, ...)`` to inputs that are meant to get the same logits, each row on its own and "
+        "A function from inputs ``(N, ...)`` to inputs that are meant to get the same logits, each row on its own and "
         "differentiable; :func:`flipped_crop` when left out, which is for images.",
         default_factory=lambda: None,
     )

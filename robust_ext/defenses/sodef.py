@@ -132,7 +132,7 @@ class StableHeadTraining(NetworkTraining):
     classes: int | None = setting(
         default=None, help="Number of logits; one more than the largest label when left out.", minimum=2
     )
-    dimension: int = setting(default=64, help="Of the state.", minimum=1)
+    dimension: int = setting(default=64, help="Dimension of the state.", minimum=1)
     hidden: int = setting(default=256, help="Width of the field.", minimum=1)
     diagonal: float = setting(default=10.0, help="Weight of the diagonals, at least 0.", minimum=0)
     off_diagonal: float = setting(default=10.0, help="Weight of the rest of the Jacobians, at least 0.", minimum=0)
@@ -206,7 +206,7 @@ class SODEF(AdaptiveDefense):
         "The static classifier that the features are of, from inputs ``(N, ...)`` to ``(N, K)``.", kw_only=False
     )
     features: nn.Module = positional(
-        "From inputs to features ``(N, F)``, see :func:`robust_ext.models.features.split`.", kw_only=False
+        "A module from inputs to features ``(N, F)``, see :func:`robust_ext.models.features.split`.", kw_only=False
     )
     head: StableHead = positional("See :class:`~robust_ext.defenses.sodef.StableHeadTraining`.", kw_only=False)
     time: float = setting(default=5.0, help="Length of the interval, above 0.", above=0)
@@ -222,7 +222,7 @@ class SODEF(AdaptiveDefense):
         help='Of ``"rk4"``, at least 0; with 0 the state is read out as it is. dopri5 chooses its own.',
         minimum=0,
     )
-    tolerance: float = setting(default=1e-3, help="Of dopri5, above 0.", above=0)
+    tolerance: float = setting(default=1e-3, help="Tolerance of dopri5.", above=0)
     adjoint: bool = setting(
         default=True, help="Whether dopri5's gradients come from the adjoint equation, as in the authors' code."
     )

@@ -151,7 +151,7 @@ class Detector(SettingsModule, ABC):
 
     def remake(self) -> str:
         """Return the advice for a detector that no file can hold."""
-        return f"make it anew and set its threshold, detector.threshold = torch.tensor({self.threshold.tolist()})"
+        return f"make it again and set its threshold, detector.threshold = torch.tensor({self.threshold.tolist()})"
 
     def check_fitted(self, fitted: object, *, on: str = "clean_inputs, adversarial_inputs") -> None:
         """Raise ModelError where ``fitted`` is not true, with what ``fit`` takes."""
@@ -177,7 +177,7 @@ class Detector(SettingsModule, ABC):
         """Fit it on training data, with keyword arguments of ``fit`` and all draws by the seed; nothing by default."""
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write what was fitted and calibrated to a safetensors file, without the classifier.
+        """Write fitted and calibrated values to a safetensors file, without the classifier.
 
         ModelError: it contains code, which no file can hold.
         """

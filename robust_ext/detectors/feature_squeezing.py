@@ -69,7 +69,7 @@ class FeatureSqueezingDetector(Detector):
         check=_check_squeezers,
     )
     bounds: tuple[float, float] = setting(
-        default=(0.0, 1.0), help="Of the inputs; squeezers that are named work in them.", check=check_bounds
+        default=(0.0, 1.0), help="Bounds of the inputs, which named squeezers use too.", check=check_bounds
     )
     straight_through: bool = setting(
         default=True,

@@ -123,7 +123,7 @@ class KDBUDetector(ReferenceDetector):
         "at the cost of one more forward pass.",
         check=check_name,
     )
-    bandwidth: float = setting(default=1.2, help="Of the kernel: 1.2 for MNIST, 0.26 for CIFAR-10.", above=0)
+    bandwidth: float = setting(default=1.2, help="Bandwidth of the kernel: 1.2 for MNIST, 0.26 for CIFAR-10.", above=0)
     passes: int = setting(default=50, help="With dropout, at least 2.", minimum=2)
     chunk: int = setting(default=4096, help="References compared at once.", minimum=1)
     references: Tensor = buffer("Hidden layers of the training data, ``(R, F)``; empty until fitted.")

@@ -59,7 +59,9 @@ class LIDDetector(ReferenceDetector):
         help="Names of layers in addition to the input, as in ``classifier.named_modules()``; the authors take all.",
         check=check_names,
     )
-    neighbours: int = setting(default=20, help="k, at least 2: 20 for MNIST, 30 for CIFAR-10.", minimum=2)
+    neighbours: int = setting(
+        default=20, help="Number of neighbours, at least 2: 20 for MNIST, 30 for CIFAR-10.", minimum=2
+    )
     size: int = setting(
         default=100,
         help="How many references, more than ``neighbours``; the authors' minibatches have 100 inputs.",

@@ -82,8 +82,8 @@ class MagNetDetector(Detector):
         default=0.1, help="Standard deviation of the training noise, in units of the bounds' width.", minimum=0
     )
     epochs: int = setting(default=100, help="Passes over the data in training.", minimum=1)
-    bounds: tuple[float, float] = setting(default=(0.0, 1.0), help="Of the images.", check=check_bounds)
-    channels: int | None = setting(default=None, help="Of the images; :meth:`fit` finds out.", minimum=1)
+    bounds: tuple[float, float] = setting(default=(0.0, 1.0), help="Bounds of the images.", check=check_bounds)
+    channels: int | None = setting(default=None, help="Channels of the images; :meth:`fit` finds out.", minimum=1)
     limits: Tensor = buffer("What each part is divided by, ``(parts,)``: errors first; empty until fitted.")
 
     def __post_init__(self) -> None:

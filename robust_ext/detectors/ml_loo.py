@@ -62,8 +62,9 @@ class MLLOODetector(RegressionDetector):
     )
     fill: float = setting(
         default=0.0,
-        help="What a blanked value becomes, in units of the inputs: black. Where most of a clean image is black, most "
-        "attributions are 0, so that the score shows little but whether the background was touched; grey avoids that.",
+        help="Value of a blanked input, in units of the inputs: black. Where most of a clean image is black, most "
+        "attributions are 0, so that the score shows little but whether the background was touched; grey avoids "
+        "that.",
         minimum=-LARGEST,
     )
     patch: int = setting(
@@ -83,7 +84,7 @@ class MLLOODetector(RegressionDetector):
         help="Whether a channel of a feature map is one unit, its mean, as in the authors' code, or each value is one.",
     )
     group: bool = setting(default=False, help="Whether there is only one feature a layer, the mean over its units.")
-    seed: int = setting(default=0, help="Of the draw of units.", minimum=0, maximum=LARGEST_SEED)
+    seed: int = setting(default=0, help="Seed of the draw of units.", minimum=0, maximum=LARGEST_SEED)
     batch_size: int = setting(default=1024, help="Most blanked inputs in one pass.", minimum=1)
 
     def __post_init__(self) -> None:

@@ -52,7 +52,7 @@ class NSSDetector(Detector):
 
     bounds: tuple[float, float] = setting(
         default=(0.0, 1.0),
-        help="Of the inputs; the features are those of the images scaled to [0, 1].",
+        help="Bounds of the inputs; the features are those of the images scaled to [0, 1].",
         check=check_bounds,
     )
     output: str = setting(
@@ -62,7 +62,7 @@ class NSSDetector(Detector):
         choices=("decision", "probability"),
     )
     penalty: float = setting(default=10.0, help="C of the support vector machine.", above=0)
-    gamma: float = setting(default=0.01, help="Of its sigmoid kernel.", above=0)
+    gamma: float = setting(default=0.01, help="Gamma of its sigmoid kernel.", above=0)
     lowest: Tensor = buffer("Of each feature in training, float64 ``(18,)``; empty until fitted.", dtype=torch.float64)
     highest: Tensor = buffer("Likewise.", dtype=torch.float64)
     vectors: Tensor = buffer("Support vectors, float64 ``(V, 18)``.", dtype=torch.float64)

@@ -60,7 +60,7 @@ def observe(classifier: nn.Module, x: Tensor, layers: Sequence[str] = ()) -> Obs
 
 @contextmanager
 def observing(network: nn.Module, layers: Sequence[str]) -> Iterator[list[Observation]]:
-    """Observe every forward pass of a network inside, whatever calls it; see :func:`observe`."""
+    """Observe every forward pass of a network inside the block; see :func:`observe`."""
     outputs: dict[str, list[Any]] = {name: [] for name in layers}
     modules, passes = dict(network.named_modules()), list[Observation]()
 

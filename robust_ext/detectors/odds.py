@@ -72,7 +72,7 @@ class OddsDetector(Detector):
     )
     draws: int = setting(default=256, help="Noisy copies of an input for each noise, at least 1.", minimum=1)
     bounds: tuple[float, float] | None = setting(
-        default=(0.0, 1.0), help="What noisy inputs are clipped to; None to leave them.", check=check_bounds
+        default=(0.0, 1.0), help="Bounds to which noisy inputs are clipped; None for no clipping.", check=check_bounds
     )
     batch_size: int = setting(default=2048, help="Most noisy inputs in one pass.", minimum=1)
     means: Tensor = buffer("Clean means by (y, noise, z), ``(K, noises, K)``; empty until fitted.")

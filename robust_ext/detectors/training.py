@@ -81,9 +81,9 @@ def minimise(
     batch_size: int,
     learning_rate: float,
 ) -> list[float]:
-    """Train a network by Adam, with torch's global generator; return what is reported, averaged over each epoch's rows.
+    """Train a network by Adam, with torch's global generator; return the reported values, averaged over each epoch.
 
-    ``loss`` takes the rows of a step and returns what is minimised and what is reported, both ``()``.
+    ``loss`` takes the rows of a step and returns the minimised and the reported value, both ``()``.
     """
     device, optimizer = module_device(network), torch.optim.Adam(network.parameters(), lr=learning_rate)
     orders = (torch.randperm(rows).to(device) for _ in range(epochs))

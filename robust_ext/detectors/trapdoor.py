@@ -30,7 +30,7 @@ class Triggers:
 
     Args:
         masks: Weight of the trigger at each value, in [0, 1], float32 ``(K, ...)``.
-        patterns: What is mixed in, in the bounds of the inputs, float32 ``(K, ...)``.
+        patterns: Patterns that are mixed in, in the bounds of the inputs, float32 ``(K, ...)``.
     """
 
     masks: Tensor

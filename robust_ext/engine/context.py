@@ -21,14 +21,14 @@ class RunContext:
 
     # Where things came from, as text by name ({"model": "net.py:make"}), kept with the settings
     origin: Mapping[str, str] = field(default_factory=dict)
-    target: str = ""  # Words for what is attacked, for tables that hold several targets
+    target: str = ""  # Names of targets, for tables that hold several
     command: Sequence[str] = ()  # Arguments of robust-ext that repeat the run
     # Called with each record when its block is finished, in order
     on_record: Callable[[Mapping[str, Any]], None] | None = None
     # Of time.monotonic: queries end, and where a run may end early its finished blocks count
     deadline: float | None = None
     dry_run: bool = False  # Whether an evaluation ends with what it would cost, before anything is run or written
-    repair: bool = False  # Whether what is damaged in a run folder is dropped and done again, not refused
+    repair: bool = False  # Whether damaged parts of a run folder are dropped and recomputed, not refused
 
     def __post_init__(self) -> None:
         origin, command = self.origin, self.command

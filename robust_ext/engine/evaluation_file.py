@@ -44,9 +44,9 @@ def as_folder(out: str | os.PathLike[str] | None) -> Path | None:
 
 
 def read_evaluation(folder: Path) -> dict[str, Any]:
-    """Return what a folder states: ``evaluation``, ``holds``, ``settings``, ``judge_seed`` and ``planned``.
+    """Return the declarations of a folder: ``evaluation``, ``holds``, ``settings``, ``judge_seed`` and ``planned``.
 
-    A folder that states nothing is new. RunFolderError where the file is damaged, unless the call repairs, or where an
+    A folder without declarations is new. RunFolderError where the file is damaged, unless the call repairs, or where an
     earlier version wrote the folder.
     """
     file = folder / FILE
@@ -66,7 +66,7 @@ def read_evaluation(folder: Path) -> dict[str, Any]:
 
 
 def write_evaluation(folder: Path, stated: Mapping[str, Any]) -> None:
-    """Write what a folder states, as :func:`read_evaluation` returns it."""
+    """Write the declarations of a folder, as :func:`read_evaluation` returns them."""
     replace_file(folder / FILE, seal(to_text(stated), ""), error=RunFolderError)
 
 
@@ -114,7 +114,7 @@ def begin_evaluation(
 
 
 def plan(stated: Mapping[str, Any], runs: Iterable[Run], *, title: str) -> dict[str, Any]:
-    """Return what a folder states once these runs are planned too, until :func:`close_evaluation`."""
+    """Return the declarations of a folder once these runs are planned too, until :func:`close_evaluation`."""
     planned = {run["key"]: run for run in stated["planned"]}
     for run in runs:
         samples = sum(map(len, run.blocks))
@@ -151,12 +151,12 @@ def seed_of_runs(folder: Path) -> int | None:
 class JudgedSettings(Settings):
     """Settings of evaluations whose judge draws random numbers of its own."""
 
-    seed: int = setting(default=0, help="Of every draw.", minimum=0, maximum=LARGEST_SEED, panel="run")
+    seed: int = setting(default=0, help="Seed of all random draws.", minimum=0, maximum=LARGEST_SEED, panel="run")
     judge_seed: int | None = setting(
         default=None,
-        help="Of the draws that an attack must not repeat: planted points, and those of random detectors and defenses "
-        "that judge. Left out: ``seed`` where attacks run in this process; a new one, kept with the result, where they "
-        "run in their own.",
+        help="Seed of the draws that an attack must not repeat: planted points, and those of random detectors and "
+        "defenses that judge. Left out: ``seed`` where attacks run in this process; a new one, kept with the "
+        "result, where they run in their own.",
         minimum=0,
         maximum=LARGEST_SEED,
         panel="run",
@@ -185,7 +185,7 @@ def with_judge_seed(settings: S, *, out: str | os.PathLike[str] | None, worker: 
 
 
 def _seed_in(folder: Path, fresh: int) -> int:
-    """Return the seed that a folder states; where it states none, the fresh one, which it states from now on."""
+    """Return the seed of a folder; if it has none, store the fresh one and return it."""
     dry = current_context().dry_run
     if not dry:
         make_folder(folder, error=RunFolderError)

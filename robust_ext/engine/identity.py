@@ -95,7 +95,7 @@ def is_plain(value: object) -> bool:
 
 
 def tensor_bytes(tensor: Tensor) -> bytes:
-    """The values of a tensor, whatever its layout."""
+    """The values of a tensor of any layout."""
     if tensor.is_meta:
         return repr(tensor).encode()
     tensor = tensor.detach().dequantize() if tensor.is_quantized else tensor.detach()
@@ -125,7 +125,7 @@ def versions() -> dict[str, str]:
 
 @cache
 def _version(package: str) -> str | None:
-    """The version that is installed, read once: every run folder states it."""
+    """Return the installed version, read once: every run folder records it."""
     try:
         return version(package)
     except PackageNotFoundError:

@@ -68,7 +68,7 @@ class EvaluationInputs:
 
     @cached_property
     def goals(self) -> Tensor:
-        """What attacks are given as labels, int64 ``(N,)``; the classes, or with targets these."""
+        """Labels for attacks, int64 ``(N,)``: the classes, or the targets if any."""
         return self.criterion.goals(self.labels, logits=self.logits, ids=self.ids)
 
     @property
@@ -259,7 +259,7 @@ def check_model(
 
 
 def bounded_module(model: object, threat_model: ThreatModel, *, device: str | torch.device | None = None) -> nn.Module:
-    """A model as a module, on the device; InvalidArgumentError where it is of no known kind or states other bounds."""
+    """A model as a module, on the device; InvalidArgumentError where it is of no known kind or has other bounds."""
     _check_threat_model(threat_model)
     adapted = as_module(model)
     if adapted.bounds is not None and adapted.bounds != threat_model.bounds:
@@ -287,6 +287,6 @@ def as_attacks(attacks: object, *, argument: str = "attacks") -> dict[str, Attac
         names = [one.name for one in found]
         twice = sorted({name for name in names if names.count(name) > 1})
         raise InvalidArgumentError(
-            argument, f"several called {', '.join(twice)}", "a dict of attacks by different names"
+            argument, f"several named {', '.join(twice)}", "a dict of attacks by different names"
         )
     return named

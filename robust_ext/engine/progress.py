@@ -1,6 +1,6 @@
 """Progress on stderr: a live bar on a terminal; in logs, CI and notebooks a line at first and one a minute.
 
-Work inside :func:`showing` states its phase by :func:`phase`, which costs nothing where nothing is shown.
+Work inside :func:`showing` names its phase by :func:`phase`, which costs nothing where nothing is shown.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ class Recorder:
             return None
         query, points = self._current, args[0]
         assert query is not None
-        # A mode or subclass that records what is computed must not record this.
+        # A mode or subclass that records operations must not record this.
         with torch._C.DisableTorchFunction(), torch.no_grad():
             self.witnesses.note(points.detach(), out.detach())
             self._note(query, points.detach(), out.detach(), cut=query.graph and not out.requires_grad)

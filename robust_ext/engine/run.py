@@ -70,7 +70,7 @@ class Block:
 class Run(ABC):
     """The work of one store."""
 
-    kind: ClassVar[str] = "run"  # By which its folder states what records hold
+    kind: ClassVar[str] = "run"  # The contents of records, for its folder
     partial: ClassVar[bool] = False  # Whether its first blocks are a result where the time is over before the others
 
     key: str  # Its folder inside the run folder; empty for the run folder itself
@@ -81,7 +81,7 @@ class Run(ABC):
     long: bool = False
 
     def __getstate__(self) -> dict[str, Any]:
-        # What was computed from these is computed again where it is needed.
+        # Values computed from these are recomputed where needed.
         return {entry.name: getattr(self, entry.name) for entry in fields(self)}
 
     @property

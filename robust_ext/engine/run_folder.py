@@ -34,7 +34,7 @@ from robust_ext.engine.verify import LOST
 
 EARLIER = "was written by an earlier version of robust_ext, whose records this one does not read; choose another folder"
 RECORDS, ARRAYS = "records.jsonl", "arrays.bin"
-# Where the machine itself stops, what was finished within that many seconds may be lost; a kill loses nothing.
+# If the machine itself stops, blocks finished within that many seconds may be lost; a kill loses nothing.
 _SYNC_SECONDS = 5.0
 # Bytes that are compressed to see whether that is worthwhile, and what has to be left of them at most.
 _TRIED, _GAIN = 2**14, 0.75
@@ -45,7 +45,7 @@ _MOST_BYTES, _MOST_RATIO = 256 * 2**20, 100
 class SavedRun(Store):
     """The records in a run folder, which is only read.
 
-    ``run`` is the kind, settings and versions that it states; None where there is nothing. A damaged line, or one that
+    ``run`` is its kind, settings and versions; None where there is nothing. A damaged line, or one that
     does not hold what its kind promises, is a RunFolderError. With ``repair``, such lines are left out, and the given
     run takes the place of a damaged one.
     """

@@ -45,7 +45,7 @@ class _Shared(Generic[R]):
         self._missing = [index for index, rows in enumerate(run.blocks) if not store.holds(rows)]
         self._kept = set(range(len(run.blocks))).difference(self._missing)
         self._flying: dict[int, Mapping[str, Any]] = {}  # Needs of the blocks that workers have, by index
-        self._back: dict[int, tuple[Mapping[str, Any], Reply]] = {}  # Needs of an ordered block, and what came of them
+        self._back: dict[int, tuple[Mapping[str, Any], Reply]] = {}  # Needs of an ordered block, and their outcome
 
     def begin(self, packer: Packer) -> Generator[Task, TaskResult, None]:
         """Do what comes before the blocks, and make the parts that workers are sent."""

@@ -97,7 +97,7 @@ COLUMNS = (
     "grid",  # Whether the last query with a gradient was on the grid of 8 bits
     "elsewhere",  # Share of queries with gradients that are the input scaled or shifted, out of bounds or ball
     "slope",  # Its scale at the last of them
-    "shift",  # What was added to it
+    "shift",  # The addition to it
     "outside",  # Queries out of the ball or the bounds
     "unmoved",  # Queries of the input itself
     "batch_queries",  # Most queries of any row in the same call

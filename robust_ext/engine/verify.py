@@ -136,7 +136,7 @@ def verify(
 
 
 def _valid(candidates: Tensor, inputs: Tensor, threat_model: ThreatModel) -> tuple[Tensor, Tensor, Tensor]:
-    """Which candidates are finite, and in bounds, bool ``(N,)``; all as float32 in bounds, inputs for others."""
+    """Check which candidates are finite, and in bounds, bool ``(N,)``; all as float32 in bounds, inputs for others."""
     # NaN is both the least and the most of a row.
     least, most = candidates.flatten(1).amin(1), candidates.flatten(1).amax(1)
     finite = torch.isfinite(least) & torch.isfinite(most)
@@ -193,11 +193,11 @@ def take_witnesses(
 
 
 def check_candidates(candidates: object, inputs: Tensor, *, attack: str) -> Tensor:
-    """Return the values of candidates as a tensor of their own, whatever class they come in.
+    """Return the values of candidates of any tensor class as a separate plain tensor.
 
     AttackError where they are no dense float tensor of the inputs' shape; no memory is taken before that is known.
     """
-    # Not isinstance, which believes what an object declares as its class.
+    # Not isinstance, which trusts the class that an object declares.
     if not issubclass(type(candidates), Tensor):
         raise AttackError(f"{attack}: returned {type(candidates).__name__}, expected a tensor of candidates")
     if (odd := without_values(candidates)) is not None:

@@ -113,7 +113,7 @@ def check_arms(arms: Iterable[Arm]) -> list[Arm]:
     names = [arm.name for arm in found]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise InvalidArgumentError("arms", f"several called {', '.join(twice)}", "a label of its own for each")
+        raise InvalidArgumentError("arms", f"several named {', '.join(twice)}", "different labels")
     return found
 
 
@@ -240,7 +240,7 @@ class ArmRun(ScoredRun):
 def plan_runs(arms: Sequence[Arm], clean: ScoredRun) -> list[ArmRun]:
     """The runs of arms: one each; one for all budgets of a minimum-norm attack; one a detector if adaptive.
 
-    Raises where an attack does not fit; one detector alone may refuse an adaptive one, as the result then says.
+    Raises where an attack does not fit; one detector alone may refuse an adaptive one, which the result reports.
     """
     refuse_gradients((arm.resolved for arm in arms), clean.given.module)
     given, grouped = clean.given, dict[tuple[str, str, ThreatModel], list[Arm]]()
@@ -274,7 +274,7 @@ def _check_pursuit(attack: Attack, criterion: Criterion) -> None:
 
 def _arm_run(arms: Sequence[Arm], model: ThreatModel, detector: NamedDetector | None, clean: ScoredRun) -> ArmRun:
     arm, attack = arms[0], arms[0].resolved
-    # The same whatever budgets a minimum-norm attack is judged by.
+    # The same for all budgets by which a minimum-norm attack is judged.
     title = arm.name if arm.epsilon is None or not attack.traits.minimum_norm else f"{arm.short} {arm.norm}"
     title = title if detector is None else f"{title}, knowing {detector.name}"
     # All that decides what it returns, besides model, inputs and seed.

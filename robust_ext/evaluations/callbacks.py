@@ -1,4 +1,4 @@
-"""Callbacks: what is told of a result, and of records as they come; ready ones for trackers of experiments."""
+"""Callbacks on results and on records as they arrive, with ready ones for experiment trackers."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Callback(Protocol):
 
 @contextmanager
 def listening(callbacks: Sequence[Callback]) -> Iterator[Callable[[R], R]]:
-    """Records of runs inside the block go to the callbacks; yields what tells them of the result and returns it.
+    """Pass records of runs inside the block to the callbacks; yield a function that passes them the result.
 
     Warnings of the block and of the result are issued at its end, see :mod:`robust_ext.core.errors`.
 
@@ -113,7 +113,7 @@ def listening(callbacks: Sequence[Callback]) -> Iterator[Callable[[R], R]]:
         hearing[:] = [one for one in hearing if _call(one, "on_record", record)]
 
     def tell(result: R) -> R:
-        # A diagnosis is asked for its findings; of others, a wrong setup is a warning.
+        # Findings are the result of a diagnosis; elsewhere only a wrong setup is a warning.
         setup = () if result.kind == "diagnosis" else findings.divided(result.content.get("findings", ()))[0]
         take([*map(findings.sentence, setup), *result.content.get("warnings", ())])
         for one in callbacks:

@@ -32,7 +32,7 @@ class Part(NamedTuple):
 def time_table(outcomes: Iterable[Outcome[Any]], *, begun: float | None, others: Iterable[Part] = ()) -> dict[str, Any]:
     """Rows and seconds by phase, of these outcomes since ``begun`` and of earlier calls in the same folders.
 
-    ``others`` are parts that no block states. Seconds are those of all processes that worked on blocks, and the last
+    ``others`` are parts that no block reports. Seconds are those of all processes that worked on blocks, and the last
     phase, ``"rest"``, is what no other one took. ``wall`` is how long this call took; None with ``begun``, where that
     is more than these outcomes; ``resumed`` is how many blocks an earlier call finished. Plain values.
     """
@@ -122,7 +122,7 @@ def outside_warnings(ran: Iterable[tuple[str, Attack, ThreatModel, Records]]) ->
         if shown:
             found.append(
                 f"Candidates lay {places[outcome]} of the threat model and count as not found, whatever the model "
-                f"makes of them ({_first(shown)}). Give the attack the threat model's norm, epsilon and bounds, or "
+                f"predicts there ({_first(shown)}). Give the attack the threat model's norm, epsilon and bounds, or "
                 "project what it returns; an attack that minimises another norm is no evidence for this one."
             )
     return found

@@ -127,7 +127,7 @@ def as_detectors(
         detector = detector_beside(one, module, inputs[:4])
         name = label or str(getattr(detector, "name", type(detector).__name__))
         if name in found:
-            raise InvalidArgumentError("detectors", f"several called {name}", "a dict of detectors by different names")
+            raise InvalidArgumentError("detectors", f"several named {name}", "a dict of detectors by different names")
         if data is not None and not has_threshold(detector):
             calibrate_detector(detector, data, false_positive_rate=false_positive_rate, bounds=bounds, seed=seed)
         found[name] = NamedDetector(name=name, detector=detector, digest=name)

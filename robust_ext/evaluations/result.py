@@ -85,7 +85,7 @@ class Tabular(ABC):
         return f"<{type(self).__name__}: {self.headline}>"
 
 
-# What is measured by a clock.
+# Values measured by a clock.
 _MEASURED = ("time", "seconds", "seconds_ratio")
 
 
@@ -182,7 +182,7 @@ class EvaluationResult(Tabular):
         _reports().save(self.content, folder, self.examples)
 
     def saved(self, folder: str | os.PathLike[str] | None) -> Self:
-        """This result with what was warned of while it was made, saved where there is a folder."""
+        """Return this result with the warnings issued while it was made, saved where there is a folder."""
         warnings = with_collected(self.content.get("warnings", ()))
         result = replace(self, content={**self.content, "warnings": warnings}) if warnings else self
         if folder is not None:

@@ -1,4 +1,4 @@
-"""What every evaluation takes besides its own arguments and settings: how it is run."""
+"""Keywords of every evaluation besides its own arguments and settings."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ T = TypeVar("T", bound=EvaluationResult)
 
 @dataclass
 class RunKeywords:
-    """How an evaluation is run: keywords of every evaluation.
+    """Keywords of every evaluation that decide how it is run.
 
     Args:
         device: Where to run it, on a copy of a model that lies elsewhere; the model's own device when left out.
@@ -56,7 +56,7 @@ class RunKeywords:
 
     @contextmanager
     def begun(self) -> Iterator[Callable[[T], T]]:
-        """Start workers, and hear records for the callbacks; yields what saves the result and tells them of it."""
+        """Start workers, and pass records to the callbacks; yield a function that saves the result and passes it on."""
         with (
             listening(self.callbacks) as tell,
             attack_worker(

@@ -1,4 +1,4 @@
-"""Modules: whatever a model does is done by one of these."""
+"""Modules for all that a model does."""
 
 from robust_ext.models.binarized import BinarizedClassifier as BinarizedClassifier
 from robust_ext.models.wrapping import Normalized as Normalized

@@ -118,7 +118,7 @@ class AdaptiveDefense(Drawing, SettingsModule, ABC):
     def part_arguments(cls, part: Any, classifier: nn.Module, inputs: Tensor) -> dict[str, Any]:
         """Return the constructor's arguments besides the classifier, from a part of :attr:`part_class`.
 
-        It is tried on a few inputs ``(n, ...)``; what it raises there says that it was trained for another classifier.
+        It is tried on a few inputs ``(n, ...)``; an error there means that it was trained for another classifier.
         """
         raise NotImplementedError(f"{cls.__name__} has no trained part")
 
@@ -126,7 +126,7 @@ class AdaptiveDefense(Drawing, SettingsModule, ABC):
     def solve(self, x: Tensor, rng: RowRNG, *, record: bool) -> Solution:
         """Optimise for the rows ``(N, ...)``, at least one, of one group, or of any batch where rows are on their own.
 
-        ``x`` stays unchanged; ``rng`` has the rows' random numbers; ``record`` states whether the iterates are wanted.
+        ``x`` stays unchanged; ``rng`` has the rows' random numbers; ``record``: whether the iterates are needed.
         """
 
     def readout(self, point: Tensor, state: State) -> Tensor:

@@ -190,7 +190,7 @@ def binarized_defense(module: nn.Module) -> AdaptiveDefense | None:
     if not isinstance(features, DefendedFeatures):
         return None
     inside: Any = mixed(features.defense, _Binarized)
-    # Its readout returns logits, whatever the defense's own returns.
+    # Its readout returns logits, even if the defense returns probabilities.
     inside.binarized, inside.layer = (module,), features.layer
     inside.own_output, inside.output = features.defense.output, "logits"
     made: AdaptiveDefense = inside

@@ -43,7 +43,7 @@ class BlackBox(nn.Module):
 
     @property
     def labels_only(self) -> bool:
-        """Whether nothing but labels comes back."""
+        """True if it returns nothing but labels."""
         return self.returns == "labels"
 
     def forward(self, x: Tensor) -> Tensor:
@@ -96,7 +96,7 @@ def black_box(
     """Return a function of numpy arrays as a model without gradients, for attacks that read scores or labels alone.
 
     Args:
-        predict: From float32 arrays ``(N, ...)`` in the threat model's bounds to what ``returns`` says; each row by
+        predict: From float32 arrays ``(N, ...)`` in the threat model's bounds to the kind of ``returns``; each row by
             itself, the same at each call.
         returns: ``"logits"``: any scores ``(N, K)``, the highest of which is the prediction, or ``(N,)`` of class 1 of
             two. ``"probabilities"``: likewise, of which the logarithms are taken. ``"labels"``: whole numbers ``(N,)``

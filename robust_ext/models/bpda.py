@@ -153,7 +153,7 @@ class BPDA(nn.Module):
         check_called()
 
         def vjp(cotangent: Tensor) -> Sequence[Tensor | None]:
-            # What is computed once more in the backward pass needs it there too.
+            # Recomputation in the backward pass needs it there too.
             with other():
                 return pull(cotangent)
 

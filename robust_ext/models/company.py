@@ -68,7 +68,7 @@ class InCompany(Accompanied):
 
 
 class OneImage(Accompanied):
-    """A batch-level defense of one row beside held negatives, see :func:`one_image`."""
+    """A batch-level defense of one row next to held negatives, see :func:`one_image`."""
 
     batch_level = False
 
@@ -81,7 +81,7 @@ def in_company(defense: T, inputs: Tensor, threat_model: ThreatModel) -> T:
     """Return a batch-level defense that fills up incomplete groups with the clean samples of a test.
 
     Samples ``0 .. group_size - 1`` are the first group, and so on; the last one is filled up with the first samples. A
-    row belongs to the sample that is nearest to it in the threat model's norm, and is defended beside the rows of the
+    row belongs to the sample that is nearest to it in the threat model's norm, and is defended next to the rows of the
     batch that belong to the other samples of its group, in whichever order they come. Where there are several rows of
     one sample, the first of each are together, then the second ones; the clean sample stands in where one is missing.
     So any batch can be sent, and a batch of all samples is what the defense sees in an evaluation.

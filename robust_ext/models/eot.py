@@ -73,11 +73,12 @@ class EoT(Drawing, SettingsModule):
     """
 
     module: nn.Module = positional(
-        "From inputs ``(N, ...)`` to logits ``(N, K)``, each row on its own or in groups that N is a multiple of; or "
-        "a model of any kind that :func:`robust_ext.as_module` takes, as a Foolbox model or an ART classifier.",
+        "A module from inputs ``(N, ...)`` to logits ``(N, K)``, each row on its own or in groups that N is a "
+        "multiple of; or a model of any kind that :func:`robust_ext.as_module` takes, as a Foolbox model or an ART "
+        "classifier.",
         kw_only=False,
     )
-    draws: int = setting(help="At least 1.", minimum=1)
+    draws: int = setting(help="Number of draws.", minimum=1)
     chunk: Any = setting(
         default=None,
         help="How many draws go through the module in one batch of ``chunk x N`` rows, draw after draw; 1 when left "
@@ -86,10 +87,10 @@ class EoT(Drawing, SettingsModule):
     )
     gradient: str = setting(default="mean", help='``"mean"``, ``"logits"`` or ``"softmax"``.', choices=GRADIENTS)
     loss: str = setting(default="logits", help='``"last"``, ``"logits"`` or ``"softmax"``.', choices=VALUES)
-    decision: Any = setting(default=None, help="Likewise; as ``loss`` when left out.")
+    decision: Any = setting(default=None, help="The same choices; that of ``loss`` when left out.")
     seed: int | None = setting(
         default=None,
-        help="Of all draws; a fresh one for each call from torch's global generator when left out.",
+        help="Seed of all draws; a fresh one for each call from torch's global generator when left out.",
         minimum=0,
         maximum=LARGEST_SEED,
     )

@@ -25,7 +25,7 @@ _MOST = 50_000
 
 
 class _Student(nn.Module):
-    """A linear map and a small network beside it, of convolutions where the layer keeps height and width."""
+    """A linear map and a small parallel network, of convolutions where the layer keeps height and width."""
 
     scale: Tensor
     centre: Tensor

@@ -215,7 +215,7 @@ class Exported(Wrapped):
 
 
 def evaluable(module: nn.Module) -> nn.Module:
-    """A network without what was compiled, with exported and scripted parts that take modes and hooks.
+    """Return the network with original modules for compiled parts; exported and scripted parts take modes and hooks.
 
     Linear layers that are quantised dynamically get the rows one by one: their scales come from the batch.
 

@@ -161,7 +161,7 @@ class FunctionPurifier(Purifier):
             return self._checked(called_alone(self.function, point, self.networks().values()), point)
 
     def solve(self, x: Tensor, rng: RowRNG, *, record: bool) -> Solution:
-        """The function, once; what it states as its trajectory is another call."""
+        """Call the function once; its declared trajectory takes another call."""
         if not record:
             return super().solve(x, rng, record=False)
         with seen_points(self.networks(), x) as seen:

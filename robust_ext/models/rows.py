@@ -95,7 +95,7 @@ def seeds_of(rows: int, generator: torch.Generator | None = None) -> Tensor:
     return torch.randint(_MOST, (rows,), generator=generator)
 
 
-# Seeds for whatever defenses a batch will meet, and what counts those that have taken theirs.
+# Seeds for the defenses that a batch will meet, and a count of those that have taken theirs.
 _given: ContextVar[tuple[Tensor, Iterator[int]] | None] = ContextVar("robust_ext_row_seeds", default=None)
 
 
@@ -133,7 +133,7 @@ class Solution:
     """The result of a defense's inner steps, for some rows.
 
     Attributes:
-        final: What is classified, ``(N, ...)``.
+        final: The classified points, ``(N, ...)``.
         iterates: The starting point and the point after each step, ``(N, ...)`` each; may be empty unless recorded.
         state: What else the readout needs, such as controls or pseudo-labels; tensors of N rows.
     """

@@ -56,7 +56,7 @@ def row_gradient(loss: Callable[[Tensor], Tensor], point: Tensor, *, differentia
 
 
 def attach(compute: Callable[..., tuple[Tensor, VJP]], *inputs: Tensor) -> Tensor:
-    """A value with a gradient of one's own making; parameters get none, whoever calls ``backward``.
+    """A value with a gradient of your own; parameters never get one from ``backward``.
 
     ``compute`` maps the detached inputs to the value and to what pulls its gradients back to them. It is called once,
     with gradients switched off; the value can be differentiated once, any number of times.

@@ -59,7 +59,7 @@ def module_of(model: Any) -> Any:
     """
     if isinstance(model, nn.Module) or inspect.isroutine(model) or inspect.isclass(model):
         return model
-    # The public face: models lie below the registry, which knows what other libraries' models are.
+    # The public face: models lie below the registry, which recognises models of other libraries.
     from robust_ext import as_module
 
     try:

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.detectors.base import Detector
+from robust_ext.detectors.catalogue import DETECTORS
 from robust_ext.detectors.scored import ScoreDetector
 from robust_ext.registry import base as libraries
 from robust_ext.registry.base import made_by, named_object, same_logits, takes_classifier
@@ -61,6 +62,13 @@ def as_detector(
     if not isinstance(classifier, nn.Module):
         raise InvalidArgumentError("classifier", type(classifier).__name__, "a torch.nn.Module from inputs to logits")
     if isinstance(obj, str):
+        if obj.partition("(")[0] in DETECTORS:
+            raise InvalidArgumentError(
+                argument,
+                obj,
+                "code that makes a fitted detector of a classifier, file.py:make; detectors by name are for MEAD "
+                f"(robust-ext mead --detector {obj.partition('(')[0]}), which fits them",
+            )
         found = named_object(obj, accepted=_ACCEPTED, argument=argument)
         return as_detector(found, classifier, inputs=inputs, argument=argument)
     if isinstance(obj, Detector):

@@ -1,4 +1,4 @@
-"""What the invariants of ART attacks are checked with."""
+"""Parts of the tests of ART attacks."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def test_rows_that_are_no_numbers_stay_and_harm_no_others(norm):
         return out
 
     threat_model = ThreatModel(norm=norm, epsilon=0.3)
-    with pytest.warns(RobustExtWarning, match="some rows had a gradient of zeros"):
+    with pytest.warns(RobustExtWarning, match="the gradient of some rows was zero"):
         result = attack((replace(target, module=Lambda(broken)), inputs, labels), threat_model, start="input", steps=10)
     assert bool(torch.isfinite(result.candidates).all())
     # The input itself is a point at which nothing is robust.

@@ -89,7 +89,7 @@ def test_wherever_they_come_from(given, tmp_path):
         keywords = {"isolate": given != "resumed", "out": tmp_path}
         attack = "robust_ext:APGD(steps=2)"
         texts, result = issued_by(lambda: accuracy(Flat().eval(), attack, **keywords))
-        assert any("gradient of zeros" in text for text in texts)
+        assert any("the gradient of some rows" in text for text in texts)
         if given == "resumed":
             assert issued_by(lambda: accuracy(Flat().eval(), attack, **keywords)) == (texts, result)
     assert texts == result.content["warnings"]

@@ -91,8 +91,8 @@ def test_what_is_compared_with_has_the_samples_labels(given):
         with pytest.raises(AssertionError) as caught:
             assert_attack_passes(model, lambda model, x, y: x, inputs, ball, labels=labels, **SHORT)
         texts.append(str(caught.value))
-    assert "solves what the attack does not" in texts[0]
-    assert "solves what the attack does not" not in texts[1]
+    assert "solves samples that the attack misses" in texts[0]
+    assert "solves samples that the attack misses" not in texts[1]
 
 
 def test_an_endless_attack_ends_in_time_and_what_was_done_counts(given):

@@ -38,7 +38,7 @@ _ROUNDING = 1e-5
 class AttackProblem(Batch):
     """A batch of at least one row, checked, with the detector, the points to imitate ``(N, R, ...)`` and generators.
 
-    There is one CPU generator a row: the first rows have the same ones whatever comes after them.
+    There is one CPU generator a row: the first rows have the same ones in a longer batch.
     """
 
     defended: Defended

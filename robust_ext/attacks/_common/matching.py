@@ -44,11 +44,11 @@ class MatchingAttack(DetectorAwareAttack):
         choices=("nearest", "mean"),
     )
     confidence: float = setting(
-        default=0.0, help="Margin in logits above which the classifier's term is content.", minimum=0
+        default=0.0, help="Margin in logits above which the classifier's term is satisfied.", minimum=0
     )
     check_every: int = setting(
         default=1,
-        help="How often points are evaluated, in steps. Where the detector is as cheap as what is matched, 1.",
+        help="Steps between two evaluations of the points; 1 where the detector is cheap.",
         minimum=1,
     )
 

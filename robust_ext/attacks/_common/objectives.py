@@ -73,7 +73,7 @@ class Objective:
 
     @property
     def aims(self) -> bool:
-        """Whether an untargeted attack aims at classes with it."""
+        """True if an untargeted attack aims at classes with it."""
         return self.aimed is not None
 
     def of_kind(self, goal: Criterion) -> Loss:

@@ -80,8 +80,8 @@ class BoundarySearch(NativeAttack):
 
     budget: float = setting(
         default=5000.0,
-        help="For each input and for everything, starts included, in ``budget_unit``. It is looked at before each step "
-        "and each round of regions, so that a search ends at most one of these later.",
+        help="Budget of each input for everything, starts included, in ``budget_unit``. It is checked before each "
+        "step and each round of regions, so a search ends at most one of these later.",
         above=0,
         trial=600.0,
     )
@@ -128,13 +128,14 @@ class BoundarySearch(NativeAttack):
     )
     pool_labels: Tensor | None = setting(
         default=None,
-        help="Their labels, ``(P,)``: images that the network classifies otherwise are then left out, as in the paper.",
+        help="Labels of the pool, ``(P,)``: images that the network classifies otherwise are then left out, as in the "
+        "paper.",
         check=_labels,
     )
 
     @property
     def searches_on(self) -> bool:
-        """Whether something follows the starts, which then leave most of the budget to it."""
+        """True if something follows the starts, which then leave most of the budget to it."""
         return self.hops > 0
 
     def cost(self, threat_model: ThreatModel, *, classes: int) -> Cost | None:

@@ -25,7 +25,7 @@ class Progress:
     """The state of the problems: points ``(B, D)`` in the box, nearly feasible near the end, and rows of ``(B,)``.
 
     The violation is by how much a point misses the worst row, in units of distance; the bound lies below the distance
-    of every feasible point; ``infeasible`` tells whether there provably is none. The multipliers are ``(B, M)``.
+    of every feasible point; ``infeasible``: whether provably none exists. The multipliers are ``(B, M)``.
     """
 
     points: Tensor

@@ -97,9 +97,11 @@ class DiscriminatorTraining(NetworkTraining):
     mixed: bool | None = setting(default=None, help="See above; when left out, where there are layers.")
     gamma: float = setting(default=2.0, help="How far mixtures go, relative to the perturbation, above 0.", above=0)
     epsilon: float = setting(
-        default=0.031, help="Of the linf attack, for inputs in [0, 1]; follows the width of other bounds.", above=0
+        default=0.031,
+        help="Budget of the linf attack, for inputs in [0, 1]; follows the width of other bounds.",
+        above=0,
     )
-    attack_steps: int = setting(default=10, help="Of PGD from a random start, at least 1.", minimum=1)
+    attack_steps: int = setting(default=10, help="Steps of PGD from a random start.", minimum=1)
     attack_step_size: float = setting(default=0.004, help="In the units of ``epsilon``, above 0.", above=0)
     width: int = setting(default=64, help="See :class:`Discriminator`.", minimum=1)
     before: int = setting(default=1, help="Likewise.", minimum=0)

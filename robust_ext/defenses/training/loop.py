@@ -87,9 +87,9 @@ class NetworkTraining(Training):
 
     epochs: int = setting(default=20, help="Passes over the data, at least 1.", minimum=1)
     batch_size: int = setting(default=128, help="Inputs in a step, at least 2.", minimum=2)
-    learning_rate: float = setting(default=1e-3, help="Of Adam, above 0.", above=0)
-    bounds: tuple[float, float] = setting(default=(0.0, 1.0), help="Of the inputs.", check=check_bounds)
-    seed: int = setting(default=0, help="Of everything that is drawn.", minimum=0, maximum=LARGEST_SEED)
+    learning_rate: float = setting(default=1e-3, help="Learning rate of Adam.", above=0)
+    bounds: tuple[float, float] = setting(default=(0.0, 1.0), help="Bounds of the inputs.", check=check_bounds)
+    seed: int = setting(default=0, help="Seed of all random draws.", minimum=0, maximum=LARGEST_SEED)
 
     def run(
         self, module: nn.Module, rows: int, loss: Callable[[Tensor], Tensor], *, seeded: bool = True, slower: float = 1

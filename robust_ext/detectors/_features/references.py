@@ -27,7 +27,7 @@ class ReferenceDetector(RegressionDetector):
 
     @abstractmethod
     def take_references(self, inputs: Tensor, labels: Tensor | None, *, batch_size: int, seed: int) -> None:
-        """Keep what is needed of the references ``(R, ...)``, with their classes ``(R,)`` where these were given."""
+        """Keep the needed part of the references ``(R, ...)``, with their classes ``(R,)`` where these were given."""
 
     def reference_count(self, rows: int) -> tuple[int, int]:
         """Return the number of references needed, and of training rows to set apart where they are fewer."""

@@ -31,7 +31,7 @@ class Squeezer(SettingsModule, ABC):
     kind: ClassVar[str]
     differentiable = True
 
-    bounds: tuple[float, float] = setting(default=(0.0, 1.0), help="Of the inputs.", check=check_bounds)
+    bounds: tuple[float, float] = setting(default=(0.0, 1.0), help="Bounds of the inputs.", check=check_bounds)
 
     @abstractmethod
     def forward(self, x: Tensor) -> Tensor:
@@ -54,7 +54,7 @@ class BitDepth(Squeezer):
     kind = "bit_depth"
     differentiable = False
 
-    bits: int = setting(help="From 1 to 16.", minimum=1, maximum=16)
+    bits: int = setting(help="Bits that are kept of each value.", minimum=1, maximum=16)
 
     def forward(self, x: Tensor) -> Tensor:
         """Round to the nearest level, halves to the even one."""

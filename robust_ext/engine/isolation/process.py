@@ -107,7 +107,7 @@ class AttackProcess:
             process.wait(patience)
         _kill(process.pid, self._connection)
         self._connection.close()
-        # An attack may have stopped the process that states how it ended.
+        # An attack may have stopped the process that reports how it ended.
         if self._server:
             with suppress(OSError):
                 os.kill(self._server, signal.SIGCONT)
@@ -121,7 +121,7 @@ class AttackProcess:
 
     @contextmanager
     def _ended_after(self, seconds: float | None) -> Iterator[None]:
-        """Kill the process at the deadline, whatever it sends or reads until then."""
+        """Kill the process at the deadline, even while it sends or reads."""
         over, process = threading.Event(), self._process
         assert process is not None
 

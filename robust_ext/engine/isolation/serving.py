@@ -88,7 +88,7 @@ def _reply(request: Task | Callable[[], Any], connection: Connection) -> bytes:
 
 
 def _take_away_files(besides: set[int]) -> None:
-    """Put nothing in the place of files that multiprocessing shares among the judge and all of these processes."""
+    """Use no files that multiprocessing shares among the judge and all of these processes."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in {*range(3, _FILES)}.difference(besides, {nothing}):
         with suppress(OSError):

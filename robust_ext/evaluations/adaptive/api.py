@@ -76,7 +76,7 @@ def evaluate_defense(  # noqa: D417
         classifier: The static model: a torch module, a Foolbox model or an ART ``PyTorchClassifier``; or the defense's.
         defense_weights: File of the trained parts of a named defense.
         negatives: Clean images ``(M, ...)`` for a batch-level defense, at least ``group_size - 1``: each row is
-            defended alone beside the first of them, as for an attacker of one image (section 2.4).
+            defended alone next to the first of them, as for an attacker of one image (section 2.4).
         surrogates: Further networks by name, anything that ``classifier`` may be, to transfer points from.
         settings: All settings at once; the defaults when left out.
         **options: Single settings, see :class:`AdaptiveSettings`.

@@ -4,7 +4,7 @@ As AutoAttack does (Croce and Hein 2020, section 5), a step is run on what those
 transfer come first, then steps that cost next to nothing, then others that come after no other; among these the one
 that promises most losses a pass: those of its kind so far, over what it costs. They may take a quarter of the passes of
 every attack on every sample, less what was spent; all others share what they leave: the same number of samples for
-each, whatever it costs, and at least one where that is enough. These are the samples nearest to being broken: in a
+each, at any cost, and at least one where that is enough. These are the samples nearest to being broken: in a
 fixed number of passes, a long search of few samples breaks more than a short one of many. All of it follows from
 records and counted passes, so a resumed run takes the same steps.
 """

@@ -92,7 +92,7 @@ def make_content(
 
 
 def _records(ran: Outcomes, clean: Floats, worst: NDArray[np.intp], left: Floats) -> list[dict[str, Any]]:
-    """Of each sample, which step the worst case is ``by``, and shares of predictions that are right.
+    """For each sample, the step that the worst case is ``by``, and shares of right predictions.
 
     ``right`` is the share on the clean input, ``left`` that in the worst case.
     """

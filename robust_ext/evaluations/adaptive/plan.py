@@ -31,7 +31,7 @@ EXPOSURES = ("static", "defense", "identity", "frozen", "trajectory")
 
 
 class View(NamedTuple):
-    """How a step's attack sees a defense: averaged over draws, with one draw held, with so many inner steps."""
+    """A step's view of a defense: averaged over draws, with one draw held, with fewer inner steps."""
 
     averaged: bool = True
     held: bool = False
@@ -86,7 +86,7 @@ class Step:
 
     @property
     def view(self) -> View:
-        """What the attack is shown, next to the exposure."""
+        """The attack's view, next to the exposure."""
         averaged = self.averaged and not self.held and self.category == "white-box"
         return View(averaged, self.held, self.inner_steps)
 
@@ -119,7 +119,7 @@ def as_steps(
     names = [step.name for step in steps]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise InvalidArgumentError("attacks", f"several called {', '.join(twice)}", "steps with names of their own")
+        raise InvalidArgumentError("attacks", f"several named {', '.join(twice)}", "steps with names of their own")
     return steps
 
 

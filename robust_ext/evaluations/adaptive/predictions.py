@@ -29,7 +29,7 @@ def predict_afresh(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """One prediction of a defense, as :func:`predict` returns it, with draws of its own for these ``keys``.
 
-    The draws of a row are those of its sample, of these ``ids``, whatever is judged next to it.
+    The draws of a row are those of its sample, of these ``ids``, in any batch.
     """
     seeds = torch.tensor([derive_seed(seed, one, *keys) for one in ids])
 

@@ -106,7 +106,7 @@ def gradient_at(module: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor | N
 
 def _fastest(module: nn.Module, inputs: Tensor) -> float:
     seconds: list[float] = []
-    # Of slow calls the first says enough.
+    # One slow call is enough.
     while len(seconds) < 3 and not (seconds and seconds[0] > 1):
         begun = time.perf_counter()
         module(inputs)

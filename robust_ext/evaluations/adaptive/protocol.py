@@ -57,7 +57,7 @@ class StepRun(Run):
 
     @property
     def category(self) -> str:
-        """That of the step; ``"clean"`` without one."""
+        """The name of the step; ``"clean"`` without one."""
         return "clean" if self.step is None else self.step.category
 
     @property

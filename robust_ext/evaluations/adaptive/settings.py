@@ -71,13 +71,13 @@ class AdaptiveSettings(JudgedSettings):
 
     label = "the evaluation of a test-time defense"
 
-    steps: int = setting(default=50, help="Of APGD through the defense.", minimum=1)
+    steps: int = setting(default=50, help="Steps of APGD through the defense.", minimum=1)
     transfer_steps: int = setting(
-        default=50, help="Of APGD on the static model and on other networks, at least 50.", minimum=50
+        default=50, help="Steps of APGD on the static model and on other networks, at least 50.", minimum=50
     )
     losses: tuple[str, ...] = setting(
         default=(),
-        help="That APGD maximises, repeatable; ce and margin when left out, with targeted-dlr next to them if full.",
+        help="Losses that APGD maximises, repeatable; ce and margin by default, and targeted-dlr if full.",
         choices=tuple(OBJECTIVES),
     )
     restarts: int = setting(
@@ -90,28 +90,31 @@ class AdaptiveSettings(JudgedSettings):
     )
     queries: int = setting(
         default=500,
-        help="Of Square and RayS for each sample; unless full, Square takes a fifth or a tenth of them first.",
+        help="Queries of Square and RayS for each sample; unless full, Square takes a fifth or a tenth of them first.",
         minimum=1,
     )
     draws: int = setting(default=8, help="Draws that gradients of a random defense are averaged over.", minimum=1)
     repeats: int = setting(
         default=20,
-        help="How often a random defense is queried about each candidate: so often to choose the worst attack on each "
-        "sample, and so often again, afresh, to state what is left.",
+        help="Queries of a random defense for each candidate: so many choose the worst attack on each sample, and as "
+        "many fresh ones measure robust accuracy.",
         minimum=1,
     )
     only: tuple[str, ...] = setting(
         default=(),
-        help=f"Run no attacks but those of this category, repeatable: {', '.join(CATEGORIES)}.",
+        help=f"Run only attacks of this category, repeatable: {', '.join(CATEGORIES)}.",
         choices=CATEGORIES,
     )
     skip: tuple[str, ...] = setting(default=(), help="Run no attack of this category; repeatable.", choices=CATEGORIES)
     full: bool = setting(
         default=False,
-        help="Run every attack on every sample. If not, cheap ones come first and others run on what they left.",
+        help="Run every attack on every sample. If not, cheap attacks come first, and others run on the samples that "
+        "these did not break.",
     )
     minutes: float | None = setting(
-        default=None, help="Begin no further attack after so long; the result lists those that were not run.", above=0
+        default=None,
+        help="Minutes after which no further attack begins; the result lists those that were not run.",
+        above=0,
     )
     batch_size: int = setting(
         default=64,

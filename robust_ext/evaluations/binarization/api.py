@@ -153,7 +153,7 @@ def _prepare(
     # Rows that are defended together are planted in and attacked together.
     group = together(parts.features)
     settings = replace(settings, batch_size=-(-settings.group_size // group) * group) if group > 1 else settings
-    # Readouts of other kinds are said to be the model's own, and take its place.
+    # Readouts of other kinds stand for the model's own, and replace it.
     replaced = isinstance(settings.fitting.shown, Linear)
     test = BinarizationRun(
         key="",

@@ -147,7 +147,7 @@ class ProblemAttack:
         if defense is not None and not canary:
             seed = derive_seed(settings.seed_of_judge, problems.samples[0], "verdict", self.attack.name)
             rejects = partial(defense.rejects, seed=seed)
-        # A canary is about what the attack returns, whatever it has met on its way.
+        # A canary judges only what the attack returns.
         attempt = yield task, Check(module=judge, name=self.attack.name, rejects=rejects, witnessed=not canary)
         result.add(attempt.spent)
         return attempt

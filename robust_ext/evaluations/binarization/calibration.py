@@ -108,7 +108,7 @@ class Calibration:
 
     @cached_property
     def _posed(self) -> dict[tuple[float, ...], tuple[Problems, dict[int, float]]]:
-        """What :meth:`_problems` returned, by the numbers of points."""
+        """Results of :meth:`_problems`, by the numbers of points."""
         return {}
 
     def _problems(self, tried: BinarizationSettings) -> tuple[Problems, dict[int, float]]:

@@ -160,8 +160,8 @@ def _head_warnings(run: BinarizationRun, attacks: Sequence[Mapping[str, Any]]) -
     if run.behind is None or not untested:
         return []
     return [
-        f"Nothing could be planted at the logits for {', '.join(untested)}: a verdict says nothing of the model's own "
-        "head, which the test replaces. Measure robust accuracy next to Square too, which meets the whole model."
+        f"Nothing could be planted at the logits for {', '.join(untested)}, so the verdict does not cover the model's "
+        "own head, which the test replaces. Also measure robust accuracy with Square, which attacks the whole model."
     ]
 
 
@@ -258,7 +258,7 @@ def blind_words(attack: Attack, exposure: str, test: Mapping[str, Any]) -> str:
     """Why an attack fails that does not take the detector into account, and what to do.
 
     Empty for one that does. By its summary in a test it is the cause only where the attack misses most of what is
-    planted; else it is told as a fact, where it bears on what was missed.
+    planted; else it is stated as a fact, where it bears on missed problems.
     """
     if attack.traits.detector or attack.traits.references or exposure == "margin" or test["score"] is None:
         return ""
@@ -269,7 +269,7 @@ def blind_words(attack: Attack, exposure: str, test: Mapping[str, Any]) -> str:
     if exposure == "reject":
         if flag_of(attack, "targeted") or flag_of(attack, "aimed"):
             return ""
-        fact = "it is untargeted, so being rejected, which is a class here, is a success for it"
+        fact = "it is untargeted, so it counts being rejected, which is a class here, as a success"
     elif mostly:
         fact = "it does not know the detector"
     else:

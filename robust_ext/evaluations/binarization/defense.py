@@ -160,7 +160,7 @@ class Defense:
         with seeded_globals(seed), torch.no_grad():
             margins = torch.stack([self.detector.score_margin(points) for _ in range(times)])
         detected = (margins > 0).sum(0) * 2 > times
-        # A score that is no number lets nothing pass, in neither test.
+        # NaN scores reject in both tests.
         return (detected ^ self.inverted) | margins.isnan().any(0)
 
     def accepts(self, points: Tensor, *, seed: int) -> Tensor:
@@ -269,5 +269,5 @@ def _attacked_points(x: Tensor, network: nn.Module, ball: ThreatModel, key: _Key
         generator=stream(*key, 0),
         watch=lambda step: path.append(step.points.clone()),
     )
-    # The path too: what is detected best need not be where the loss is highest.
+    # The path too: the highest detector score need not be where the loss is highest.
     yield torch.cat(path[::4])

@@ -208,7 +208,7 @@ def _best_witness(name: str, depth: float, records: Sequence[Record]) -> str:
 
 def _remedies(attack: Attack, best: str, witness: Attack | None) -> tuple[Remedy, ...]:
     call = None if witness is None else call_of(witness)
-    beside = f"Run {best} beside it, and count a sample as robust only where both fail."
+    beside = f"Run {best} as well, and count a sample as robust only if both fail."
     steps = steps_of(attack)
     more = () if steps is None else for_more_steps(attack, steps=steps)[:1]
     return Remedy(words=beside, attack=None if call is None else call.changed(), beside=True), *more

@@ -34,7 +34,7 @@ class Forward:
     module: nn.Module  # From inputs (M, ...) to features (M, F).
     rows: int  # Most of a batch; fewer from then on where these did not fit into memory.
     channels_last: bool = False  # How images are laid out.
-    together: bool = False  # Whether what a row's features are depends on the samples beside it.
+    together: bool = False  # Whether a row's features depend on the rest of its batch.
 
     def __call__(self, points: Tensor) -> Tensor:
         """The features of ``(M, ...)``, without gradients, in batches of nearly equal size."""

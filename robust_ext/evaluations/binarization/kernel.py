@@ -129,7 +129,7 @@ class Kernel:
         return Block(records=records, timing=timing, arrays=arrays)
 
     def _draw(self, inputs: Tensor, samples: Sequence[int], phases: Phases) -> list[Drawn] | None:
-        """Draw points that the detector lets pass; None without one."""
+        """Draw points that the detector accepts; None without a detector."""
         if self.defense is None:
             return None
         phase("points the detector lets pass")
@@ -226,7 +226,7 @@ def _record(
     results: Mapping[str, Attacked],
     witnesses: Sequence[Deepest] | None,
 ) -> dict[str, Any]:
-    """Return what is stored of a sample."""
+    """Return the stored record of a sample."""
     good = posed.problems is not None and sample in posed.problems.samples
     record: dict[str, Any] = {
         "index": index,

@@ -101,7 +101,7 @@ def planting_cost(settings: BinarizationSettings, *, detector: bool = False) -> 
     planted = settings.boundary_points
     points = settings.inner_points + 1 + planted * settings.planted_candidates
     points += settings.reference_points if detector else 0
-    # What is planted in a random model is drawn further times, see Majority.
+    # Planted points in a random model are drawn again, see Majority.
     further = 0 if settings.draws == 1 else 7 * planted
     return Cost((points + further) * settings.draws)
 
@@ -200,7 +200,7 @@ def search(
     rows: Sequence[int],
     defense: Defense | None = None,
 ) -> None:
-    """Search some of the problems at random, and add what was reached."""
+    """Search some of the problems at random, and add the reach."""
     if posed.problems is None or not rows:
         return
     phase("random attack")

@@ -43,7 +43,7 @@ class Measured:
     references: Tensor
     features: Tensor  # (B, 1 + N_i + N_b + N_r, *F): the clean sample, inner points, planted points, references.
     # Of a random model: of further draws of the planted points, (B, N_b, R, *F); where rows are defended together, of
-    # each planted point beside clean samples.
+    # each planted point next to clean samples.
     again: Tensor | None = None
 
 
@@ -223,7 +223,7 @@ def _measured(
     own = torch.arange(len(inputs), device=inputs.device)[:, None]
     planted, outer = candidates[own, chosen], far[own, chosen]
     if forward.together:
-        # The chosen ones have not been beside each other yet.
+        # The chosen ones have not been in one batch yet.
         outer = forward.of_points(planted)
     return planted, torch.cat([inner, outer, further], 1)
 
@@ -281,7 +281,7 @@ def fit(
 
 
 def _beside_others(kind: Readout, scores: Tensor, features: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
-    """Lower the scores ``(B, n)`` of planted points to those of their features ``(B, n, R, *F)`` beside other rows."""
+    """Lower the scores ``(B, n)`` of planted points to those of their features ``(B, n, R, *F)`` next to other rows."""
     others = kind.scores(features.flatten(1, 2), parameters).view(features.shape[:3])
     return torch.minimum(scores, others.amin(2))
 

@@ -145,7 +145,7 @@ def explain(verdict: str, at: Solved, first: Solved, rules: Rules, *, without: i
 
 
 def explain_head(behind: Solved, masking: str) -> str:
-    """Why an attack that finds the planted points in the features does not pass, by what it solves at the logits."""
+    """Explain why an attack that finds the planted points in the features fails at the logits."""
     head = "the head, which the test replaces,"
     why = f"But {head} masks gradients ({masking})" if masking else f"But it hardly gets through {head}"
     random = f"random search found {behind.random_score:.2f}"
@@ -159,8 +159,7 @@ def _facts(at: Solved, first: Solved) -> str:
     """Describe the counts, without a full stop; names the depth where it is not 1."""
     score, random_score = f"{at.found / at.samples:.2f}", f"{at.random_score:.2f}"
     if at is first:
-        few = "" if at.searched == at.samples else f" of {at.searched}"
-        found = f"random search found {random_score}{few}"
+        found = f"random search found {at.random_found} of {at.searched} ({random_score})"
         return f"It found {at.found} of {at.samples} planted examples ({score}); {found}"
     return (
         f"It found {first.found} of {first.samples} planted examples, and random search "
@@ -184,13 +183,13 @@ def _shown(at: Solved, rules: Rules) -> str:
     """The sentence of what a pass shows, rounded so that it claims no more."""
     chosen, found = rules.settings, "was planted" if at.depth == 1 else "others find"
     if chosen.sequential:
-        rate, most = f"above {chosen.proven_rate or chosen.threshold:g}", chosen.maximum_random_score
+        rate, most = f"more than {chosen.proven_rate or chosen.threshold:g}", chosen.maximum_random_score
     else:
         rate = f"at least {floor(100 * rules.at_least(at.found, at.samples)) / 100:.2f}"
         most = ceil(100 * rules.at_most(at)) / 100
     return (
-        f"The attack finds what {found} in this model: its rate is {rate}{_error(rules)}, that of random search at "
-        f"most {most:.2f}."
+        f"The attack finds what {found} in this model: {rate} of it{_confidence(rules)}, random search at most "
+        f"{most:.2f}."
     )
 
 
@@ -200,7 +199,7 @@ def _unsettled(at: Solved, rules: Rules, *, lost: int) -> str:
     parts = []
     if not rules.proves_rate(at.found, at.samples):
         rate = chosen.proven_rate or chosen.threshold
-        parts.append(f"the samples leave room for a rate of {rate:g} or less{_error(rules)}")
+        parts.append(f"the samples do not rule out that it finds {rate:g} or less{_confidence(rules)}")
     if not rules.proves_hard(at):
         limit = f"{chosen.maximum_random_score:g}"
         above = at.random_score > chosen.maximum_random_score
@@ -209,10 +208,10 @@ def _unsettled(at: Solved, rules: Rules, *, lost: int) -> str:
     return f": {', and '.join(parts)}. To settle it: {settle(at, rules, lost=lost)}."
 
 
-def _error(rules: Rules) -> str:
-    """At which error, in brackets."""
-    among = f" shared by {rules.attacks} attacks" if rules.attacks > 1 else ""
-    return f" (at error {rules.settings.error_rate:g}{among})"
+def _confidence(rules: Rules) -> str:
+    """The confidence of a claim about a rate, in brackets."""
+    among = f", corrected for {rules.attacks} attacks" if rules.attacks > 1 else ""
+    return f" ({100 * (1 - rules.settings.error_rate):g}% confidence, one-sided{among})"
 
 
 def explain_calibration(

@@ -34,12 +34,12 @@ from robust_ext.evaluations.binarization.settings import BinarizationSettings
 # The share of deeper problems, proved by others, below which an attack falls behind. It is not the threshold of planted
 # problems: those are drawn at random, these are what the best of all witnesses found.
 _BEHIND = 0.5
-# The share below which an attack that passes is said to fall behind; its verdict stays.
+# The share below which an attack that passes falls behind; its verdict stays.
 _TRAILS = 0.75
-# So many samples show how deep an attack goes, where the sequential rule needs no more of that.
+# This many samples show how deep an attack goes, where the sequential rule needs no more of that.
 _GRADED = 16
 LOOKS = (8, 16)
-"""So many planted problems may settle R-ASR where the number of samples is fixed."""
+"""Numbers of planted problems that may settle R-ASR where the number of samples is fixed."""
 _LOOK = 1 / 6  # Of the error of R-ASR, at each of them.
 # Numbers of samples above it are not advised.
 _MOST = 5000
@@ -100,7 +100,7 @@ class Rules:
         return whole / 2 if depth == 1 else whole / 2 / deeper
 
     def decide(self, depths: Sequence[Solved]) -> tuple[str, Solved]:
-        """The verdict on what was solved of planted problems and then at further depths, and where it is taken.
+        """Return the verdict on solved planted and deeper problems, and the depth at which it is taken.
 
         Rules 3 to 6 of :mod:`robust_ext.evaluations.binarization.verdict`.
         """

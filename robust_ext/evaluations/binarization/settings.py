@@ -122,19 +122,19 @@ class BinarizationSettings(ReadoutSettings):
     )
     reference_distance: float = setting(
         default=1.75,
-        help="Where they lie, in units of epsilon, above 1 (the paper's xi, appendix B).",
+        help="Distance of the reference points, in units of epsilon, above 1 (the paper's xi, appendix B).",
         above=1,
         panel="detection",
     )
     planting_tries: int = setting(
         default=200,
-        help="Most points drawn for one that the detector lets pass (or detects, in the inverted test).",
+        help="Most points drawn for one that the detector accepts (or detects, in the inverted test).",
         minimum=1,
         panel="detection",
     )
     detector_draws: int = setting(
         default=5,
-        help="How often a random detector is queried for each point; the majority decides.",
+        help="Queries of a random detector for each point; the majority decides.",
         minimum=1,
         panel="detection",
     )
@@ -155,7 +155,7 @@ class BinarizationSettings(ReadoutSettings):
     )
     random_corners: int = setting(
         default=200,
-        help="Points it draws from where points are planted.",
+        help="Points that it draws where examples are planted.",
         minimum=0,
         maximum=1_000_000,
         panel="verdict",
@@ -201,13 +201,15 @@ class BinarizationSettings(ReadoutSettings):
     )
     error_rate: float = setting(
         default=0.05,
-        help="Of what samples show, in (0, .5): with several attacks, the probability that any of those passes whose "
+        help="Error rate of a pass, in (0, .5): with several attacks, the probability that any of those passes whose "
         "rate is not above ``proven_rate``.",
         above=0,
         below=0.5,
         panel="verdict",
     )
-    confidence: float = setting(default=0.95, help="Of the intervals, in (0, 1).", above=0, below=1, panel="verdict")
+    confidence: float = setting(
+        default=0.95, help="Confidence level of the intervals, in (0, 1).", above=0, below=1, panel="verdict"
+    )
     batch_size: int | str = setting(
         default="auto",
         help='Problems attacked at once, or ``"auto"`` (32, or 8 when sequential).',

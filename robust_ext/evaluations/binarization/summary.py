@@ -171,7 +171,7 @@ def summarise_attack(
     """Return the numbers of an attack, as documented for ``result.json``, from the records of the same groups.
 
     ``easier`` is why a detector let nothing be planted, and what would plant something. An attack that uses
-    ``gradients`` has to get them through the head, which masks them as a clause says.
+    ``gradients`` has to get them through the head; ``masking`` is the way in which it masks them.
     """
     settings, planted = rules.settings, planted_for(name, records)
     attacked = [record["attacks"][name] for record in records if name in record["attacks"]]

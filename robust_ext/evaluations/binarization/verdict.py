@@ -35,7 +35,7 @@ from robust_ext.evaluations.causes.finding import WEIGHTS
 
 VERDICTS = ("passed", "failed", "inconclusive")
 REPAIRED = 2
-"""So many canaries moved into the class of their label show an attack on predicted labels."""
+"""This many canaries moved into the class of their label show an attack on predicted labels."""
 _PREDICTED_LABELS = (
     "The attack moved {repaired} of {planted} misclassified canaries into the class of their label: it attacks the "
     "model's predicted labels instead of the given ones, which repairs misclassified inputs and overstates robust "
@@ -45,17 +45,17 @@ _PREDICTED_LABELS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """What an attack did with what was planted, and what could not be planted."""
+    """Counts of an attack's planted problems, and of samples without one."""
 
     problems: Sequence[Solved]  # The planted ones, and at greater depths, in order, those that others proved.
     canaries: int = 0  # Problems posed with the wrong label,
-    repaired: int = 0  # of which the attack repaired so many.
+    repaired: int = 0  # how many of them the attack repaired.
     lost: str = ""  # How many problems it was not run on and why, as text.
     inseparable: int = 0  # Further samples for which no readout was found,
     unplanted: int = 0  # in which no planted point stayed adversarial,
     unfound: int = 0  # or in which the detector judged no point as the test needs.
     easier: str = ""  # Why a detector let nothing be planted, and what to change.
-    behind: Solved | None = None  # What was planted at the logits, for an attack that uses gradients.
+    behind: Solved | None = None  # Problems planted at the logits, for an attack that uses gradients.
     masking: str = ""  # How the head masks gradients, as a clause.
 
 
@@ -148,7 +148,7 @@ def pair_verdict(tests: Mapping[str, Mapping[str, Any]]) -> tuple[str, str]:
         )
         meaning = f"It fails the {failed[0]} test ({missed}) and not the {other} one ({found})"
         if blind and tests[other]["score"] is not None:
-            meaning += ", as one does that ignores the detector, and finds only what happens to be on its side."
+            meaning += ", like an attack that ignores the detector and finds only what happens to be on its side."
         else:
             meaning += "."
     return "failed", f"{meaning} {reasons}"

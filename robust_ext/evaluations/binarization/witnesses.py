@@ -136,7 +136,7 @@ def _verified(result: Attacked) -> Deepest:
 
 logger = logging.getLogger(__name__)
 
-# A detector's score margin is scaled to so much reach: where it is about to reject, it decides what is climbed.
+# A detector's score margin is scaled to so much reach: where it is about to reject, it is the ascended term.
 _STEEP = 100.0
 # Of the points nearby that gradients are averaged over: their distance in epsilons, and how many there are.
 _NOISE, _DRAWS = 0.5, 4
@@ -145,7 +145,7 @@ _NOISE, _DRAWS = 0.5, 4
 class BeyondBoundary(nn.Module):
     """A classifier whose logits ``(B, 2)`` are the distances of a batch of problems beyond a position.
 
-    They are ``-+ (reach - position) / 2``, whatever shape the readout's own logits have: an attack on class 0 that
+    They are ``-+ (reach - position) / 2``, for any shape of the readout's own logits: an attack on class 0 that
     raises their difference goes on beyond every boundary.
     """
 

@@ -32,19 +32,21 @@ SINGLE_STEP = 2
 
 
 _CAUSES = {
-    "loop_at_fault": "{other}, which follows gradients of the same model, solves what the attack does not: they are "
-    "of use, and what holds the attack back is its own loop, loss or step.",
-    "weaker_kind": "{other} solves what the attack does not: {few}, so its number is no measure of robustness.",
-    "transfer_wins": "Examples made for another model ({other}) solve what the attack does not: its gradients are of "
-    "less use than another model's.",
-    "gradient_free_wins": "{other}, which takes no gradient, solves what the attack does not, misled by its own.",
-    "single_step_wins": "{other}, which takes one step, solves what the attack does not with many.",
-    "random_wins": "Random search solves what the attack does not, within the same ball.",
-    "larger_budget_less": "It finds less with a larger budget, where all that it found before is still there.",
-    "unbounded_fails": "It fails even where the budget is the whole range of inputs, which holds other classes for "
-    "sure.",
+    "loop_at_fault": "{other}, which follows gradients of the same model, solves samples that the attack misses: the "
+    "gradients are useful, so the fault lies in the attack's own loop, loss or step.",
+    "weaker_kind": "{other} solves samples that the attack misses: {few}, so its number does not measure robustness.",
+    "transfer_wins": "Examples made for another model ({other}) solve samples that the attack misses: another model's "
+    "gradients are more useful than its own.",
+    "gradient_free_wins": "{other}, which uses no gradients, solves samples that the attack misses: its own gradients "
+    "mislead it.",
+    "single_step_wins": "{other}, which takes one step, solves samples that the attack misses with many steps.",
+    "random_wins": "Random search solves samples that the attack misses, within the same ball.",
+    "larger_budget_less": "It finds less with a larger budget, although everything that it found before is still "
+    "within reach.",
+    "unbounded_fails": "It fails even with the whole range of inputs as its budget, which certainly holds other "
+    "classes.",
 }
-# What speaks against the gradients, unless attacks that follow the same ones find it too.
+# Evidence against the gradients, unless attacks that follow the same ones find it too.
 _MISLED = ("gradient_free_wins", "transfer_wins")
 # An attack may lose to a stronger one by chance: these take a test of the samples that only one of the two solves.
 _OF_STRENGTH = ("loop_at_fault", "weaker_kind")
@@ -78,13 +80,13 @@ def compare_attacks(
             rows = [row for row, one in enumerate(mine.entries) if one["outcome"] in BROKEN and wider.is_open(row)]
             if wider.enough(rows):
                 seen = f"{len(rows)} samples were solved with the smaller budget, and not with the larger one."
-                remedy = Remedy(words="Let steps and starts follow epsilon, and return the best point of the path.")
+                remedy = Remedy(words="Scale steps and starts with epsilon, and return the best point of the path.")
                 found.append(wider.finding("larger_budget_less", seen, rows, [remedy]))
         free = replace(mine, entries=(unbounded or {}).get(name, ()))
         if len(rows := free.unsolved) >= max(FEWEST, UNBOUNDED * len(free.entries)):
             seen = f"{len(rows)} of {len(free.entries)} samples stay unsolved with any perturbation allowed."
             remedy = Remedy(
-                words="Fix the attack before its numbers at small budgets are read: its steps and loss first."
+                words="Fix the attack before you use its numbers at small budgets: begin with its steps and its loss."
             )
             found.append(free.finding("unbounded_fails", seen, rows, [remedy]))
     return ranked(found)
@@ -175,7 +177,7 @@ def _against(mine: _Run, others: Sequence[_Run], *, strongest: bool) -> list[Fin
             best[code] = one, rows
     for code, (one, rows) in best.items():
         call, flat = call_of(one.attack), remedies.for_flat(mine.attack)[:1] if code in _MISLED else ()
-        words = f"Run {one.name} beside it, and count a sample as robust only where all fail."
+        words = f"Run {one.name} as well, and count a sample as robust only if every attack fails."
         run = Remedy(words=words, attack=None if call is None else call.changed(), beside=True)
         found.append(mine.finding(code, f"{len(rows)} {seen} {one.name}.", rows, [run, *flat], one.name))
     return found

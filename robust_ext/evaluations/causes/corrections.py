@@ -196,7 +196,7 @@ def _affine(inputs: Tensor, bounds: tuple[float, float]) -> Iterator[tuple[str, 
         values = torch.as_tensor(value, dtype=inputs.dtype, device=inputs.device)
         return values.reshape(shape if values.dim() else [1] * inputs.dim())
 
-    # Other units are plain to see. Accuracy alone says nothing of the rest: contrast helps on noise, haze or glare.
+    # Other units are plain to see. Accuracy alone does not show the rest: contrast helps on noise, haze or glare.
     if most <= _TINY:
         yield "inputs * 255", numbers(255.0), numbers(0.0)
     if most > 20:

@@ -9,7 +9,7 @@ from typing import Any
 WEIGHTS = ("high", "medium", "low")
 """``"high"``: explains a failure by itself. ``"medium"``: weakens the attack. ``"low"``: worth knowing, no fault."""
 
-# Every code with its weight, the causes that explain others first: of two findings of one weight the first is stated.
+# Every code with its weight, the causes that explain others first: of two findings of one weight the first is reported.
 CODES: Mapping[str, str] = {
     # Of the setup, before any attack
     "label_offset": "high",

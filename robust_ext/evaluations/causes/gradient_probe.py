@@ -34,7 +34,7 @@ _MARGIN = 10.0
 _WORDS = {
     "zero_gradient": "has a gradient of exactly zero, while its outputs change with its inputs",
     "wrong_gradient": "has a gradient that does not predict how its outputs change",
-    "saturated_layer": "is so steep or so flat that its gradient holds for the smallest steps only",
+    "saturated_layer": "is so steep or so flat that its gradient is valid for the smallest steps only",
 }
 
 
@@ -67,7 +67,7 @@ def probe_gradients(
         own = _passed(module, few, aims)[0]
     measured, faults = measure_gradients(module, few, trace, random=random, seed=seed)
     faults = [fault for fault in faults if not _excused(softmax, fault.call, fault.operation or "softmax")]
-    # What hooks do explains what is measured of the layers.
+    # Hooks explain the measurements of layers.
     findings, hooks = list[Finding](), hook_findings(trace)
     if gradient is None:
         findings.append(_cut_finding(trace, faults, error))
@@ -85,7 +85,7 @@ def probe_gradients(
 
 
 def _passed(module: nn.Module, inputs: Tensor, labels: Tensor) -> tuple[Tensor | None, Tensor | None, Exception | None]:
-    """Gradient of the summed logit difference at inputs, logits, and what was raised."""
+    """Return the gradient of the summed logit difference at inputs, the logits, and any error."""
     x = inputs.clone().requires_grad_()
     logits = None
     try:

@@ -69,13 +69,13 @@ def _adapted_to(case: Case, fault: Finding) -> bool:
 
 
 def cut_gradient(case: Case) -> Finding | None:
-    """Gradients were wanted, and none arrived at the input; a probe of the model, where there is one, knows better."""
+    """Gradients were wanted, and none arrived at the input; a probe of the model, if any, is more precise."""
     rows = case.showing(lambda one: one.count("cut") > 0 and one.count("gradients") == 0)
     if not rows or not case.attack.traits.gradients or case.probe is not None:
         return None
     return case.finding(
         "cut_gradient",
-        "The graph is cut between the input and the logits: gradients were wanted and none arrived.",
+        "The graph is cut between the input and the logits: the attack asked for gradients and received none.",
         rows,
         f"{case.part(rows)} were sent forward with a graph ({number(typical(rows, 'graphs'))} times each), and the "
         "logits came without one.",
@@ -96,7 +96,8 @@ def zero_gradient(case: Case) -> Finding | None:
     part = typical(rows, lambda one: one.count("zero") / one.count("gradients"))
     return case.finding(
         "zero_gradient",
-        "The gradient at the input is exactly zero, though that of the loss by the logits is not: a layer stops it.",
+        "The gradient at the input is exactly zero, although that of the loss with respect to the logits is not: a "
+        "layer stops it.",
         rows,
         f"In {case.part(rows)} {part:.0%} of the gradients were exactly zero.",
         remedies=remedies.for_flat(case.attack),
@@ -128,7 +129,7 @@ def saturated_loss(case: Case) -> Finding | None:
     )
     return case.finding(
         "saturated_loss",
-        "The loss is flat: its gradient by the logits is exactly zero, before it reaches the network.",
+        "The loss is flat: its gradient with respect to the logits is exactly zero.",
         rows,
         f"In {case.part(rows)} at least half of the gradients were exactly zero.",
         why,
@@ -148,7 +149,7 @@ def non_finite_gradient(case: Case) -> Finding | None:
     part = typical(rows, lambda one: one.count("non_finite") / max(one.count("gradients"), 1))
     return case.finding(
         "non_finite_gradient",
-        "Gradients at the input hold NaN or infinity, of which a step is made that leads nowhere.",
+        "Gradients at the input hold NaN or infinity, and a step along them leads nowhere.",
         rows,
         f"In {case.part(rows)} {part:.0%} of the gradients were not finite.",
         remedies=remedies.for_flat(case.attack),
@@ -162,8 +163,7 @@ def no_gradient(case: Case) -> Finding | None:
         return None
     return case.finding(
         "no_gradient",
-        "The attack uses outputs only: it took no gradient, and finds less than one that does where gradients are of "
-        "use.",
+        "The attack uses outputs only, and finds less than an attack with gradients where gradients are useful.",
         case.unsolved,
         f"{number(typical(rows, 'queries'))} queries a sample, none with a gradient.",
     )
@@ -219,9 +219,9 @@ def _back_and_forth(one: Sample) -> bool:
 
 
 _UPDATES: dict[str, Callable[[Sample], bool]] = {
-    "go against the gradients that it received, and the label's logit gains on the others": _against,
-    "have nothing to do with the gradients that it received": _elsewhere,
-    "undo one another, though the gradients that it received keep their direction": _back_and_forth,
+    "go against its gradients, and the label's logit gains on the others": _against,
+    "are unrelated to its gradients": _elsewhere,
+    "undo one another, although its gradients keep their direction": _back_and_forth,
 }
 
 
@@ -242,7 +242,8 @@ def restricted(case: Case) -> Finding | None:
         return None
     return case.finding(
         "restricted",
-        "It moves only some of the values, the same in every sample, as with a mask; the threat model allows all.",
+        "It changes only some of the values, the same ones in every sample, as if through a mask; the threat model "
+        "allows all.",
         rows,
         f"{typical(rows, 'fixed'):.0%} of the values never moved in any sample, though their gradient is not 0 and "
         "neither ball nor bounds hold them; the others did. Planted examples differ from the input everywhere: the "
@@ -274,7 +275,7 @@ def vanishing_steps(case: Case) -> Finding | None:
     grid = case.stepping(lambda one: one.known("grid") == 1 and one.count("held") > most and one.count("gradients") > 2)
     if not (rows := grid or case.stepping(stuck)):
         return None
-    why = "rounding to 8 bits takes them back" if grid else "after the first one they are rounded away, or not kept"
+    why = "rounding to 8 bits undoes them" if grid else "after the first one they are rounded away, or not kept"
     return case.finding(
         "vanishing_steps",
         f"Its steps vanish: {why}.",

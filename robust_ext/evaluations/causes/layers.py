@@ -56,7 +56,7 @@ class LayerReport:
 
 @dataclass(frozen=True)
 class Fault:
-    """A module whose gradient is no use, or one of its operations, by what was measured."""
+    """A module, or one of its operations, whose measured gradient is useless."""
 
     code: str
     call: Call
@@ -77,7 +77,7 @@ def measure_gradients(
         seed: Of directions and draws.
 
     Returns:
-        What was measured of calls of leaves; and the faults, where no leaf is at fault that of the innermost module
+        Measurements of calls of leaves; and the faults, where no leaf is at fault that of the innermost module
         which is by operations of its own.
     """
     measure, found = partial(_measure, draws=random, seed=seed), dict[Call, Secants]()

@@ -34,8 +34,8 @@ _TEST_TIME = """result = robust_ext.evaluate_defense(
     {module}, None, inputs, labels, threat_model, classifier=static_model  # the model without its optimisation
 )"""
 TEST_TIME = Remedy(
-    words="Evaluate it as a defense that acts at test time, against the model without what it optimises: attacks with "
-    "gradients past it, averaged, transferred and without any are then run (robust-ext test-time).",
+    words="Evaluate it as a test-time defense, next to the model without its optimisation: robust-ext test-time runs "
+    "BPDA, EoT, transfer and black-box attacks.",
     paste=f"import robust_ext\n{_TEST_TIME}",
 )
 GRADIENTS_ON = Remedy(
@@ -43,7 +43,7 @@ GRADIENTS_ON = Remedy(
     code="with torch.inference_mode(False), torch.enable_grad():\n    x = purify(x.clone())",
 )
 TRANSFER = Remedy(
-    words="Craft on the float model, of which this one is a quantised copy, and transfer what is found.", transfer=True
+    words="Craft examples on the float model that this one was quantised from, and transfer them.", transfer=True
 )
 FLOAT_TWIN = Remedy(
     words="Take the gradients of the same network in float32, with the rounded weights; values stay the model's.",
@@ -53,14 +53,13 @@ CLONE = Remedy(
     words="Begin the model's forward with a copy, or use functions that return a new tensor.", code="x = x.clone()"
 )
 ROW_WISE = Remedy(words="Take statistics and scales that do not come from the batch.")
-SMOOTHED = Remedy(
-    words="Average gradients over noisy inputs, which sees across jumps.", view={"eot": DRAWS, "noise": BLUR}
-)
+SMOOTHED = Remedy(words="Average gradients over noisy inputs, which smooths jumps.", view={"eot": DRAWS, "noise": BLUR})
 
 # Of k winners, Square finds more than smoothed gradients do, and the gradient of the identity finds next to nothing.
 ACROSS_JUMPS = (
     replace(
-        BLACK_BOX, words="Attack without gradients: where values jump, smoothed or replaced ones find only a part."
+        BLACK_BOX,
+        words="Attack without gradients: where values jump, smoothed or replaced gradients find only some examples.",
     ),
     SMOOTHED,
 )
@@ -98,7 +97,7 @@ def cooled(temperature: float) -> Remedy:
 
 
 MARGIN = Remedy(
-    words="Climb on the difference of logits (margin) instead of cross-entropy.",
+    words="Maximise the difference of logits (margin) instead of cross-entropy.",
     attack="robust_ext:APGD(loss='margin')",
 )
 

@@ -25,7 +25,7 @@ from robust_ext.models.outputs import TwoClass
 _SLOW = 1.0
 # As AutoAttack tests it.
 _PROBABILITY = 1e-5
-_ANY_SIZE = Remedy(words="Let the model take batches of any size.")
+_ANY_SIZE = Remedy(words="Make the model accept batches of any size.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +100,7 @@ def _mode_finding(calls: Sequence[Call]) -> Finding:
     shown = f"{', '.join(named(call) for call in calls[:5])}{more}"
     return Finding(
         code="train_mode",
-        cause="The model is in train mode, in which it computes something else than in eval mode.",
+        cause="The model is in train mode, in which its outputs differ from those in eval mode.",
         evidence=(f"In train mode and with other outputs there: {shown}.",),
         layer=calls[0].name,
         remedies=(remedies.EVAL,),
@@ -110,7 +110,7 @@ def _mode_finding(calls: Sequence[Call]) -> Finding:
 def _changed_finding(call: Call) -> Finding:
     return Finding(
         code="changes_input",
-        cause=f"{named(call)} changes the model's input in place, so the points of attacks change beneath them.",
+        cause=f"{named(call)} changes the model's input in place, so the attack's points change without its knowledge.",
         evidence=("The tensor that was given is another one after the forward pass.",),
         layer=call.name,
         remedies=(remedies.CLONE,),
@@ -154,7 +154,7 @@ def _crashed_finding(module: nn.Module, inputs: Tensor, rows: int, trace: PassTr
         line = "import torch\ninputs = torch.as_tensor(inputs).permute(0, 3, 1, 2)"
         found = (Remedy(words="Give inputs.permute(0, 3, 1, 2).", paste=line),)
     else:
-        found = (Remedy(words="Call the model on such a batch in your own process, and fix what is raised there."),)
+        found = (Remedy(words="Call the model on such a batch in your own process, and fix the error."),)
     layer = None if call is None else call.name
     return Finding(code=code, cause=cause, evidence=tuple(evidence), layer=layer, remedies=found)
 
@@ -198,7 +198,7 @@ def _is_random(found: InconsistentModelError | None) -> bool:
 def _inconsistent_finding(found: InconsistentModelError, trace: PassTrace, rows: int) -> Finding:
     if found.kind in ("raises", "shape"):
         what = "raises" if found.kind == "raises" else "returns no row of logits for each input"
-        remedy = _ANY_SIZE if found.tried == SINGLE else Remedy(words="Let the model take any inputs in the bounds.")
+        remedy = _ANY_SIZE if found.tried == SINGLE else Remedy(words="Make the model accept all inputs in the bounds.")
         cause = f"The model {what} {found.tried}."
         return Finding(code="crashed", cause=cause, evidence=(str(found),), remedies=(remedy,))
     random = _is_random(found)
@@ -207,7 +207,7 @@ def _inconsistent_finding(found: InconsistentModelError, trace: PassTrace, rows:
     what = "the same rows again" if random else "other rows beside a row"
     return Finding(
         code="random_output" if random else "batch_dependent",
-        cause=f"Logits of a row change with {'chance' if random else 'the rows beside it'}, in {where}.",
+        cause=f"The logits of a row depend on {'chance' if random else 'the other rows of the batch'}, in {where}.",
         evidence=(f"With {what}, logits differ by up to {found.difference:.3g}; the largest is {found.scale:.3g}.",),
         layer=calls[0].name if calls else None,
         remedies=remedies.RANDOM if random else (remedies.ROW_WISE,),
@@ -221,7 +221,7 @@ def _infinite_findings(logits: Tensor, trace: PassTrace) -> Iterator[Finding]:
     call = next((call for call in trace.calls if call.finite == (True, False)), None)
     yield Finding(
         code="non_finite_logits",
-        cause=f"Logits are infinite or no numbers, from {named(call)} on.",
+        cause=f"Logits are infinite or NaN, from {named(call)} on.",
         evidence=(f"{int(rows.sum())} of {len(rows)} rows have logits that are not finite.",),
         samples=int(rows.sum()),
         of=len(rows),
@@ -243,9 +243,9 @@ def _probabilities(logits: Tensor) -> str | None:
 def _probability_finding(code: str, softmax: Place | None) -> Finding:
     call, logarithms = None if softmax is None else softmax.call, code == "log_probabilities"
     cause = (
-        "The model returns logarithms of probabilities, not logits; losses of attacks are the same for them."
+        "The model returns log-probabilities, not logits; the losses of attacks stay the same."
         if logarithms
-        else "The model returns probabilities, not logits: losses of attacks take a softmax of their own, and are flat."
+        else "The model returns probabilities, not logits: the loss of an attack applies a second softmax, and is flat."
     )
     return Finding(
         code=code,

@@ -64,7 +64,7 @@ class Caller:
     def addressed(self, findings: Iterable[Finding]) -> list[Finding]:
         """Findings with the remedies that apply to their attacks, each as it can be pasted."""
         found = list(findings)
-        # Where a layer lets no gradient through, the mean of many is none either.
+        # The mean of many draws has no gradient either behind a layer that blocks it.
         dead = any(one.code in ("cut_gradient", "zero_gradient") and one.layer is not None for one in found)
         return [replace(one, remedies=self.fitting(one.remedies, one.attack, dead=dead)) for one in found]
 
@@ -109,7 +109,7 @@ class Caller:
             return _options(remedy, attack, arm)
         call = None if attack is None or not remedy.view or remedy.paste else call_of(attack)
         if call is not None and (isinstance(attack, AdaptedAttack) or attack is None or name != attack.name):
-            # What is adapted already is adapted once, and planned attacks have no name that the caller knows.
+            # Adapted attacks are not adapted again, and planned attacks have no name of the caller's.
             remedy = replace(remedy, attack=call.viewed(remedy.view), view={})
         return self._python(remedy, attack, arm)
 

@@ -32,7 +32,7 @@ OTHER_LABEL = 0.1
 
 
 def toward_label(case: Case) -> Finding | None:
-    """The margin falls along the path: the loss has the wrong sign, or the label is what is aimed at."""
+    """The margin falls along the path: the loss has the wrong sign, or the label is the target."""
 
     def shows(one: Sample) -> bool:
         first, best, last = one.known("first"), one.known("best"), one.known("last")
@@ -47,7 +47,7 @@ def toward_label(case: Case) -> Finding | None:
     if case.enough(elsewhere):
         return case.finding(
             "predicted_labels",
-            "It attacks other labels than those it is given: the loss on its way is that of other classes.",
+            "It attacks other labels than the given ones: its loss is that of other classes.",
             elsewhere,
             f"In {case.part(elsewhere)} most gradients are those of cross-entropy for another label, and the margin "
             f"(highest other logit less the label's) fell by {fall}.",
@@ -58,19 +58,19 @@ def toward_label(case: Case) -> Finding | None:
     untargeted = [] if call is None else [Remedy(words="Attack untargeted.", attack=call.changed(targeted=False))]
     return case.finding(
         "toward_label",
-        f"It goes the wrong way: the label's logit gains on the others along the path.{aims}",
+        f"It moves in the wrong direction: the label's logit gains on the others along the path.{aims}",
         rows,
         f"In {case.part(rows)} the margin (highest other logit less the label's) fell by {fall} from the first to the "
         "last query, and was never above the first.",
         remedies=(
             *(untargeted if targeted else ()),
             Remedy(
-                words="Go up the loss of the label that is given, not down.",
+                words="Ascend the loss of the given label instead of descending it.",
                 code="x = x + step_size * gradient.sign()  # up the loss of the true label; a targeted attack goes "
                 "down",
             ),
             remedies.viewed(
-                "Give it the class that comes second, where aiming is what it does.", case.attack, aimed=True
+                "Give it the second most likely class, if it is meant to be targeted.", case.attack, aimed=True
             ),
         ),
     )
@@ -86,7 +86,7 @@ def short_path(case: Case) -> Finding | None:
     ends = f"end at {number(far)} epsilon" if far < NEAR_EDGE else f"go {number(step * steps)} epsilon in all"
     return case.finding(
         "short_path",
-        f"The path is too short to reach where adversarial examples are: {takes} {ends}.",
+        f"The path is too short to reach adversarial examples: {takes} {ends}.",
         rows,
         f"{case.part(rows)} were moved by {takes}; they {ends}. To cross the ball and come back takes 2.5 epsilon.",
         remedies=remedies.for_length(
@@ -112,8 +112,8 @@ def step_too_large(case: Case) -> Finding | None:
     drop = typical(rows, lambda one: one.count("best") - one.count("last"))
     return case.finding(
         "step_too_large",
-        f"The step is too large: each moves {number(typical(rows, 'step'))} epsilon, across the ball and back, so that "
-        "nothing inside it is looked at.",
+        f"The step is too large: each moves {number(typical(rows, 'step'))} epsilon, across the ball and back, so "
+        "that it never looks inside.",
         rows,
         f"In {case.part(rows)} gradients turned against the one before {typical(rows, 'turns'):.0%} of the time, and "
         f"the last margin lay {number(drop)} below the best.",
@@ -165,7 +165,7 @@ def flat_loss(case: Case) -> Finding | None:
     def shows(one: Sample) -> bool:
         first, best = one.known("first"), one.known("best")
         if first is None or best is None or one.count("gradients") < 3 or one.count("reach") < LEAP:
-            # A point that it returns without a query says nothing of the margin there.
+            # The margin at a returned point without a query is unknown.
             return False
         # Of points out of the ball, the best margin counts none.
         return one.count("outside") < MOSTLY * one.count("queries") and best - first < FLAT * one.scale
@@ -174,7 +174,7 @@ def flat_loss(case: Case) -> Finding | None:
         return None
     return case.finding(
         "flat_loss",
-        "Its steps change nothing: the margin is no higher than where it began, though the samples moved.",
+        "Its steps achieve nothing: the samples moved, but the margin is no higher than at the start.",
         rows,
         f"In {case.part(rows)} the best margin is that of the first query, after "
         f"{number(typical(rows, 'gradients'))} gradients and a way of {number(typical(rows, lambda one: one.far))} "
@@ -240,8 +240,8 @@ def predicted_labels(case: Case) -> Finding | None:
     samples, of, _ = max(seen, key=lambda one: one[:2])
     return Finding(
         code="predicted_labels",
-        cause="It attacks the labels that the model predicts instead of those it is given, which repairs "
-        "misclassified inputs and overstates robust accuracy.",
+        cause="It attacks the model's predicted labels instead of the given ones, which repairs misclassified inputs "
+        "and overstates robust accuracy.",
         evidence=tuple(words for count, _, words in seen if count),
         attack=case.name,
         samples=samples,

@@ -23,7 +23,7 @@ ALWAYS = 0.99
 # Values that are no further apart, as a part of the bounds, are the same; fewer samples may share some by chance.
 SAME = 0.002
 SHARED = 5
-# Fewest queries of a search that can be said to have stopped early.
+# Fewest queries of a search that can have stopped early.
 SEARCH = 5
 
 
@@ -47,7 +47,7 @@ def wrong_bounds(case: Case) -> Finding | None:
         return None
     return case.finding(
         "wrong_bounds",
-        f"It works in other bounds than the valid inputs' [{low:g}, {high:g}].",
+        f"It uses other bounds than those of valid inputs, [{low:g}, {high:g}].",
         rows,
         seen,
         remedies=(
@@ -96,16 +96,15 @@ def other_points(case: Case) -> Finding | None:
     slope, shift, reach = typical(rows, "slope") or 1.0, typical(rows, "shift"), typical(rows, "reach")
     return case.finding(
         "other_points",
-        "It takes gradients at other points than those it returns: inputs are scaled or normalised in the attack, "
-        "before they go to a model that takes them as they are.",
+        "It takes gradients at other points than those it returns: the attack scales or normalises inputs for a model "
+        "that expects them unscaled.",
         rows,
         f"In {case.part(rows)} all queries with gradients are about {number(slope)} times the input "
         f"{'+' if shift >= 0 else '-'} {number(abs(shift))}, up to {number(reach)} epsilon away from it, as by a mean "
         f"of {number(-shift / slope)} and a deviation of {number(1 / slope)}; what it returned lies within epsilon.",
         remedies=(
             Remedy(
-                words="Give the model the points themselves: it is evaluated on inputs as they are, and normalises "
-                "them itself.",
+                words="Give the model the points themselves: it expects unscaled inputs, and normalises them itself.",
                 code="loss = cross_entropy(model(x_adv), y)  # model takes inputs in the bounds of the threat model",
             ),
             remedies.FOLLOWED,
@@ -144,7 +143,7 @@ def left_ball(case: Case) -> Finding | None:
     if model.norm == "linf" and farthest <= 1 + 1.01 * level and all(one.known("grid") == 1 for one in rows):
         return case.finding(
             "left_ball",
-            "It rounds its points to 8 bits, which takes them out of the ball: nothing takes them back within epsilon.",
+            "It rounds its points to 8 bits, which moves them out of the ball, and does not project them back.",
             rows,
             f"{case.part(rows)} came back at up to {number(farthest)} epsilon, all values on the grid of 8 bits, a "
             f"level of which is {number(level)} epsilon.",
@@ -155,7 +154,7 @@ def left_ball(case: Case) -> Finding | None:
         return _scaled(case, rows, ratio)
     return case.finding(
         "left_ball",
-        "It leaves the ball: nothing takes its points back within epsilon, in the threat model's norm.",
+        "It leaves the ball: its points are not projected back to within epsilon in the threat model's norm.",
         rows,
         f"{case.part(rows)} came back beyond epsilon, at {number(ratio)} times it on the median and {number(farthest)} "
         "at most.",
@@ -164,10 +163,10 @@ def left_ball(case: Case) -> Finding | None:
 
 
 _SCALES = (
-    (255.0, ", as where inputs are in [0, 255] for it"),
-    (1 / 255, ", as where it is divided by 255 twice"),
-    (2.0, ", as where inputs are in [-1, 1] for it"),
-    (0.5, ", as where inputs are in [-1, 1] here and in [0, 1] for it"),
+    (255.0, ", as if it expected inputs in [0, 255]"),
+    (1 / 255, ", as if it had been divided by 255 twice"),
+    (2.0, ", as if it expected inputs in [-1, 1]"),
+    (0.5, ", as if it expected inputs in [0, 1] instead of [-1, 1]"),
 )
 
 
@@ -178,7 +177,7 @@ def _scaled(case: Case, rows: list[Sample], ratio: float) -> Finding:
     where = "stay within" if ratio < 1 else "end at"
     return case.finding(
         "epsilon_scale",
-        f"It was given an epsilon of another scale: {number(ratio)} times that of the threat model{known}.",
+        f"Its epsilon has another scale: {number(ratio)} times that of the threat model{known}.",
         rows,
         f"{case.part(rows)} {where} {number(ratio)} epsilon, that is {number(ratio * epsilon)} where the threat model "
         f"has {typed(epsilon)}, however many steps they took.",
@@ -199,7 +198,7 @@ def best_not_returned(case: Case) -> Finding | None:
         return None
     return case.finding(
         "best_not_returned",
-        "It queried adversarial points within epsilon and returned others.",
+        "It found adversarial points within epsilon, but returned other points.",
         rows,
         f"In {case.part(rows)} it met an adversarial point, at query {number(typical(rows, 'adversarial_at') + 1)} of "
         f"{number(typical(rows, 'queries'))} on the median, and came back with one that is none.",
@@ -239,7 +238,7 @@ def stopped_early(case: Case) -> Finding | None:
     shown = " to ".join(number(one) for one in dict.fromkeys((lengths[0], lengths[-1])))
     return case.finding(
         "stopped_early",
-        "It stops for the whole batch as soon as some of it is solved.",
+        "It stops the whole batch as soon as some of its samples are solved.",
         together,
         f"In no call was a sample adversarial before its last two queries ({shown} in all), and {len(together)} "
         "others of the same calls, not yet solved, ended with it.",
@@ -277,12 +276,12 @@ def unmoved(case: Case) -> Finding | None:
     tried = f"queried nothing else in {number(queries)} queries" if queries else "sent nothing to the model"
     return case.finding(
         "unmoved",
-        "It returns the inputs as they are, and tries nothing else.",
+        "It returns the inputs unchanged, and tries nothing else.",
         rows,
         f"{case.part(rows)} came back unchanged; it {tried}.",
         remedies=[
             Remedy(
-                words="Begin at a random point of the ball, and look at the size of the first step.",
+                words="Start at a random point of the ball, and check the size of the first step.",
                 code="x_adv = x + epsilon * (2 * torch.rand_like(x) - 1)",
             )
         ],

@@ -1,6 +1,6 @@
 """Checks that a model can be attacked: mode, randomness, outputs and gradients, on a few rows.
 
-Sources of what is looked at: Croce and Hein's AutoAttack (``checks.py``: randomness, probabilities, zero gradients);
+Sources of the probes: Croce and Hein's AutoAttack (``checks.py``: randomness, probabilities, zero gradients);
 Athalye, Carlini and Wagner, "Obfuscated Gradients Give a False Sense of Security" (2018), section 3; Carlini et al.,
 "On Evaluating Adversarial Robustness" (2019). The layer at fault is found as
 :mod:`robust_ext.evaluations.causes.layers` has it.

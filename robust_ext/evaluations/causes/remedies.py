@@ -30,7 +30,7 @@ MARGIN_LOSSES = {
 DRAWS = 16
 # Largest logit at which cross-entropy and its gradient are well apart from 0.
 SMALL_LOGIT = 10.0
-# Standard deviation of input noise, in epsilons: it blurs kinks and lets most draws stay near the point.
+# Standard deviation of input noise, in epsilons: it blurs kinks and keeps most draws near the point.
 BLUR = 0.5
 # All steps together, in epsilons: across the ball, and half a radius more, as Madry et al. (2018) take.
 TRAVEL = 2.5
@@ -39,11 +39,10 @@ TAKEN = 0.9
 # What a step that was seen may differ from the one that was set, as a part of it.
 ALIKE = 0.1
 BLACK_BOX = Remedy(
-    words="Attack without gradients: what it finds was there all the time.", attack="robust_ext:Square(queries=2000)"
+    words="Attack without gradients: what it finds was within reach all along.",
+    attack="robust_ext:Square(queries=2000)",
 )
-FOLLOWED = Remedy(
-    words="Run an attack whose steps are known to be right beside it.", attack="robust_ext:APGD(steps=50)"
-)
+FOLLOWED = Remedy(words="Run an attack whose steps are known to be right as well.", attack="robust_ext:APGD(steps=50)")
 
 
 def viewed(words: str, attack: Attack, *, code: str = "", **view: Any) -> Remedy:
@@ -56,7 +55,7 @@ def viewed(words: str, attack: Attack, *, code: str = "", **view: Any) -> Remedy
 
 def projected(attack: Attack) -> Remedy:
     """Project what an attack returns."""
-    return viewed("Move what it returns to the nearest point in ball and bounds.", attack, projected=True)
+    return viewed("Project what it returns onto the ball and the bounds.", attack, projected=True)
 
 
 def _blurred(attack: Attack) -> Remedy:
@@ -79,13 +78,13 @@ def for_loss(attack: Attack, *, scale: float) -> tuple[Remedy, ...]:
     call, found = call_of(attack), list[Remedy]()
     for name, value in () if call is None else MARGIN_LOSSES.get(call.scope, ()):
         if call is not None and call.first((name,)) is not None and call.value(name) != value:
-            words = "Raise the difference of logits, which does not saturate."
+            words = "Maximise the difference of logits, which does not saturate."
             found = [Remedy(words=words, attack=call.changed(**{name: value}))]
             break
     temperature = max(2.0, float(f"{scale / SMALL_LOGIT:.1g}"))
     words = f"Divide the logits by {temperature:g}, which changes no prediction, so that the loss has a gradient."
     margin = Remedy(
-        words="Raise the difference of logits instead of cross-entropy.",
+        words="Maximise the difference of logits instead of cross-entropy.",
         attack=None if call is not None and call.scope == "robust_ext" else "robust_ext:APGD(loss='margin')",
         code="label = logits.gather(1, y[:, None]).squeeze(1)\n"
         "other = logits.scatter(1, y[:, None], -torch.inf).amax(1)\n"
@@ -106,12 +105,12 @@ def for_labels(attack: Attack) -> tuple[Remedy, ...]:
     """It attacks predicted labels."""
     code = "loss = cross_entropy(model(x), y)  # y as given, not model(x).argmax(1)"
     kept = viewed("Keep the best point that it queries, the input included.", attack, keep_best=True)
-    return Remedy(words="Use the labels that are given.", code=code), kept
+    return Remedy(words="Use the labels that the attack was given.", code=code), kept
 
 
 def for_crash(error: str) -> Remedy:
     """It raised, or returned NaN."""
-    words = "Run it on a few samples in your own process, and fix what is raised there."
+    words = "Run it on a few samples in your own process, and fix the error."
     return Remedy(words=words, code="" if error else "assert torch.isfinite(x_adv).all()  # after each step")
 
 
@@ -229,13 +228,15 @@ def for_more_steps(attack: Attack, *, steps: int, most: int | None = None) -> tu
 
 def _all_steps(steps: int, planned: int) -> Remedy:
     return Remedy(
-        words=f"Let it go on to its last step: it took {steps} of {planned}, so that more of them change nothing.",
+        words=f"Let it run to its last step: it took {steps} of {planned}, so more steps change nothing.",
         code="# without a break before the last step, or with one for rows that are solved only",
     )
 
 
 def _schedule(steps: int) -> Remedy:
-    return Remedy(words="Let the step follow the progress (APGD).", attack=f"robust_ext:APGD(steps={max(steps, 50)})")
+    return Remedy(
+        words="Adapt the step size to the progress (APGD).", attack=f"robust_ext:APGD(steps={max(steps, 50)})"
+    )
 
 
 def steps_of(attack: Attack) -> int | None:

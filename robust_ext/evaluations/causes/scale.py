@@ -55,9 +55,9 @@ def _bounds(inputs: Tensor, bounds: tuple[float, float]) -> Finding | None:
     if least < low - _ROUNDING * (high - low) or most > high + _ROUNDING * (high - low):
         cause = "Inputs lie outside the bounds of the threat model."
     elif most - least < _FILLED * (high - low):
-        cause = "Inputs fill a tiny part of the bounds: either are of another scale."
+        cause = "Inputs fill a tiny part of the bounds: one of the two has another scale."
     elif inputs.dim() == 4 and len(inputs) >= _PIXELS and least >= 0 and 0.5 < most <= 1 and low <= -0.4:
-        cause = "Inputs are pixels in [0, 1], and the bounds are those of other units, with negative values."
+        cause = "Inputs are pixels in [0, 1], but the bounds are in other units, with negative values."
     else:
         return None
     evidence = (f"The inputs go from {least:.4g} to {most:.4g}, the bounds are [{low:g}, {high:g}].",)
@@ -86,7 +86,7 @@ def _epsilon(inputs: Tensor, classes: Tensor | None, threat_model: ThreatModel) 
             return None
         cause, evidence, remedy = found
     elif values >= _LARGE and epsilon < _LEAST[norm] * width:
-        cause = f"Epsilon is that of linf, and far too small in {norm}."
+        cause = f"Epsilon looks like one for linf, and is far too small in {norm}."
         each = 255 * epsilon / width / (math.sqrt(values) if norm == "l2" else values)
         evidence = f"Spread over the {values} values of a sample, it changes each by {each:.2g} of 255 levels."
     else:
@@ -116,7 +116,7 @@ def _pixels(threat_model: ThreatModel) -> tuple[str, str, str] | None:
         if epsilon * 255 / width >= 0.5 or (eighth and not pixel):
             return None
         return (
-            "Epsilon is that of inputs in [0, 1], and the bounds are of others: it is less than a level of 255.",
+            "Epsilon is meant for inputs in [0, 1], but the bounds are not: it is less than one level of 255.",
             f"Epsilon is {typed(epsilon)} in bounds [{low:g}, {high:g}], {255 * epsilon / width:.2g} of 255 levels.",
             f"Give epsilon={epsilon * width:.4g}, or scale the inputs to [0, 1].",
         )
@@ -133,7 +133,7 @@ def _pixels(threat_model: ThreatModel) -> tuple[str, str, str] | None:
         return None
     where = f", as of {known} images" if known else ""
     return (
-        "Epsilon is in pixels, and the bounds are those of standardised inputs.",
+        "Epsilon is in pixels, but the bounds are those of standardised inputs.",
         f"The bounds [{low:g}, {high:g}] are those of standardised inputs{where}; {typed(epsilon)} is "
         f"{255 * epsilon / width:.3g} of 255 levels there.",
         "Put the normalisation into the model (robust_ext.models.Normalized(model, mean=..., std=...)), give inputs in "

@@ -147,17 +147,17 @@ def _believed(right: Tensor, judged: Iterable[Judged]) -> list[Judged]:
 
 # Cause and remedy of each correction.
 _CORRECTED = {
-    "label_offset": ("The labels are counted from another number than the model's classes.", "Give {}."),
+    "label_offset": ("The labels start at another number than the model's classes.", "Give {}."),
     "label_order": (
         "The labels are in another order than the model's classes or samples.",
         "Number labels as the model does, and keep them in the order of the samples.",
     ),
     "reversed_logits": (
         "The model's outputs are smallest for the right class: distances, energies or losses.",
-        "Return what is largest for the predicted class, as the negative of these outputs.",
+        "Return scores that are largest for the predicted class, such as the negative of these outputs.",
     ),
     "input_scale": ("The inputs are of another scale than the model was trained on.", "Give the model {}."),
-    "input_layout": ("The inputs' values are in other places than the model expects.", "Give {}."),
+    "input_layout": ("The inputs' values are in another order than the model expects.", "Give {}."),
     "batch_statistics": (
         "The running statistics of BatchNorm are not those of the data.",
         "Load weights with their buffers, or set running_mean and running_var on training data.",
@@ -186,7 +186,7 @@ def _corrected(alike: Sequence[Judged], right: Tensor, inputs: Tensor, constant:
 
 
 def _constant(logits: Tensor, labels: Tensor | None) -> Finding | None:
-    """The finding of a model that predicts one class whatever it is given."""
+    """The finding of a model that predicts one class for every input."""
     found = logits.argmax(1)
     if len(found) < _FEWEST or int(found.min()) != int(found.max()):
         return None
@@ -202,7 +202,7 @@ def _constant(logits: Tensor, labels: Tensor | None) -> Finding | None:
     evidence = [f"The prediction is class {int(found[0])} for all {len(found)} samples; logits vary by {spread:.3g}."]
     if labels is not None:
         evidence.append(f"Their labels are of {len({*labels.tolist()})} classes, {missed} of them another one.")
-    return _broken("constant_output", f"The model predicts class {int(found[0])} whatever it is given.", evidence)
+    return _broken("constant_output", f"The model predicts class {int(found[0])} for every input.", evidence)
 
 
 def _chance(right: Tensor, labels: Tensor, logits: Tensor, inputs: Tensor, *, tried: bool) -> Finding | None:
@@ -237,7 +237,7 @@ def _chance(right: Tensor, labels: Tensor, logits: Tensor, inputs: Tensor, *, tr
     )
     if tried:
         evidence.append("No offset or order of labels, scale or layout of inputs that was tried does better.")
-    return _broken("chance_accuracy", "The model's predictions have nothing to do with the labels.", evidence)
+    return _broken("chance_accuracy", "The model's predictions are unrelated to the labels.", evidence)
 
 
 def _broken(code: str, cause: str, evidence: Sequence[str]) -> Finding:

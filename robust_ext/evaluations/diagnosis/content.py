@@ -157,26 +157,40 @@ def _reason(
     """
     if likely is None:
         missed = any(attack["verdict"] == "failed" for attack in attacks)
-        more = ", and the attack misses planted examples all the same" if missed else ""
-        to = "" if whole else " to what was run before the time was over"
-        return f"None of the known causes applies{to}{more}.{_lower(attacks, references)}"
+        more = ", although the attack misses planted examples" if missed else ""
+        to = "" if whole else " in what ran before the time was over"
+        return f"None of the known causes applies{to}{more}.{_lower(attacks, references, tried)}"
     of = "" if likely.attack is None or len(attacks) == 1 else f" of {likely.attack}"
     if likely.code in COMPARISONS:
-        return f"What is seen{of}: {likely.cause}{_lower(attacks, references)}"
+        return f"What is seen{of}: {likely.cause}{_lower(attacks, references, tried)}"
     entry = next((one for one in tried if one["confirmed"] and one["code"] == likely.code), None)
     if entry is None:
-        return f"The likely cause{of}: {likely.cause}{_lower(attacks, references)}"
+        remedied = any(remedy.runnable for remedy in likely.remedies) and not tried
+        return f"The likely cause{of}: {likely.cause}{_lower(attacks, references, tried, remedied=remedied)}"
     return f"The confirmed cause{of}: {likely.cause}{_beside(entry)}"
 
 
-def _lower(attacks: Sequence[Mapping[str, Any]], references: Sequence[Mapping[str, Any]]) -> str:
-    """Name the number to use where a reference leaves less accuracy than all attacks; empty otherwise."""
+def _lower(
+    attacks: Sequence[Mapping[str, Any]],
+    references: Sequence[Mapping[str, Any]],
+    tried: Sequence[Mapping[str, Any]],
+    *,
+    remedied: bool = False,
+) -> str:
+    """Name the number to use where a reference or a remedy leaves less accuracy than all attacks; empty otherwise.
+
+    Where a remedy was not tried yet (``remedied``), that number may still fall.
+    """
     known = [one["robust_accuracy"] for one in attacks if one["robust_accuracy"] is not None]
-    lowest = min(references, key=lambda one: one["robust_accuracy"], default=None)
-    if lowest is None or not known or lowest["robust_accuracy"] >= min(known):
+    found = [(one["robust_accuracy"], one["name"]) for one in references]
+    found += [((one["after"] or {}).get("robust_accuracy"), "a remedy below") for one in tried]
+    found = [(value, name) for value, name in found if value is not None]
+    lowest, name = min(found, default=(1.0, ""))
+    if not known or lowest >= min(known):
         return ""
-    yours, theirs = (f"{100 * value:.1f}" for value in (min(known), lowest["robust_accuracy"]))
-    return f" Robust accuracy is {yours} by what was given, {theirs} by {lowest['name']}: use that."
+    yours, theirs = (f"{100 * value:.1f}" for value in (min(known), lowest))
+    advice = "apply the remedy before you report a number" if remedied else "report the lower number"
+    return f" Robust accuracy is {yours} with the attack as given and {theirs} with {name}: {advice}."
 
 
 def _beside(entry: Mapping[str, Any]) -> str:
@@ -186,8 +200,8 @@ def _beside(entry: Mapping[str, Any]) -> str:
     if after is None or best is None:
         return ""
     yours, theirs = (f"{100 * value:.1f}" for value in (after, best["robust_accuracy"]))
-    more = ": use that" if best["robust_accuracy"] < after else ""
-    return f" With the remedy robust accuracy is {yours}, by {best['name']} {theirs}{more}."
+    more = ": report that" if best["robust_accuracy"] < after else ""
+    return f" Robust accuracy is {yours} with the remedy and {theirs} with {best['name']}{more}."
 
 
 def _range(values: Tensor) -> list[float] | None:
@@ -227,13 +241,13 @@ def next_steps(
         whole: Whether all was run before the time was over.
     """
     if likely is None and not whole:
-        words = "Not all was run before the time was over: run this again without a limit."
+        words = "The time was over before everything ran: run this again without a limit."
         return [_step(words, "diagnose", without=("--minutes",))]
     if likely is None:
-        stated = "state robust accuracy on as many samples as the claim is about."
+        stated = "measure robust accuracy on as many samples as the claim covers."
         if not plantable:
             return [_step(stated.capitalize(), "robust-accuracy")]
-        words = "Nothing of weight was found: run the full binarization test."
+        words = "No serious fault was found: run the full binarization test."
         return [_step(words, "binarization"), _step(f"Then {stated}", "robust-accuracy")]
     helped = next((one for one in tried or () if one["outcome"] in HELPED and not one["remedy"]["evaluate"]), None)
     if helped is not None:
@@ -245,8 +259,8 @@ def next_steps(
             helped = {**helped, "text": best["text"]}
         return [_step(f"{words}: run the full binarization test with it.", "binarization", helped)]
     if tried is None and any(remedy.runnable for remedy in likely.remedies) and not refused:
-        return [_step("Run the remedies and see what they change.", "diagnose", trying=True)]
-    return [_step("Fix what is named first, and run this again.", "diagnose")]
+        return [_step("Try the remedies and see what they change.", "diagnose", trying=True)]
+    return [_step("Fix the first cause, and run this again.", "diagnose")]
 
 
 def strongest(tried: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -273,7 +287,7 @@ def _step(
             skipped = False
         elif option in dropped:
             skipped = "=" not in argument
-        elif again or option not in _BARE:
+        elif option != "--no-progress" and (again or option not in _BARE):
             kept.append(argument)
     kept += [*(() if attack is None else ("--attack", attack)), *(("--try-remedies",) if trying else ())]
     return {"words": words, "command": shell_words(["robust-ext", *kept])}

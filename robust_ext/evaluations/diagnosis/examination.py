@@ -61,7 +61,7 @@ class Examination:
         What spoils gradients of the model is one where an attack did not get past it.
         """
         if (examiner := self.examiner) is None:
-            # What was refused comes first; what gradients do is looked at when that is fixed.
+            # Refusals come first; gradients are examined once those are fixed.
             refused = [one for one in probe.findings if one.code not in MISLEADING]
             weighty = {one.code for one in refused if one.weight != "low"}
             if weighty == {"random_output"}:
@@ -108,7 +108,7 @@ def _raised_on_planted(name: str, examined: Examined, examiner: Examiner) -> Fin
         f"planted in the first {min(examiner.settings.planted, samples)} of them.",
     ]
     if examined.padded is not None:
-        cause = f"{cause}: it takes {classes} classes, or labels of its own, for granted"
+        cause = f"{cause}: it assumes {classes} classes, or labels of its own"
         evidence.append(
             f"On the same problems, padded to {classes} classes that nothing is in, it ran, and found "
             f"{examined.padded['score']:.2f} of what is planted."

@@ -118,7 +118,7 @@ class Examiner:
 
     @cached_property
     def correct(self) -> list[bool]:
-        """Whether each sample is classified right."""
+        """A flag for each sample: classified correctly."""
         return [bool(one) for one in self.given.correct]
 
     def examine(self, attack: Attack) -> Examined:

@@ -121,7 +121,7 @@ class DiagnosisSettings(JudgedSettings):
     )
     minutes: float | None = setting(
         default=None,
-        help="Begin nothing further after so long, and end what runs at its next forward pass; the result lists "
+        help="Minutes after which nothing new begins, and what runs ends at its next forward pass; the result lists "
         "the rest. Probes of the model get a third at most.",
         above=0,
         panel="run",

@@ -1,7 +1,7 @@
 """Remedies, run on the same samples and seeds as the attack that they are for: what they change, and whether at all.
 
 What an attack draws follows from its name, which it keeps. A remedy is judged by what is solved on the model that was
-given, whatever view of it the attack is shown: beyond noise, by a test of the samples and planted problems that are
+given, in any view of it that the attack is shown: beyond noise, by a test of the samples and planted problems that are
 solved either before or after it.
 """
 
@@ -185,7 +185,7 @@ def _numbers(examined: Examined, examiner: Examiner | None) -> dict[str, Any]:
 
 
 def outcome_of(before: Examined | None, after: Examined) -> str:
-    """Return one of :data:`OUTCOMES`, by what is solved of samples, of planted problems, and of both together."""
+    """Return one of :data:`OUTCOMES`, by the solved samples, planted problems, and both together."""
     pairs = []
     for one, other in zip(_solved(before), _solved(after), strict=True):
         gained = sum(solved and not one.get(row, False) for row, solved in other.items())

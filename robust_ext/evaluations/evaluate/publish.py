@@ -77,9 +77,10 @@ def publishable(content: Content) -> str:
     return (
         f"On {count(content['samples'], 'sample')} (clean accuracy {_percent(content['clean_accuracy'])}), {of} for "
         f"{content['norm']} perturbations of at most {size}{limits} is at most {_percent(worst['robust_accuracy'])} "
-        f"(95% CI {_interval(worst)}): each other sample is misclassified, or broken by a verified adversarial example "
-        f"({attacks} of robust-ext {content['versions']['robust_ext']} evaluate, budget {settings['budget']}, seed "
-        f"{content['seed']}).{_criterion(content)}{_judge(content)} {_certificate_sentence(content['certificate'])}"
+        f"(95% CI {_interval(worst)}): every other sample is misclassified, or broken by a verified adversarial "
+        f"example ({attacks} of robust-ext {content['versions']['robust_ext']} evaluate, budget {settings['budget']}, "
+        f"seed {content['seed']}).{_criterion(content)}{_judge(content)} "
+        f"{_certificate_sentence(content['certificate'])}"
     )
 
 

@@ -5,7 +5,7 @@ candidate has no better than solving everything, so that a race ends as soon as 
 
 **False passes.** A race picks winners, so their scores in it prove nothing. Each of at most ``JUDGED`` recipes is
 judged on problems of its own, which no choice depended on, with the error rate divided by ``JUDGED`` (Bonferroni): the
-probability that any recipe passes whose rate is not above what a pass claims (.9) is at most .03, whatever was tried
+probability that any recipe passes whose rate is not above what a pass claims (.9) is at most .03, for anything tried
 before. A pass takes at most 1 miss of 64 problems, or 5 of 128, which a rate of .9 has with probability .0096 and
 .0093: the exact bound for three is .029. The test of the standard attack before the search has an error rate of .02
 (:data:`robust_ext.evaluations.evaluate.certificate.ERROR_RATE`): a whole evaluation passes falsely at most once in 20.

@@ -34,7 +34,7 @@ SHORT, LONG = 20, 100
 FEW, MANY = 4, 16
 # How often more a long recipe starts.
 RESTARTS = 5
-# Views of findings beyond the first so many are rarely the right ones.
+# Views of findings beyond the first few are rarely the right ones.
 _MOST_VIEWS = 6
 # What logits are divided by where they are too large for a loss, and where gradients are too small for their precision.
 _LOUD, _QUIET = 100.0, 1e-3

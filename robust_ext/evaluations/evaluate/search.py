@@ -95,7 +95,7 @@ class Planted:
             except OutOfTimeError:
                 raise
             except (AttackError, InvalidArgumentError, ModelError) as error:
-                # The others go on without the one that raised, where the error says which.
+                # The others continue without the one that raised, if the error names it.
                 guilty = [one for one in left if one.attack.name in str(error)] or (left if len(left) == 1 else [])
                 if guilty:
                     found |= {one.text: Score(error=str(error)) for one in guilty}

@@ -122,7 +122,7 @@ class EvaluateSettings(JudgedSettings):
     )
     minutes: float | None = setting(
         default=None,
-        help="Begin nothing further after so long, and end what runs at its next forward pass; the result lists "
+        help="Minutes after which nothing new begins, and what runs ends at its next forward pass; the result lists "
         "the rest.",
         above=0,
         panel="run",

@@ -46,7 +46,7 @@ class Detection(NamedTuple):
 
 
 def multi_armed(natural: Floats, scores: Floats, success: Bools, *, resamples: int = 0, seed: int = 0) -> Detection:
-    """Numbers of a detector against all of these arms together, with intervals by so many resamples.
+    """Numbers of a detector against all of these arms together, with bootstrap intervals.
 
     Example:
         >>> scores, success = np.array([[0.9, 0.8], [0.2, 0.1]]), np.array([[True, True], [True, False]])

@@ -92,7 +92,7 @@ class MeadSettings(JudgedSettings):
         choices=("kept", "filtered"),
     )
     resamples: int = setting(
-        default=500, help="Of the bootstrap intervals; 0 leaves the intervals out.", minimum=0, maximum=1_000_000
+        default=500, help="Resamples of the bootstrap intervals; 0 for no intervals.", minimum=0, maximum=1_000_000
     )
     combine: tuple[str, ...] = setting(
         default=(),
@@ -110,7 +110,7 @@ class MeadSettings(JudgedSettings):
     )
     published: bool = setting(
         default=False,
-        help="Whether to state too what the paper's public code computes, see "
+        help="Whether to add the numbers that the paper's public code computes, see "
         ":mod:`robust_ext.evaluations.mead.metric`.",
     )
     batch_size: int = setting(

@@ -77,7 +77,17 @@ def load_suite(name: str, *, bounds: tuple[float, float] = (0.0, 1.0), allow_cod
         >>> [arm.name for arm in load_suite("white-box")][0]
         'OrthogonalPGD linf 0.03125'
     """
-    (low, high), known = check_bounds(bounds), suite_names()
+    limits = check_bounds(bounds)
+    try:
+        return _load_suite(name, limits, allow_code=allow_code)
+    except InvalidArgumentError as error:
+        if str(name) in str(error):
+            raise
+        raise InvalidArgumentError(f"suite {name}: {error.argument}", error.got, error.expected) from error
+
+
+def _load_suite(name: str, bounds: tuple[float, float], *, allow_code: bool) -> list[Arm]:
+    (low, high), known = bounds, suite_names()
     if not isinstance(name, str) or (not name.endswith(".toml") and name not in known):
         near = did_you_mean(name, known) if isinstance(name, str) else ""
         raise InvalidArgumentError("suite", name, f"one of {', '.join(known)}, or a file NAME.toml{near}")
@@ -145,7 +155,7 @@ def _arm(
 
 def _check_library(attack: str, name: str) -> None:
     """Raise where an attack is not one of an installed library."""
-    spec = parse_call(attack, argument="suite")
+    spec = parse_call(attack, argument="attack")
     if isinstance(inside := spec.arguments.get("attack"), str):
         _check_library(inside, name)
     surrogates = spec.arguments.get("surrogates", ())

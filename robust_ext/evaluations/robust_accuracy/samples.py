@@ -1,4 +1,4 @@
-"""What each run of an attack did to each sample, and the nearest adversarial example of each."""
+"""The outcome of each run of an attack on each sample, and the nearest adversarial example of each."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def sample_rows(outcomes: Outcomes, epsilons: Sequence[float]) -> list[Row]:
                     "predicted": record["predicted"],
                     "distance": distance,
                     "broken_at": next((at for at, most in limits if broken and (distance or 0.0) <= most), None),
-                    # Of the smallest perturbation, the first point found tells nothing.
+                    # For the smallest perturbation the first point found is no evidence.
                     "queries": trace.get("queries") if not broken or first is None or minimum else first + 1,
                 }
             )

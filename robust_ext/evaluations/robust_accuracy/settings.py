@@ -167,7 +167,7 @@ class RobustAccuracyResult(EvaluationResult):
 
 @settings_class
 class RobustAccuracySettings(Settings):
-    """At which budgets robust accuracy is stated, and how attacks are run."""
+    """Budgets of robust accuracy, and how attacks are run."""
 
     label = "robust accuracy"
 
@@ -184,7 +184,7 @@ class RobustAccuracySettings(Settings):
         minimum=1,
         panel="run",
     )
-    seed: int = setting(default=0, help="Of every draw.", minimum=0, maximum=LARGEST_SEED, panel="run")
+    seed: int = setting(default=0, help="Seed of all random draws.", minimum=0, maximum=LARGEST_SEED, panel="run")
 
     def __post_init__(self) -> None:
         super().__post_init__()

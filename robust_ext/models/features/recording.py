@@ -79,7 +79,7 @@ class Recording(TorchFunctionMode):
         call = Call(func, args, kwargs or {}, out)
         if call.made:
             self.calls.append(call)
-            # While weights require none, what has a gradient depends on the input, whatever made it.
+            # While weights require none, any tensor with a gradient depends on the input.
             self._dependent.update(id(one) for one in call.taken if one.requires_grad)
             if any(map(self.depends, call.taken)):
                 self._dependent.update(map(id, call.made))

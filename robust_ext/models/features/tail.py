@@ -105,7 +105,7 @@ class _Entry(NamedTuple):
         return math.prod(size for dim, size in enumerate(self.shape, 1) if dim not in self.means)
 
     def restored(self, rows: Tensor) -> Tensor:
-        """Features ``(n, F)`` in the shape that they had; what was averaged is the same at all positions."""
+        """Features ``(n, F)`` in the shape that they had; averaged values are the same at all positions."""
         kept = [1 if dim in self.means else size for dim, size in enumerate(self.shape, 1)]
         return rows.to(self.dtype).reshape(len(rows), *kept).expand(len(rows), *self.shape).clone()
 

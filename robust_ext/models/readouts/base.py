@@ -20,7 +20,7 @@ Fitted: TypeAlias = Mapping[str, Tensor]
 class Readout(Settings, ABC):
     """A two-class readout that is fitted for many problems at once (``TrainReadout`` of Zimmermann et al. 2022).
 
-    A class of one's own has :meth:`fit` and :meth:`score`; it has settings where it is a
+    A class of your own has :meth:`fit` and :meth:`score`; it has settings where it is a
     :func:`~robust_ext.core.settings.settings_class`. Its objects are pickled where attacks run in other processes.
     ``axes`` names the dimensions of one point's features, such as ``("members", "F")``; with them, features of another
     shape are refused before any work.
@@ -50,7 +50,7 @@ class Readout(Settings, ABC):
     def logits(self, features: Tensor, parameters: Fitted, threshold: Tensor, scale: Tensor, offset: Tensor) -> Tensor:
         """Logits ``(M, 2)`` of features ``(M, *F)``: ``offset -+ scale (score - threshold)``, each ``(M,)``.
 
-        In logits of one's own the second is the larger one exactly where the score is above the threshold.
+        In logits of your own the second is the larger one exactly where the score is above the threshold.
         """
         signed = scale * (self.score(features, parameters) - threshold)
         return torch.stack([offset - signed, offset + signed], 1)
@@ -118,7 +118,7 @@ def fitted(readout: Readout, features: Tensor, planted: Tensor) -> tuple[dict[st
 def check_logits(
     readout: Readout, features: Tensor, parameters: Fitted, scores: Tensor, threshold: Tensor, gap: Tensor
 ) -> None:
-    """Raise where logits of one's own make points ``(B, n, *F)`` another class than ``scores`` ``(B, n)`` do.
+    """Raise where logits of your own make points ``(B, n, *F)`` another class than ``scores`` ``(B, n)`` do.
 
     ``threshold`` and ``gap`` are float64 ``(B,)``; problems without a gap are left out. InvalidArgumentError: they do,
     or are of another shape than ``(M, 2)``. DataError: it raised.

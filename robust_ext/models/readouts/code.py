@@ -28,7 +28,7 @@ class Code(Readout):
 
     C: float = setting(default=10.0, help="Weight of the losses in logistic regression.", above=0)
     steepness: float = setting(
-        default=1.0, help="Of the tanh: at the planted point each bit is ``tanh(steepness)``.", above=0
+        default=1.0, help="Steepness of the tanh: at the planted point each bit is ``tanh(steepness)``.", above=0
     )
     decoder: str = setting(
         default="log",

@@ -18,7 +18,7 @@ class Drawn(nn.Module):
     """Outputs ``(N, draws, *F)`` of a module that draws from the global generators, draw after draw.
 
     What is drawn follows from the seed, the number of the draw and the values of the batch: the same batch draws the
-    same again, whatever was drawn before, and another batch draws again. The generators are left as they were, and the
+    same again after any other draws, and another batch draws again. The generators are left as they were, and the
     module is shared, not copied.
     """
 
@@ -49,7 +49,7 @@ class Majority(Readout):
     so planted points count by further ones, see :meth:`lasting`.
     """
 
-    readout: Readout = setting(help="Of a single draw.")
+    readout: Readout = setting(help="The readout of a single draw.")
     draws: int = setting(help="How many.", minimum=2, maximum=10_000)
 
     @property

@@ -25,7 +25,7 @@ class Mixing(Readout):
     axes: ClassVar[tuple[str, ...]] = ("mixes", "F")
 
     C: float = setting(default=10.0, help="Weight of the losses in logistic regression.", above=0)
-    steepness: float = setting(default=4.0, help="Of the softmax that is averaged.", above=0)
+    steepness: float = setting(default=4.0, help="Steepness of the softmax that is averaged.", above=0)
 
     def fit(self, features: Tensor, planted: Tensor) -> dict[str, Tensor]:
         """``weight`` and ``anchor`` ``(B, F)``, and the divisor ``unit`` ``(B,)``, of features ``(B, n, mixes, F)``."""

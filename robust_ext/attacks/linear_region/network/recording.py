@@ -119,7 +119,7 @@ def _changing_module(network: nn.Module, points: Tensor, *, beside: bool) -> str
     Args:
         network: A network.
         points: At least two rows.
-        beside: Compare the first row next to other rows, instead of all rows once more.
+        beside: Compare the first row next to other rows, instead of repeating all rows.
     """
     others = torch.cat([points[:1], points[:1].expand_as(points[1:])]) if beside else points
     kept = slice(1) if beside else slice(None)
