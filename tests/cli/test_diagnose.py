@@ -30,4 +30,5 @@ def test_status_and_files(attack, status, words, tmp_path, monkeypatch):
     assert (content["likely"] is None) == (status == 0)
     command = content["next"][0]["command"]
     assert command.startswith("robust-ext diagnose" if status else "robust-ext binarization")
+    assert "--no-progress" not in command
     assert command in done.output

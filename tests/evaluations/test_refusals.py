@@ -164,8 +164,13 @@ LABELS = torch.arange(4) % 3
 
 def suite(text):
     def load(folder):
-        (folder / "suite.toml").write_text(text)
-        return load_suite(str(folder / "suite.toml"))
+        file = folder / "suite.toml"
+        file.write_text(text)
+        try:
+            return load_suite(str(file))
+        except RobustExtError as error:
+            assert str(file) in str(error)
+            raise
 
     return load
 
