@@ -94,7 +94,7 @@ class APGD(NativeAttack):
     )
     loss: str = setting(
         default="ce",
-        help='What is maximised: ``"ce"``, ``"margin"``, ``"dlr"`` (needs 3 classes), ``"targeted-dlr"`` (needs 4) or '
+        help='Maximised loss: ``"ce"``, ``"margin"``, ``"dlr"`` (needs 3 classes), ``"targeted-dlr"`` (needs 4) or '
         '``"targeted-margin"``. An untargeted attack with a targeted loss makes one run for each of the '
         "``target_classes`` most likely other classes, at the input or at the points it begins at with ``warm``.",
         choices=tuple(OBJECTIVES),

@@ -47,7 +47,7 @@ class LogitMatching(MatchingAttack):
 
     logits: str = setting(
         default="both",
-        help='Whose are matched: ``"classifier"``, the network of the ``"detector"``, or ``"both"``.',
+        help='Network whose logits are matched: ``"classifier"``, the network of the ``"detector"``, or ``"both"``.',
         choices=("both", "classifier", "detector"),
     )
     margin_weight: float = setting(default=0.5, help="Weight of the classifier's term.", minimum=0)

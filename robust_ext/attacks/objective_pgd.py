@@ -68,7 +68,7 @@ class ObjectivePGD(NativeAttack):
     )
     algorithm: str = setting(
         default="pgd",
-        help='What the settings below are where they are left out. ``"pgd"``: 100 steps from a random start. '
+        help='Defaults of the settings below. ``"pgd"``: 100 steps from a random start. '
         '``"bim"``: ``int(320 epsilon)`` steps, at least 1, from the input. ``"fgsm"``: one step of epsilon from '
         "the input.",
         choices=ALGORITHMS,

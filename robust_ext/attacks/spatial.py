@@ -107,7 +107,7 @@ class SpatialTransformation(NativeAttack):
     )
     pad: str = setting(
         default="zero",
-        help='What comes in from beyond the border, see :func:`transform`; the paper\'s is ``"zero"``, which here is '
+        help='Padding beyond the border, see :func:`transform`; the paper\'s is ``"zero"``, which here is '
         "the lowest bound.",
         choices=tuple(_PADDING_MODES),
     )

@@ -86,7 +86,7 @@ class Square(NativeAttack):
     )
     loss: str = setting(
         default="margin",
-        help='What is raised: ``"margin"``, or ``"ce"``, the paper\'s for attacks that aim at a class.',
+        help='Loss that is maximised: ``"margin"``, or ``"ce"``, the paper\'s for attacks that aim at a class.',
         choices=LOSSES,
     )
     stop_early: bool = setting(

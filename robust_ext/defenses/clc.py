@@ -188,7 +188,7 @@ class ClosedLoopControl(AdaptiveDefense):
     )
     centre: str = setting(
         default="batch",
-        help='What activations are centred by before they are projected: ``"batch"``, the mean of the group, or '
+        help='Centre of the activations before they are projected: ``"batch"``, the mean of the group, or '
         '``"training"``, that of the training activations.',
         choices=("batch", "training"),
     )

@@ -1,5 +1,7 @@
 """What makes no sense is refused on entry by the name of the argument, with what is expected or the next step."""
 
+import re
+
 import pytest
 import torch
 from torch import nn
@@ -166,11 +168,9 @@ def suite(text):
     def load(folder):
         file = folder / "suite.toml"
         file.write_text(text)
-        try:
-            return load_suite(str(file))
-        except RobustExtError as error:
-            assert str(file) in str(error)
-            raise
+        with pytest.raises(RobustExtError, match=re.escape(str(file))) as caught:
+            load_suite(str(file))
+        raise caught.value
 
     return load
 

@@ -101,7 +101,7 @@ class BinarizationSettings(ReadoutSettings):
     )
     exposure: str = setting(
         default="classifier",
-        help='What attacks on logits are shown of a classifier with a detector: ``"classifier"`` (they ignore the '
+        help='View of a classifier with a detector for attacks on logits: ``"classifier"`` (they ignore the '
         'detector), ``"reject"`` (being rejected is a class) or ``"margin"`` (class 1 only where both are fooled).',
         choices=("classifier", "reject", "margin"),
         panel="detector",

@@ -37,8 +37,8 @@ _CAUSES = {
     "weaker_kind": "{other} solves samples that the attack misses: {few}, so its number does not measure robustness.",
     "transfer_wins": "Examples made for another model ({other}) solve samples that the attack misses: another model's "
     "gradients are more useful than its own.",
-    "gradient_free_wins": "{other}, which uses no gradients, solves samples that the attack misses: its own gradients "
-    "mislead it.",
+    "gradient_free_wins": "{other}, which uses no gradients, solves samples that the attack misses: gradients mislead "
+                          "it.",
     "single_step_wins": "{other}, which takes one step, solves samples that the attack misses with many steps.",
     "random_wins": "Random search solves samples that the attack misses, within the same ball.",
     "larger_budget_less": "It finds less with a larger budget, although everything that it found before is still "
