@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 import typer
 from numpy.lib.npyio import NpzFile
 from numpy.typing import NDArray
+from torch import Tensor
 
 from robust_ext.cli.loading import RunOptions, Samples
 from robust_ext.core.criteria import MISCLASSIFICATION, Criterion
+from robust_ext.core.entries import OFF_GRID
 from robust_ext.core.errors import InvalidArgumentError, printable
 from robust_ext.core.settings import Settings, setting, settings_class
 from robust_ext.core.specification import did_you_mean
@@ -63,6 +66,26 @@ class EntryOptions(Settings):
                 arrays.get(name, end) for name, end in zip(("low", "high"), found.bounds, strict=True)
             )
         return replace(found, **given)
+
+    def load_samples(self, run: RunOptions, **given: Any) -> Samples:
+        """Load samples as ``run`` does; from 256 levels on, images with values between them are rounded."""
+        samples = run.load_samples(**given)
+        if self.levels is None or self.levels < 256 or samples.inputs.dim() == 2:
+            return samples
+        low, high = run.limits
+        step = (high - low) / (self.levels - 1)
+
+        def rounded(x: Tensor) -> Tensor:
+            places = (x.double() - low) / step
+            near = places.round()
+            return torch.where((places - near).abs() > OFF_GRID, (low + step * near).to(x.dtype), x)
+
+        inputs = rounded(samples.inputs)
+        if torch.equal(inputs, samples.inputs):
+            return samples
+        further = None if samples.further is None else rounded(samples.further)
+        changed = f"{samples.changed}, rounded to {self.levels} levels"
+        return replace(samples, inputs=inputs, further=further, changed=changed)
 
 
 @settings_class

@@ -69,7 +69,7 @@ def evaluation(
     """Robust accuracy under a standard suite, with a certificate that the attack behind the number works."""
     valid.check(run)
     threat_model, further = valid.applied(run.threat_model), 0 if own.detector is None else own.detector_samples
-    samples = run.load_samples(seed=settings["seed"], further=further, at_most=True)
+    samples = valid.load_samples(run, seed=settings["seed"], further=further, at_most=True)
     criterion, samples = judged.choose(samples, seed=settings["seed"])
     defense = own.defense if own.defense_weights is None else f"{own.defense}, weights {own.defense_weights}"
     with run.context(samples, defense=defense, detector=own.detector):
@@ -120,7 +120,7 @@ def binarization(
     """Plant adversarial examples in a model and see whether an attack finds them."""
     threat_model = valid.applied(run.threat_model)
     further = 0 if detecting.detector is None else detecting.detector_samples
-    samples = run.load_samples(seed=settings["seed"], further=further, at_most=settings["sequential"])
+    samples = valid.load_samples(run, seed=settings["seed"], further=further, at_most=settings["sequential"])
     with run.context(samples, detector=detecting.detector):
         result = binarization_test(
             own.model(run),
@@ -154,7 +154,7 @@ def diagnosis(run: ThreatOptions, own: DiagnoseOptions, valid: EntryOptions, set
 
     Exit status: 3 where something of high or medium weight was found, 0 where nothing was, 2 for errors.
     """
-    threat_model, samples = valid.applied(run.threat_model), run.load_samples(seed=settings["seed"])
+    threat_model, samples = valid.applied(run.threat_model), valid.load_samples(run, seed=settings["seed"])
     with run.context(samples):
         result = diagnose(
             own.model(run),
@@ -199,7 +199,7 @@ def accuracy(
         raise InvalidArgumentError("--attack", ", ".join(own.attack), expected)
     valid.check(run)
     threat_model = valid.applied(ThreatModel(norm=own.norm, epsilon=epsilons[-1], bounds=run.limits))
-    criterion, samples = judged.choose(run.load_samples(seed=settings["seed"]), seed=settings["seed"])
+    criterion, samples = judged.choose(valid.load_samples(run, seed=settings["seed"]), seed=settings["seed"])
     with run.context(samples):
         result = robust_accuracy(
             own.model(run),
@@ -257,7 +257,7 @@ class DefenseOptions(Settings):
 def at_test_time(run: ThreatOptions, own: DefenseOptions, valid: EntryOptions, settings: dict[str, Any]) -> None:
     """Evaluate a defense that acts at test time against the static model it defends."""
     threat_model, device = valid.applied(run.threat_model), check_device(run.device, argument="--device")
-    samples = run.load_samples(seed=settings["seed"], further=_NEGATIVES if own.one_image else 0)
+    samples = valid.load_samples(run, seed=settings["seed"], further=_NEGATIVES if own.one_image else 0)
     surrogates = {}
     for text in own.surrogate:
         spec, at, weights = text.partition("@")

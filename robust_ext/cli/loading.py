@@ -199,8 +199,9 @@ class RunOptions(WorkerOptions):
         size = self.size_for(dataset)
         inputs, labels = dataset.take(rows, bounds=self.limits, size=size)
         ids = [int(row) for row in rows]
-        resized = "" if size is None else "{} x {} to {} x {}".format(*dataset.images.shape[2:], *size)
-        return Samples(dataset, ids[:n], inputs[:n], labels[:n], inputs[n:] if further else None, resized)
+        way = ", resized from {} x {} to {} x {} (bilinear)"
+        changed = "" if size is None else way.format(*dataset.images.shape[2:], *size)
+        return Samples(dataset, ids[:n], inputs[:n], labels[:n], inputs[n:] if further else None, changed)
 
     def size_for(self, dataset: Dataset) -> tuple[int, ...] | None:
         """Return the height and width to resize images to; None to leave them, and tables."""
@@ -219,8 +220,7 @@ class RunOptions(WorkerOptions):
             "model": self.model
             + ("" if self.weights is None else f", weights {self.weights}")
             + ("" if self.mean is None else f", mean {self.mean}, std {self.std}"),
-            "data": f"{samples.dataset.name}, order {self.order}"
-            + (f", resized from {samples.resized} (bilinear)" if samples.resized else ""),
+            "data": f"{samples.dataset.name}, order {self.order}{samples.changed}",
             **more,
         }
         known = {name: text for name, text in origin.items() if text is not None}
@@ -295,7 +295,7 @@ class AdaptationOptions(Settings):
 class Samples:
     """Samples of a data set, their numbers in it, inputs (float32) and labels (int64); and further inputs of it.
 
-    ``resized`` describes the change of size; empty if images kept theirs.
+    ``changed`` describes what was done to images, each part after a comma.
     """
 
     dataset: Dataset
@@ -303,4 +303,4 @@ class Samples:
     inputs: Tensor
     labels: Tensor
     further: Tensor | None
-    resized: str = ""
+    changed: str = ""

@@ -108,7 +108,7 @@ def _run(
     arms, _ = as_arms(attacks, threat_model, allow_code=own.allow_code)
     if own.settings:
         attacks = own.arms(arms)
-    criterion, samples = judged.choose(run.load_samples(seed=settings["seed"]), seed=settings["seed"])
+    criterion, samples = judged.choose(valid.load_samples(run, seed=settings["seed"]), seed=settings["seed"])
     model = own.model(run)
     training = _training_data(run, own, samples)
     fitted, calibrating = _sizes(own, training)

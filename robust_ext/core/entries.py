@@ -15,7 +15,7 @@ from torch import Tensor
 from robust_ext.core.errors import InvalidArgumentError
 
 # Of steps of a grid: rounding may put a value of the grid so far off it, and a limit of the ball so far below it.
-_OFF_GRID, _SLACK = 1e-2, 1e-6
+OFF_GRID, _SLACK = 1e-2, 1e-6
 REAL, INTEGER, _FIRST_GROUP = 0, 1, 2
 
 
@@ -191,7 +191,7 @@ class EntryLimits:
     def _check_values(self, inputs: Tensor, argument: str) -> None:
         origin, step = self.grid(inputs)
         off = ((inputs - origin) / step.where(step > 0, torch.inf)).flatten(1)
-        if bool(((off - off.round()).abs() > _OFF_GRID).any()):
+        if bool(((off - off.round()).abs() > OFF_GRID).any()):
             kind = "integers, or for levels on the grid between the bounds; round them first"
             raise InvalidArgumentError(argument, "values off the grid", f"entries that are {kind}")
         for group in self.groups(inputs):

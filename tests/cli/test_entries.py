@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -84,6 +85,19 @@ def test_images_of_points_that_do_not_break_the_model_are_not_written(folder):
     found = export_png("run", "png", Constant(), inputs, torch.tensor(labels)[:1].expand(8), model)
     assert not found.written
     assert found.lost
+
+
+def test_images_between_the_levels_are_rounded(folder):
+    """The run is that of the rounded images; the record says what was done."""
+    _, images, labels = folder
+    images, found = images.clip(0, 254), {}
+    for name, given in (("exact", images), ("between", (images + np.float32(0.3)) / np.float32(255))):
+        np.savez("data.npz", images=given, labels=labels)
+        assert run("--levels", "256", "--out", name).exit_code == 0
+        found[name] = json.loads(Path(name, "result.json").read_text())
+    assert found["between"]["worst_case"] == found["exact"]["worst_case"]
+    origins = [one["settings"]["data_origin"] for one in found.values()]
+    assert [one.endswith(", rounded to 256 levels") for one in origins] == [False, True]
 
 
 def test_files_give_the_limits_of_entries(tmp_path):
