@@ -13,7 +13,7 @@ from torch.utils.dlpack import from_dlpack
 
 from robust_ext.adapters.bridge import ForeignFunction, bridged, noted
 from robust_ext.adapters.host import required
-from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.core.machine import power_of_two
 from robust_ext.models.vjp import VJP
 from robust_ext.registry.base import AdaptedModel, Adapter, comes_from
@@ -68,19 +68,19 @@ class JaxFunction(ForeignFunction):
 
     def value(self, x: Tensor) -> Tensor:
         """See the base."""
-        return _tensor(self._forward(self._held(), _array(self._filled(x))), x)[: len(x)]
+        return jax_tensor(self._forward(self._held(), jax_array(self._filled(x))), x)[: len(x)]
 
     def with_pullback(self, x: Tensor) -> tuple[Tensor, VJP]:
         """See the base."""
-        out, pullback = self._differentiate(self._held(), _array(self._filled(x)))
+        out, pullback = self._differentiate(self._held(), jax_array(self._filled(x)))
         rows, dtype = len(x), out.dtype
 
         def pulled(cotangent: Tensor) -> list[Tensor | None]:
             missing = cotangent.new_zeros(len(out) - rows, *cotangent.shape[1:])
-            given = _array(torch.cat([cotangent, missing])).astype(dtype)
-            return [_tensor(self._pull(pullback, given), x)[:rows]]
+            given = jax_array(torch.cat([cotangent, missing])).astype(dtype)
+            return [jax_tensor(self._pull(pullback, given), x)[:rows]]
 
-        return _tensor(out, x)[:rows], pulled
+        return jax_tensor(out, x)[:rows], pulled
 
     def weights(self) -> list[Any]:
         """See the base."""
@@ -100,7 +100,7 @@ def _again(function: Any, jit: bool, variables: Any) -> JaxFunction:
     return JaxFunction(function, jit=jit, variables=variables)
 
 
-def _array(x: Tensor) -> Any:
+def jax_array(x: Tensor) -> Any:
     """Return a JAX array of the values; a copy, because torch may change its own in place."""
     import jax
 
@@ -112,13 +112,60 @@ def _array(x: Tensor) -> Any:
         return jax.numpy.array(copied.cpu().numpy())
 
 
-def _tensor(values: Any, like: Tensor) -> Tensor:
+def jax_tensor(values: Any, like: Tensor) -> Tensor:
     """Return a tensor of a JAX array's values, on the device and in the precision of ``like``."""
     try:
         found: Tensor = from_dlpack(values)
     except (RuntimeError, ValueError, TypeError, BufferError):
         found = torch.from_numpy(np.array(values))
     return found.to(like).clone() if found.data_ptr() == found.to(like).data_ptr() else found.to(like)
+
+
+def as_jax(module: nn.Module, like: Tensor, *, compiled: Callable[..., Any] | None = None) -> Callable[[Any], Any]:
+    """Return a torch module as a function of JAX arrays, whose gradients are the module's.
+
+    Args:
+        module: From tensors ``(N, ...)`` to tensors.
+        like: A tensor of the device and type that the module takes.
+        compiled: The same in JAX, called in place of the module where there are no values, as in ``jax.jit``, and for
+            second derivatives.
+    """
+    import jax
+
+    def call(x: Any) -> Any:
+        if isinstance(x, jax.core.Tracer):
+            return _traced(compiled)(x)
+        with torch.no_grad():
+            return jax_array(module(jax_tensor(x, like)))
+
+    def forward(x: Any) -> tuple[Any, Any]:
+        if isinstance(x, jax.core.Tracer):
+            out, pullback = jax.vjp(_traced(compiled), x)
+            return out, pullback
+        given = jax_tensor(x, like).requires_grad_()
+        with torch.enable_grad():
+            out = module(given)
+
+        def pulled(cotangent: Any) -> tuple[Any]:
+            (gradient,) = torch.autograd.grad(out, given, jax_tensor(cotangent, out), retain_graph=True)
+            return (jax_array(gradient),)
+
+        # JAX carries a function from here to the backward pass only inside a tree.
+        return jax_array(out), jax.tree_util.Partial(pulled)
+
+    function: Any = jax.custom_vjp(call)
+    function.defvjp(forward, lambda pullback, cotangent: pullback(cotangent))
+    called: Callable[[Any], Any] = function
+    return called
+
+
+def _traced(compiled: Callable[..., Any] | None) -> Callable[..., Any]:
+    if compiled is None:
+        raise ModelError(
+            "the attack compiles its target or differentiates it twice, which works only where the target is the JAX "
+            "model itself; call it outside of jax.jit"
+        )
+    return compiled
 
 
 def jax_model(

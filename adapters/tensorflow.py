@@ -12,7 +12,7 @@ from torch.utils.dlpack import to_dlpack  # type: ignore[attr-defined]
 
 from robust_ext.adapters.bridge import ForeignFunction, bridged, noted
 from robust_ext.adapters.host import required
-from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.models.vjp import VJP
 from robust_ext.registry.base import AdaptedModel, Adapter, comes_from
 
@@ -46,13 +46,13 @@ class TensorFlowFunction(ForeignFunction):
 
     def value(self, x: Tensor) -> Tensor:
         """See the base."""
-        return _tensor(self._run(_array(x)), x)
+        return tensorflow_tensor(self._run(tensorflow_array(x)), x)
 
     def with_pullback(self, x: Tensor) -> tuple[Tensor, VJP]:
         """See the base."""
         import tensorflow as tf
 
-        given = _array(x)
+        given = tensorflow_array(x)
         # Several backward passes may follow.
         with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
             tape.watch(given)
@@ -62,12 +62,12 @@ class TensorFlowFunction(ForeignFunction):
             gradient = tape.gradient(
                 out,
                 given,
-                output_gradients=tf.cast(_array(cotangent), out.dtype),
+                output_gradients=tf.cast(tensorflow_array(cotangent), out.dtype),
                 unconnected_gradients=tf.UnconnectedGradients.ZERO,
             )
-            return [_tensor(tf.convert_to_tensor(gradient), x)]
+            return [tensorflow_tensor(tf.convert_to_tensor(gradient), x)]
 
-        return _tensor(out, x), pulled
+        return tensorflow_tensor(out, x), pulled
 
     def weights(self) -> list[Any]:
         """See the base."""
@@ -78,7 +78,7 @@ def _again(function: Any, graph: bool) -> TensorFlowFunction:
     return TensorFlowFunction(function, graph=graph)
 
 
-def _array(x: Tensor) -> Any:
+def tensorflow_array(x: Tensor) -> Any:
     """Return a TensorFlow tensor of the values; a copy, because torch may change its own in place."""
     import tensorflow as tf
 
@@ -88,9 +88,47 @@ def _array(x: Tensor) -> Any:
     return tf.convert_to_tensor(copied.cpu().numpy())
 
 
-def _tensor(values: Any, like: Tensor) -> Tensor:
+def tensorflow_tensor(values: Any, like: Tensor) -> Tensor:
     """Return a tensor of the values, on the device and in the precision of ``like``."""
     return torch.from_numpy(values.numpy().copy()).to(like)
+
+
+def as_tensorflow(
+    module: nn.Module, like: Tensor, *, compiled: Callable[[Any], Any] | None = None
+) -> Callable[[Any], Any]:
+    """Return a torch module as a function of TensorFlow tensors, whose gradients are the module's.
+
+    Args:
+        module: From tensors ``(N, ...)`` to tensors.
+        like: A tensor of the device and type that the module takes.
+        compiled: The same in TensorFlow, called in place of the module in graphs, where there are no values.
+    """
+    import tensorflow as tf
+
+    def forward(x: Any) -> tuple[Any, Callable[[Any], Any]]:
+        given = tensorflow_tensor(x, like).requires_grad_()
+        with torch.enable_grad():
+            out = module(given)
+
+        def pulled(cotangent: Any) -> Any:
+            (gradient,) = torch.autograd.grad(out, given, tensorflow_tensor(cotangent, out), retain_graph=True)
+            return tensorflow_array(gradient)
+
+        return tensorflow_array(out), pulled
+
+    differentiable = tf.custom_gradient(forward)
+
+    def called(x: Any) -> Any:
+        if tf.executing_eagerly():
+            return differentiable(x)
+        if compiled is None:
+            raise ModelError(
+                "the attack compiles its target, which works only where the target is the TensorFlow model itself; "
+                "call it outside of tf.function"
+            )
+        return compiled(x)
+
+    return called
 
 
 def tensorflow_model(

@@ -1,5 +1,7 @@
 """One network in torch, JAX, Keras and TensorFlow: results that have to agree, and the cost of the bridge.
 
+Attacks of Foolbox on its JAXModel and TensorFlowModel: by Foolbox alone, by this project, and in torch by the bridge.
+
     python benchmarks/frameworks.py [--samples 32] [--frameworks torch,jax,keras,tensorflow]
 
 Frameworks that are not installed are left out. The table of docs/evidence/frameworks.md is its output.
@@ -8,10 +10,12 @@ Frameworks that are not installed are left out. The table of docs/evidence/frame
 from __future__ import annotations
 
 import argparse
+import importlib
 import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -25,6 +29,15 @@ ATTACKS = {
     "foolbox PGD": "foolbox:LinfPGD(steps=20)",
     "one weak step": "foolbox:LinfPGD(steps=1, rel_stepsize=0.1, random_start=False)",
     "Square": "robust_ext:Square(queries=200)",
+}
+# Without random starts: the frameworks draw other numbers.
+FOOLBOX: dict[str, tuple[str, dict[str, Any], str, float]] = {
+    "FGSM": ("LinfFastGradientAttack", {}, "linf", 0.1),
+    "PGD": ("LinfPGD", {"steps": 20, "random_start": False}, "linf", 0.1),
+    "l2 PGD": ("L2PGD", {"steps": 20, "random_start": False}, "l2", 0.5),
+    "DeepFool": ("L2DeepFoolAttack", {"steps": 20}, "l2", 0.5),
+    "Carlini and Wagner": ("L2CarliniWagnerAttack", {"binary_search_steps": 3, "steps": 50}, "l2", 0.5),
+    "DDN": ("DDNAttack", {"steps": 20}, "l2", 0.5),
 }
 
 
@@ -90,8 +103,56 @@ def native_times(name: str, model: Any, inputs: Tensor) -> tuple[float, float]:
     return 1000 * seconds(lambda: whole(x).numpy()), 1000 * seconds(both)
 
 
+def foolbox_models(name: str, module: Any) -> tuple[Any, nn.Module, Callable[[Any], Any]]:
+    """Return a framework's Foolbox model of a pair of functions, a module of the same, and what makes its arrays."""
+    foolbox = importlib.import_module("foolbox")
+    features, head = (part.function.function for part in module)
+
+    def whole(x: Any) -> Any:
+        return head(features(x))
+
+    if name == "jax":
+        from robust_ext.adapters.jax import jax_model
+
+        return foolbox.JAXModel(whole, bounds=(0, 1)), jax_model(whole), importlib.import_module("jax").numpy.asarray
+    from robust_ext.adapters.tensorflow import tensorflow_model
+
+    model = foolbox.TensorFlowModel(whole, bounds=(0, 1), device="/CPU:0")
+    return model, tensorflow_model(whole), importlib.import_module("tensorflow").constant
+
+
+def in_three_ways(name: str, module: Any, inputs: Tensor, labels: Tensor) -> None:
+    """Print robust accuracy, largest difference to Foolbox's own points, and CPU time of a second run."""
+    foolbox = importlib.import_module("foolbox")
+    model, bridge, array = foolbox_models(name, module)
+    inputs = inputs.permute(0, 2, 3, 1).contiguous()
+    x, y = array(inputs.numpy()), array(labels.numpy())
+    right = np.array(model(x)).argmax(1) == labels.numpy()
+    for title, (attack, settings, norm, epsilon) in FOOLBOX.items():
+        threat_model, made = ThreatModel(norm=norm, epsilon=epsilon), getattr(foolbox.attacks, attack)(**settings)
+        minimum = isinstance(made, foolbox.attacks.base.MinimizationAttack)
+        times = []
+        for _ in range(2):
+            begun = time.process_time()
+            points = np.array(made(model, x, y, epsilons=None if minimum else epsilon)[1])
+            times.append(time.process_time() - begun)
+        away = torch.from_numpy(points - inputs.numpy()).flatten(1).norm(p=np.inf if norm == "linf" else 2, dim=1)
+        broken = right & (np.array(model(array(points))).argmax(1) != labels.numpy()) & (away <= epsilon + 1e-6).numpy()
+        cells, taken = [f"{(right & ~broken).mean():.3f}"], [times[-1]]
+        for one in (model, bridge):
+            for _ in range(2):
+                begun = time.process_time()
+                result = robust_accuracy(one, made, inputs, labels, threat_model, keep_candidates=True)
+                times.append(time.process_time() - begun)
+            same = broken & np.array([row["outcome"] == "found" for row in result.records])
+            moved = np.abs(np.asarray(result.candidates) - points)[same].max(initial=0)
+            cells.append(f"{result.robust_accuracy(epsilon):.3f}, {moved:.1g}")
+            taken.append(times[-1])
+        print("|", " | ".join([f"{name}, {title}", *cells, *(f"{one:.2f}" for one in taken)]), "|", flush=True)
+
+
 def main() -> None:
-    """Print both tables."""
+    """Print the three tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--samples", type=int, default=32)
     parser.add_argument("--frameworks", default=",".join(FRAMEWORKS))
@@ -116,6 +177,10 @@ def main() -> None:
             forward, both = pass_times(model, batch)
             own = ("", "") if name == "torch" else (f"{one:.2f}" for one in native_times(name, model, batch))
             print("|", " | ".join([f"{rows} rows, {name}", f"{forward:.2f}", f"{both:.2f}", *own]), "|")
+    print("| | Foolbox alone | here | in torch | CPU s: Foolbox alone | here | in torch |")
+    for name in ("jax", "tensorflow"):
+        if name in models:
+            in_three_ways(name, models[name], inputs, labels)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from robust_ext.adapters.catalogue import Catalogue, classes_in
 from robust_ext.adapters.foolbox.entries import ENTRIES, UNTARGETED, UNUSABLE, Entry
+from robust_ext.adapters.foolbox.frameworks import Framework
 from robust_ext.adapters.foolbox.library import describe, foolbox, quiet
 from robust_ext.adapters.foolbox.target import (
     Anything,
@@ -119,11 +120,13 @@ class FoolboxAttack(Attack):
         """Run the attack on the whole batch, see :meth:`robust_ext.attacks.base.Attack.search`."""
         space = UnitSpace(target, threat_model, needed=self.entry.unit_space)
         target, x = space.target, space.enter(inputs)
+        framework = Framework.of(target.module, type(_innermost(self.attack)))
         settings: dict[str, Any] = {"epsilons": None if self.traits.minimum_norm else space.threat_model.epsilon}
         seed = draw_seed(generator)
         if self.traits.starting_points:
-            settings["starting_points"] = starting_points(target, x, labels, generator=generator)[0]
-        criterion, module = self._criterion(target, x, labels), target.module
+            found = starting_points(target, x, labels, generator=generator)[0]
+            settings["starting_points"] = framework.array(found)
+        criterion, module = self._criterion(target, x, labels, framework), target.module
         if self.entry.targeted:
             module = LowLogits(module)
         elif self.entry.flat:
@@ -131,38 +134,47 @@ class FoolboxAttack(Attack):
         attack = _with_norm(self.attack, threat_model.norm) if self.chooses_norm else self.attack
         if isinstance(criterion, Misclassified):
             attack = with_start(attack, self.entry.start)
-        with seeded_globals(seed), quiet(), raised_inside("Foolbox", self.name, describe):
-            model = foolbox.PyTorchModel(module, bounds=target.bounds, device=target.device)
-            _, candidates, _ = attack(model, x.clone(), criterion, **settings)
-        candidates = check_candidates(self.name, candidates)
-        return space.leave(self._without_failures(candidates, x, labels, criterion, target), inputs)
+        with (
+            seeded_globals(seed),
+            framework.seeded(seed),
+            quiet(),
+            raised_inside("Foolbox", self.name, describe),
+        ):
+            model = framework.model(module, target, x)
+            _, candidates, _ = attack(model, framework.array(x), criterion, **settings)
+        candidates = check_candidates(self.name, framework.tensor(candidates, x))
+        excused = None
+        if isinstance(criterion, Misclassified):
+            excused = framework.tensor(criterion.excused.raw, labels).bool()
+            if bool(criterion.unstarted.any()):
+                warn(
+                    f"{self.name}: found no adversarial point to start at for some samples, which come back as their "
+                    "inputs"
+                )
+        return space.leave(self._without_failures(candidates, x, labels, excused, target), inputs)
 
-    def _criterion(self, target: Target, inputs: Tensor, labels: Tensor) -> Any:
+    def _criterion(self, target: Target, inputs: Tensor, labels: Tensor, framework: Framework) -> Any:
+        given = framework.array(labels)
         if self.entry.refines:
-            return Anything(labels.clone())
+            return Anything(given)
         if target.criterion.aims:
-            return foolbox.criteria.TargetedMisclassification(labels.clone())
+            return foolbox.criteria.TargetedMisclassification(given)
         if self.entry.targeted:
-            return foolbox.criteria.TargetedMisclassification(runner_up(target, inputs, labels))
+            return foolbox.criteria.TargetedMisclassification(framework.array(runner_up(target, inputs, labels)))
         if needs_start(_innermost(self.attack), self.entry.start):
-            return Misclassified(labels.clone(), inputs=inputs, bounds=target.bounds)
-        return labels.clone()
+            return Misclassified(given, inputs=framework.array(inputs), bounds=target.bounds)
+        return given
 
     def _without_failures(
-        self, candidates: Tensor, inputs: Tensor, labels: Tensor, criterion: Any, target: Target
+        self, candidates: Tensor, inputs: Tensor, labels: Tensor, excused: Tensor | None, target: Target
     ) -> Tensor:
         if self.entry.refines:
             return restore_failed(candidates, inputs, labels, target=target)
         lost = torch.zeros(len(inputs), dtype=torch.bool, device=inputs.device)
         if self.traits.failure == "zeros":
             lost = (candidates == 0).flatten(1).all(1)
-        if isinstance(criterion, Misclassified):
-            lost = criterion.excused
-            if bool(criterion.unstarted.any()):
-                warn(
-                    f"{self.name}: found no adversarial point to start at for some samples, which come back as their "
-                    "inputs"
-                )
+        if excused is not None:
+            lost = excused
         return torch.where(over_rows(lost, inputs), inputs, candidates)
 
 

@@ -9,6 +9,7 @@ leave a ball, and its result is not used.
 from __future__ import annotations
 
 import copy
+import math
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ _MinimizationAttack: Any = foolbox.attacks.base.MinimizationAttack
 _Misclassification: Any = foolbox.criteria.Misclassification
 # EagerPy comes with Foolbox; its tensors are what attacks hand to criteria.
 _as_eager = foolbox.models.base.ep.astensor
+_where = foolbox.models.base.ep.where
 
 # exp(80) times thousands of classes is still a float32.
 _HIGHEST = 80.0
@@ -76,24 +78,25 @@ class Misclassified(_Misclassification):  # type: ignore[misc]
     start was found.
     """
 
-    def __init__(self, labels: Tensor, *, inputs: Tensor, bounds: tuple[float, float]) -> None:
+    def __init__(self, labels: Any, *, inputs: Any, bounds: tuple[float, float]) -> None:
         super().__init__(labels)
-        self.inputs = inputs
+        self.inputs = _as_eager(inputs)
         low, high = bounds
         # The corner of the box farthest from the input, at least half the width away in every value.
-        self.corner = torch.where(inputs < (low + high) / 2, high, low).to(inputs.dtype)
-        self.radius = (high - low) / 4 * float(inputs[:1].numel()) ** 0.5
-        self.excused = torch.zeros(len(inputs), dtype=torch.bool, device=inputs.device)
-        self.unstarted = self.excused.clone()
+        lower = self.inputs < (low + high) / 2
+        self.corner = _where(lower, self.inputs.full_like(high), self.inputs.full_like(low))
+        self.radius = (high - low) / 4 * math.prod(self.inputs.shape[1:]) ** 0.5
+        self.excused = self.labels != self.labels
+        self.unstarted = self.excused
 
     def __call__(self, perturbed: Any, outputs: Any) -> Any:
         """Return a mask of adversarial ``perturbed`` ``(N, ...)``, bool ``(N,)``, of the argument's kind."""
         adversarial = super().__call__(perturbed, outputs)
         if not bool(self.excused.any()):
             return adversarial
-        distance = (_as_eager(perturbed).raw - self.inputs).flatten(1).norm(dim=1)
-        judged = torch.where(self.excused, distance > self.radius, _as_eager(adversarial).raw)
-        return judged if isinstance(adversarial, Tensor) else _as_eager(judged)
+        distance = (_as_eager(perturbed) - self.inputs).flatten(1).norms.l2(axis=1)
+        judged = _where(self.excused, distance > self.radius, _as_eager(adversarial))
+        return judged if adversarial is _as_eager(adversarial) else judged.raw
 
 
 class Anything(_Misclassification):  # type: ignore[misc]
@@ -116,13 +119,13 @@ class _Start(_MinimizationAttack):  # type: ignore[misc]
     def run(self, model: Any, inputs: Any, criterion: Misclassified, **settings: Any) -> Any:
         points = _as_eager(self.attack.run(model, inputs, criterion, **settings))
         x = _as_eager(inputs)
-        failed = ~_as_eager(criterion(points, model(points))).raw
+        failed = _as_eager(criterion(points, model(points))).logical_not()
         # A start at the input is one that was adversarial already.
-        trivial = (points.raw == x.raw).flatten(1).all(1)
-        criterion.unstarted |= failed
-        criterion.excused |= failed | trivial
-        excused = criterion.excused.view(-1, *[1] * (x.ndim - 1))
-        return _as_eager(torch.where(excused, criterion.corner, points.raw))
+        trivial = (points == x).flatten(1).all(1)
+        criterion.unstarted = criterion.unstarted.logical_or(failed)
+        criterion.excused = criterion.excused.logical_or(failed).logical_or(trivial)
+        excused = criterion.excused.reshape((-1, *[1] * (x.ndim - 1)))
+        return _where(excused, criterion.corner, points)
 
 
 def needs_start(attack: Any, start: tuple[str, Any] | None) -> bool:

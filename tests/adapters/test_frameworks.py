@@ -205,16 +205,86 @@ def test_objects_enter_as_they_are(name):
     torch.testing.assert_close(gradient(adapted.module, x, weights), gradient(by_hand, x, weights))
 
 
-def test_foolbox_through_the_bridge_ends_where_it_ends_natively():
-    """An attack of Foolbox on a JAXModel, by EagerPy and through torch."""
-    model, jnp = foolbox_jax(), pytest.importorskip("jax").numpy
-    x = torch.rand(12, 4, generator=torch.Generator().manual_seed(2))
-    y = as_module(model).module(x).argmax(1)
-    attack = require("foolbox").attacks.L2DeepFoolAttack()
-    _, native, _ = attack(model, jnp.asarray(x.numpy()), jnp.asarray(y.numpy()), epsilons=None)
-    found = robust_accuracy(model, attack, x, y, ThreatModel(norm="l2", epsilon=2.0), keep_candidates=True)
-    assert {row["outcome"] for row in found.records} == {"found"}
-    np.testing.assert_allclose(found.candidates, native, atol=1e-5)
+def foolbox_digits(framework):
+    """A Foolbox model of the demo's network in a framework, and what makes its arrays of numpy's."""
+    foolbox = require("foolbox")
+    features, head = (part.function.function for part in FRAMEWORKS[framework](digits_network()))
+    if framework == "jax":
+        return foolbox.JAXModel(lambda x: head(features(x)), bounds=(0, 1)), pytest.importorskip("jax").numpy.asarray
+    model = foolbox.TensorFlowModel(lambda x: head(features(x)), bounds=(0, 1), device="/CPU:0")
+    return model, pytest.importorskip("tensorflow").constant
+
+
+@pytest.fixture(params=["jax", pytest.param("tensorflow", marks=pytest.mark.exhaustive)])
+def foolbox_model(request):
+    pytest.importorskip(request.param)
+    return foolbox_digits(request.param)
+
+
+def test_attacks_of_foolbox_end_where_foolbox_ends(foolbox_model):
+    """The last of the samples has a gradient of cross-entropy whose signs torch's formula rounds the other way."""
+    (model, array), attacks = foolbox_model, require("foolbox").attacks
+    x, y = load_dataset("digits").take(range(28, 40))
+    x = x.permute(0, 2, 3, 1).contiguous()
+    for attack, norm, epsilon in (
+        (attacks.LinfFastGradientAttack(), "linf", 0.1),
+        (attacks.DDNAttack(steps=10), "l2", 2.0),
+    ):
+        given = None if norm == "l2" else epsilon
+        _, points, _ = attack(model, array(x.numpy()), array(y.numpy()), epsilons=given)
+        points = np.array(points)
+        broken = np.array(model(array(points))).argmax(1) != y.numpy()
+        broken &= np.abs(points - x.numpy()).max((1, 2, 3)) <= epsilon + 1e-6 if norm == "linf" else True
+        found = robust_accuracy(model, attack, x, y, ThreatModel(norm=norm, epsilon=epsilon), keep_candidates=True)
+        assert [row["outcome"] == "found" for row in found.records] == broken.tolist()
+        np.testing.assert_allclose(found.candidates[broken], points[broken], atol=1e-5)
+        assert all(row["queries"] for row in found.records)
+
+
+def test_attacks_written_for_jax_run_on_its_models():
+    """One that is compiled as a whole, one that is not, and one that draws from EagerPy's generator."""
+    jax, foolbox, eagerpy = pytest.importorskip("jax"), require("foolbox"), pytest.importorskip("eagerpy")
+    (model, _), (x, y) = foolbox_digits("jax"), load_dataset("digits").take(range(4))
+    x = x.permute(0, 2, 3, 1).contiguous()
+
+    class InJax(foolbox.attacks.base.FixedEpsilonAttack):
+        distance = foolbox.distances.linf
+
+        def __init__(self, around):
+            self.around = around
+
+        def run(self, model, inputs, criterion, *, epsilon, **kwargs):
+            assert isinstance(inputs, eagerpy.JAXTensor)
+            assert isinstance(model, foolbox.JAXModel)
+            rows, labels = jax.numpy.arange(len(inputs)), criterion.labels.raw
+
+            def loss(x):
+                return jax.nn.log_softmax(model(x))[rows, labels].sum()
+
+            start = (inputs + inputs.uniform(inputs.shape, -epsilon / 2, epsilon / 2)).clip(0, 1).raw
+            step = self.around(lambda x: x - epsilon / 2 * jax.numpy.sign(jax.grad(loss)(x)))
+            return eagerpy.astensor(step(start)).clip(0, 1)
+
+    eagerpy.JAXTensor.key = key = jax.random.PRNGKey(5)
+    found = {}
+    for name, around in (("eager", lambda f: f), ("again", lambda f: f), ("compiled", jax.jit)):
+        found[name] = robust_accuracy(model, {"own": InJax(around)}, x, y, LINF, keep_candidates=True)
+        assert eagerpy.JAXTensor.key is key
+    np.testing.assert_array_equal(found["eager"].candidates, found["again"].candidates)
+    np.testing.assert_allclose(found["compiled"].candidates, found["eager"].candidates, atol=1e-6)
+    # Foolbox queries what comes back once more; what is compiled is not counted.
+    assert [found[name].records[0]["queries"] for name in ("eager", "compiled")] == [2, 1]
+
+
+def test_attacks_of_foolbox_start_in_the_framework_of_its_model(foolbox_model):
+    """A sample that is wrong already is excused, and does not end the others."""
+    (model, _), (x, y) = foolbox_model, load_dataset("digits").take(range(3))
+    x, y = x.permute(0, 2, 3, 1).contiguous(), y.clone()
+    y[1] = (y[1] + 1) % 10
+    attack = "foolbox:HopSkipJumpAttack(steps=1, initial_gradient_eval_steps=5, max_gradient_eval_steps=5)"
+    found = robust_accuracy(model, attack, x, y, ThreatModel(norm="l2", epsilon=8.0))
+    assert [(row["correct"], row["outcome"]) for row in found.records][::2] == [(True, "found")] * 2
+    assert not found.records[1]["correct"]
 
 
 def test_a_pullback_is_of_the_point_that_went_forward():
