@@ -118,18 +118,6 @@ def test_with_cross_entropy_arts_attacks_are_themselves():
 
 
 @pytest.mark.parametrize("name", ["kl", "fisher-rao"])
-def test_bound_rows_keep_their_order(name):
-    _, estimator, x, y = problem(network=Smooth())
-    order = np.array([3, 0, 5, 1, 4, 2])
-    noise = (0.05 * np.cos(np.arange(96, dtype=np.float32))).reshape(x.shape)
-    there = objective_estimator(estimator, name, x).loss_gradient(x + noise, y)
-    mixed = objective_estimator(estimator, name, x[order]).loss_gradient((x + noise)[order], y[order])
-    np.testing.assert_allclose(mixed, there[order], rtol=1e-4, atol=1e-6)
-    wrong = objective_estimator(estimator, name, x).loss_gradient((x + noise)[order], y[order])
-    assert not np.allclose(wrong, there[order], rtol=1e-2, atol=1e-3)
-
-
-@pytest.mark.parametrize("name", ["kl", "fisher-rao"])
 def test_a_batch_that_is_not_the_bound_one_is_refused(name):
     _, estimator, x, y = problem(rows=40)
     bound = objective_estimator(estimator, name, x)

@@ -115,22 +115,6 @@ def test_no_point_is_farther_than_the_starting_points(host, norm, count):
 
 
 @HOSTS
-def test_preprocessing_acts_as_a_layer(host):
-    network, x = affine_network(SHAPE, 3), images(3)
-    mean, deviation = torch.tensor([0.25, 0.5, 0.125]), torch.tensor([0.5, 2.0, 1.0])
-
-    class Standardised(nn.Module):
-        def forward(self, values):
-            return (values - mean) / deviation
-
-    whole = nn.Sequential(Standardised(), network).eval()
-    y = whole(x).argmax(1)
-    found = run(host, "l2", network, x, y, mean={"mean": mean, "std": deviation, "axis": -1}, seed=5)
-    torch.testing.assert_close(found, by_hand(whole, x, y, "l2"), atol=0 if host == "foolbox" else 1e-5, rtol=0)
-    assert bool((whole(found).argmax(1) != y).all())
-
-
-@HOSTS
 def test_images_of_a_pool_are_started_at(host):
     network, x, pool = affine_network(SHAPE, 3), images(3), images(30, seed=7)
     y = network(x).argmax(1)

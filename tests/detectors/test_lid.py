@@ -9,7 +9,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from robust_ext.detectors._features.references import three_sets
 from robust_ext.detectors.lid import LARGEST, LIDDetector, local_dimension
 from robust_ext.detectors.observation import observe
 from tests.detectors.cases import data, network
@@ -108,15 +107,3 @@ def test_features_are_those_of_the_layers_among_fixed_references():
     assert found.shape == (6, 3)
     expected = [[by_hand(points[row], among, 7) for points, among in seen] for row in range(6)]
     np.testing.assert_allclose(found, expected, rtol=1e-3)
-
-
-def test_clean_inputs_that_become_references_are_not_trained_on():
-    classifier, clean = network(), data(50)
-    detector = LIDDetector(classifier, layers=[], neighbours=5, size=20)
-    detector.fit(clean, 1 - clean, folds=3, seed=1)
-    held = {tuple(row) for row in detector.references_0.tolist()}
-    assert len(held) == 20
-    assert held < {tuple(row) for row in clean.flatten(1).tolist()}
-    sets = three_sets(clean, 1 - clean, references=None, apart=20, noise=None, bounds=(0, 1), folds=3, seed=1)
-    assert held.isdisjoint(tuple(row) for row in sets.clean.flatten(1).tolist())
-    assert len(sets.clean) == len(sets.adversarial) == 30

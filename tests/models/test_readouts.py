@@ -115,33 +115,6 @@ def test_features_that_do_not_vary_are_left_out(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("F", [4, 60])
-def test_a_batch_gives_what_single_problems_give(kind, F):
-    pairs = [problem(seed, 50, F, 3, 0.5 + 2 * seed) for seed in range(5)]
-    rows, classes = torch.stack([pair[0] for pair in pairs]), pairs[0][1]
-    together = fit_directions(rows, classes, kind=kind)
-    for i in range(5):
-        alone = fit_directions(rows[i : i + 1], classes, kind=kind)
-        torch.testing.assert_close(alone.weight[0], together.weight[i], rtol=0, atol=1e-4)
-        torch.testing.assert_close(alone.center[0], together.center[i])
-        torch.testing.assert_close(alone.scale[0], together.scale[i])
-        assert bool(alone.converged[0]) == bool(together.converged[i])
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_is_no_number_spoils_no_other_problem(kind):
-    rows, classes = problem(6, 30, 4, 2, 6.0)
-    spoiled = rows.clone()
-    spoiled[3, 1] = float("nan")
-    found = fit_directions(torch.stack([rows, spoiled, rows]), classes, kind=kind)
-    alone = fit_directions(rows[None], classes, kind=kind)
-    assert bool(found.weight[1].isnan().any())
-    assert found.converged.tolist() == [True, False, True]
-    for i in (0, 2):
-        torch.testing.assert_close(found.weight[i], alone.weight[0], rtol=0, atol=1e-6)
-
-
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("factor", [1e-6, 1.0, 1e5])
 def test_units_and_origin_of_the_features_do_not_matter(kind, factor):
     rows, classes = problem(9, 40, 5, 2, 4.0)
