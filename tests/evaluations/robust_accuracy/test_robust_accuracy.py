@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from robust_ext import ThreatModel, load_result, robust_accuracy
+from robust_ext import ThreatModel, robust_accuracy
 from robust_ext.attacks.base import Attack, AttackTraits
 from robust_ext.evaluations.robust_accuracy.api import curve, differences
 from tests.evaluations.small import INPUTS, LABELS, LINF, NETWORK, sign_step
@@ -226,16 +226,3 @@ def test_a_point_that_was_never_queried():
     points = result.over_queries("sign_step", 0.3)
     assert [queries for queries, _ in points] == [0, 1]
     assert points[-1][1] == pytest.approx(result.robust_accuracy(0.3))
-
-
-def test_a_frame_and_a_loaded_result(result, tmp_path):
-    pytest.importorskip("pandas")
-    frame = result.sample_frame()
-    # Two attacks at three budgets, one for all of them.
-    assert len(frame) == 10 * (2 * 3 + 1)
-    right = frame[frame["correct"] & (frame["attack"] == "apgd") & (frame["epsilon"] == 0.1)]
-    assert right["broken_at"].notna().mean() == pytest.approx(result.success_rate(0.1, attack="apgd"), abs=0.12)
-    result.save(tmp_path)
-    loaded = load_result(tmp_path)
-    assert loaded == result
-    assert (list(loaded.records), loaded.candidates) == ([], None)
