@@ -125,7 +125,7 @@ def show_run(path: str | os.PathLike[str]) -> str:
     earlier = " Its result.json is that of an earlier call." if (folder / "result.json").exists() else ""
     begun = paragraph(f"Not finished ({names}): what the records of {plain(folder)} hold so far.{earlier}")
     what = f"Missing samples: {'; '.join(missing)}." if missing else "All samples are done; the result is missing."
-    rest = paragraph(f"{what} The call that began it, with the same folder, goes on with it.")
+    rest = paragraph(f"{what} The same call with the same folder resumes it.")
     return "\n".join([*begun, "", *table(rows, words=(0, 3)), "", *rest]) + "\n"
 
 
