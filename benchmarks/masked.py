@@ -177,15 +177,17 @@ def best_known(masked: Masked, points: Tensor) -> dict[str, Any]:
 
 
 def ours(masked: Masked, **settings: Any) -> dict[str, Any]:
-    """Run the whole evaluation; a refusal is its result."""
+    """Run the whole evaluation, again with the setup accepted where it stops; a refusal is its result."""
     given = masked.module, masked.inputs, masked.labels, masked.threat_model
     try:
         result = robust_ext.evaluate(*given, seed=0, **settings)
     except RobustExtError as error:
         return {"accuracy": None, "words": f"refused: {error}", "verdict": "refused"}
-    content = result.content
-    shown = "stopped" if content["worst_case"] is None else result.verdict
-    return {"accuracy": result.robust_accuracy, "words": result.headline, "verdict": shown, "content": content}
+    if result.content["worst_case"] is None:
+        accepted = ours(masked, accept_setup=True, **settings)
+        return {**accepted, "verdict": f"stopped; with --accept-setup {accepted['verdict']}"}
+    accuracy, words = result.robust_accuracy, result.headline
+    return {"accuracy": accuracy, "words": words, "verdict": result.verdict, "content": result.content}
 
 
 def kept(file: Path, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -243,7 +245,10 @@ def line(one: dict[str, Any]) -> str:
 
 def summary(rows: list[dict[str, Any]]) -> str:
     """Return the counts as text."""
-    near, passed = [one for one in rows if one["near"]], [one for one in rows if one["ours"].get("verdict") == "passed"]
+    near, passed = (
+        [one for one in rows if one["near"]],
+        [one for one in rows if one["ours"].get("verdict", "").endswith("passed")],
+    )
     both = sum(one in near for one in passed)
     wrong = len(passed) - both
     off = [one["suite"] > one["best"] + NEAR + 1e-9 for one in rows if one["suite"] is not None]

@@ -1,4 +1,4 @@
-"""Twelve masks on a plain network and eleven held out, each with a twin of the same weights without it."""
+"""Twelve masks on a plain network and thirteen held out, each with a twin of the same weights without it."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from robust_ext.models.forms import evaluable
 from tests.evaluations.diagnosis.held_out import decoy, soft_thermometer, thermometer
 from tests.evaluations.diagnosis.models import jpeg
 from tests.evaluations.diagnosis.zoo.layers import Detached, Layer, Rounding
+from tests.evaluations.evaluate.test_separate import Denoise, Purify
 
 EPSILON = 0.2
 _FLOAT16 = 60_000  # Just below the largest number of half precision
@@ -331,6 +332,14 @@ def _codes(network: nn.Sequential, x: Tensor, y: Tensor) -> tuple[nn.Module, nn.
     return nn.Sequential(OrderedDict(features=network.features, codes=codes, head=network.head)).eval(), network
 
 
+def _purified(network: nn.Sequential, x: Tensor, y: Tensor) -> tuple[nn.Module, nn.Module]:
+    return nn.Sequential(nn.Sequential(Purify(network), network)).eval(), network
+
+
+def _denoised(network: nn.Sequential, x: Tensor, y: Tensor) -> tuple[nn.Module, nn.Module]:
+    return nn.Sequential(nn.Sequential(Denoise()), network).eval(), network
+
+
 @dataclass(frozen=True, kw_only=True)
 class Mask:
     """How to make a masked network and its twin.
@@ -378,4 +387,6 @@ HELD_OUT = {
     "dynamic int8": Mask(convert=_dynamic),
     "nearest neighbours": Mask(convert=_neighbours),
     "vector codes": Mask(convert=_codes),
+    "purifier": Mask(convert=_purified),
+    "denoiser": Mask(convert=_denoised, random=True),
 }

@@ -181,6 +181,9 @@ def _corrected(alike: Sequence[Judged], right: Tensor, inputs: Tensor, constant:
         evidence.append(constant.cause)
     inside = ": inside the model, so that bounds and epsilon stay in the units of inputs"
     inside = "" if correction.within or code != "input_scale" else inside
+    if code == "input_scale" and _accuracy(now) < _GOOD:
+        # A network that was trained too little may be better on other inputs too.
+        cause = "The inputs are of another scale than the model was trained on, or it was trained too little."
     remedy = Remedy(words=words.format(f"{correction.words}{inside}"), paste=correction.paste)
     return Finding(code=code, cause=cause, evidence=tuple(evidence), remedies=(remedy,))
 

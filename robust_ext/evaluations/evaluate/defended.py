@@ -305,8 +305,7 @@ def _certified(
         return uncertified(None, "no white-box attack was run"), None, []
     attack = _adapted(step, subject, AdaptiveSettings().draws)
     if subject.model is None and defense.random:
-        name = type(defense).__name__
-        words = f"{name} draws random numbers, and the binarization test needs features of each row that stay"
+        words = "the defense draws random numbers, and the binarization test needs features of each row that stay"
         return uncertified(attack, words), attack, []
     certificate, tested = certify(attack, given, settings, out=run.out, model=subject.model or defense, **more)
     return certificate, attack, [] if tested is None else list(parts_of(tested.content))

@@ -8,6 +8,7 @@ import robust_ext
 from robust_ext import RobustExtWarning, ThreatModel
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
+from robust_ext.engine.isolation.messages import Unpickler, pickled
 from robust_ext.evaluations.evaluate.separate import separate
 from robust_ext.models.function_purifier import FunctionPurifier, WholeDefense
 from robust_ext.registry.defense import as_defense
@@ -124,6 +125,9 @@ def test_a_defense_inside_another_module_is_what_that_computes_in_front_of_the_r
         assert not torch.equal(found.defense(INPUTS), seen)
     else:
         torch.testing.assert_close(seen, expected)
+        # As it comes to an attack's own process.
+        arrived = Unpickler(pickled(found.defense, {}, to="it"), {}).load()
+        torch.testing.assert_close(arrived(INPUTS), expected)
     assert isinstance(found.defense, (FunctionPurifier, WholeDefense)) == (kind in {"FunctionPurifier", "WholeDefense"})
 
 
