@@ -96,16 +96,6 @@ def test_inseparable_data_end_in_a_direction(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("F", [3, 30])
-@pytest.mark.parametrize("value", [0.0, 0.1, 1e6 / 3])
-def test_constant_features_have_no_direction(kind, F, value):
-    rows = torch.full((2, 11, F), value, dtype=torch.float64)
-    found = fit_directions(rows, torch.arange(11) >= 10, kind=kind)
-    assert torch.equal(found.weight, torch.zeros(2, F, dtype=torch.float64))
-    torch.testing.assert_close(found.center, rows[:, 0])
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_features_that_do_not_vary_are_left_out(kind):
     rows, classes = problem(4, 50, 3, 2, 7.0)
     padded = torch.cat([rows, torch.full((50, 2), 0.1)], 1)
