@@ -14,8 +14,9 @@ from robust_ext.adapters.jax import as_jax, jax_array, jax_tensor
 from robust_ext.adapters.tensorflow import as_tensorflow, tensorflow_array, tensorflow_tensor
 from robust_ext.core.target import Target
 
-# Classes whose code calls what a framework lacks.
-_UNPORTED = {"JAX": ("PointwiseAttack", "SpatialAttack"), "TensorFlow": ("PointwiseAttack",)}
+# Classes whose code calls what a framework lacks, and those of Brendel and Bethge, which were not run there.
+_IN_TORCH = ("PointwiseAttack", *(f"{norm}BrendelBethgeAttack" for norm in ("L0", "L1", "L2", "Linfinity")))
+_UNPORTED = {"JAX": (*_IN_TORCH, "SpatialAttack"), "TensorFlow": _IN_TORCH}
 
 
 class Framework:
