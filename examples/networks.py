@@ -3,7 +3,7 @@
 ``resnet20``: He et al. 2016, CIFAR-10, with parameter-free shortcuts (option A); keys as in the widely used
 PyTorch port by Y. Idelbayev. ``wong_kolter_mnist``: the MNIST network of Wong and Kolter 2018.
 ``soap_resnet``: the small CIFAR-10 network of Shi et al. 2021 (SOAP), keys as in their repository.
-``mead_mnist``: the MNIST network of Granese et al. 2022 (MEAD), trained by ``examples/train_mead.py``.
+``mead_mnist``, ``mead_cifar10``: the networks of Granese et al. 2022 (MEAD), trained by ``examples/train_mead.py``.
 ``pooled``: convolutions of 16 and 32 filters with max pooling and two dense layers, after the MNIST network of Croce,
 Rauber and Hein 2019, trained by ``examples/train_robust.py``.
 """
@@ -61,20 +61,25 @@ def resnet20() -> nn.Module:
     return ResNet20().eval()
 
 
-class BiasedBlock(nn.Module):
-    """Two 3x3 convolutions with biases and batch normalisation; a 1x1 convolution where the shape changes."""
+class ProjectedBlock(nn.Module):
+    """Two 3x3 convolutions with batch normalisation; a 1x1 convolution where the shape changes."""
 
-    def __init__(self, inside: int, outside: int, stride: int) -> None:
+    def __init__(self, inside: int, outside: int, stride: int, *, bias: bool) -> None:
         super().__init__()
-        self.conv1, self.bn1 = nn.Conv2d(inside, outside, 3, stride, 1), nn.BatchNorm2d(outside)
-        self.conv2, self.bn2 = nn.Conv2d(outside, outside, 3, 1, 1), nn.BatchNorm2d(outside)
-        parts = () if inside == outside else (nn.Conv2d(inside, outside, 1, stride), nn.BatchNorm2d(outside))
-        self.shortcut = nn.Sequential(*parts)
+        self.conv1, self.bn1 = nn.Conv2d(inside, outside, 3, stride, 1, bias=bias), nn.BatchNorm2d(outside)
+        self.conv2, self.bn2 = nn.Conv2d(outside, outside, 3, 1, 1, bias=bias), nn.BatchNorm2d(outside)
+        parts = (nn.Conv2d(inside, outside, 1, stride, bias=bias), nn.BatchNorm2d(outside))
+        self.shortcut = nn.Sequential(*(() if inside == outside else parts))
 
     def forward(self, x: Tensor) -> Tensor:
         """Activations of the next block."""
         out = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
         return F.relu(out + self.shortcut(x))
+
+
+def _pair(inside: int, outside: int, stride: int, *, bias: bool) -> nn.Sequential:
+    first, second = (inside, outside, stride), (outside, outside, 1)
+    return nn.Sequential(ProjectedBlock(*first, bias=bias), ProjectedBlock(*second, bias=bias))
 
 
 class SOAPResNet(nn.Module):
@@ -85,9 +90,9 @@ class SOAPResNet(nn.Module):
         self.register_buffer("mean", torch.tensor([0.4914, 0.4822, 0.4465]).view(1, 3, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor([0.2023, 0.1994, 0.2010]).view(1, 3, 1, 1), persistent=False)
         self.conv1, self.bn1 = nn.Conv2d(3, 16, 3, 1, 1), nn.BatchNorm2d(16)
-        self.layer1 = nn.Sequential(BiasedBlock(16, 16, 1), BiasedBlock(16, 16, 1))
-        self.layer2 = nn.Sequential(BiasedBlock(16, 32, 2), BiasedBlock(32, 32, 1))
-        self.layer3 = nn.Sequential(BiasedBlock(32, 64, 2), BiasedBlock(64, 64, 1))
+        self.layer1 = _pair(16, 16, 1, bias=True)
+        self.layer2 = _pair(16, 32, 2, bias=True)
+        self.layer3 = _pair(32, 64, 2, bias=True)
         self.linear = nn.Linear(64, 10)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -146,6 +151,36 @@ def mead_mnist() -> nn.Module:
         nn.Linear(256, 10),
     )
     return network.to(memory_format=torch.channels_last).eval()
+
+
+class MeadResNet(nn.Module):
+    """Inputs (N, 3, 32, 32) in [0, 1], not normalised; logits (N, 10); 8 x ``width`` features."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(3, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width)
+        self.layer1 = _pair(width, width, 1, bias=False)
+        self.layer2 = _pair(width, 2 * width, 2, bias=False)
+        self.layer3 = _pair(2 * width, 4 * width, 2, bias=False)
+        self.layer4 = _pair(4 * width, 8 * width, 2, bias=False)
+        self.linear = nn.Linear(8 * width, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (N, 10)."""
+        x = F.relu(self.bn1(self.conv1(x)))
+        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        return self.linear(x.mean((2, 3)))
+
+
+def mead_cifar10(width: int = 64) -> nn.Module:
+    """The CIFAR-10 network of the MEAD paper, a ResNet-18 whose first convolution is 3x3, in eval mode.
+
+    Its keys are those of the paper's public code, which has no weights of it.
+
+    Args:
+        width: Channels of the first convolution; 64 in the paper, fewer for a CPU.
+    """
+    return MeadResNet(width).to(memory_format=torch.channels_last).eval()
 
 
 def pooled(side: int = 28, kernel: int = 5) -> nn.Module:
