@@ -6,8 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from robust_ext import ThreatModel, robust_accuracy
 from robust_ext.cli.models import load_model
@@ -129,6 +131,35 @@ def test_the_plain_network_is_trained(tmp_path):
     printed = run_script(script, "--data-root", need("data"), "--out", weights, "--images", "6000", folder=tmp_path)
     assert float(printed.split()[1]) > 0.9
     load_model(f"{script}:mnist_network", weights=str(weights))
+
+
+def test_training_that_is_killed_ends_with_the_same_weights(tmp_path):
+    """MEAD's ResNet-18 of two channels, on images whose brightness is their class."""
+    folder, draws = tmp_path / "cifar-10-batches-bin", np.random.default_rng(0)
+    folder.mkdir()
+    for name in (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"):
+        labels = draws.integers(0, 10, (24, 1))
+        pixels = draws.normal(60 + 14 * labels, 30, (24, 3072)).clip(0, 255)
+        (folder / f"{name}.bin").write_bytes(np.hstack([labels, pixels]).astype(np.uint8).tobytes())
+    size = ("--width", "2", "--epochs", "4", "--batch-size", "16", "--augment", "--decay")
+    command = (str(ROOT / "examples" / "train_mead.py"), "--data", "cifar10", "--data-root", str(tmp_path), *size)
+    run_script(*command, "--out", tmp_path / "whole.safetensors", folder=tmp_path)
+    again = (sys.executable, *command, "--out", str(tmp_path / "killed.safetensors"))
+    with subprocess.Popen(again, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as process:
+        assert process.stdout.readline().startswith("epoch 1")
+        process.kill()
+    assert "epoch 1" not in run_script(*again[1:], folder=tmp_path)
+    whole, killed = (load_file(tmp_path / f"{name}.safetensors") for name in ("whole", "killed"))
+    assert whole.keys() == load_model(f"{ROOT / 'examples' / 'networks.py'}:mead_cifar10").model.state_dict().keys()
+    assert all(torch.equal(whole[name], killed[name]) for name in whole)
+    with pytest.raises(AssertionError, match="other settings"):
+        run_script(*again[1:], "--seed", "1", folder=tmp_path)
+
+
+def test_the_papers_resnet_18():
+    """Of 11,173,962 parameters, as He et al.'s with a first convolution of 3 x 3 and 10 classes."""
+    network = load_model(f"{ROOT / 'examples' / 'networks.py'}:mead_cifar10").model
+    assert sum(value.numel() for value in network.parameters()) == 11_173_962
 
 
 @pytest.mark.exhaustive

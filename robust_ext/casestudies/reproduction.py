@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 
 from torch import nn
 
+from robust_ext.casestudies import mead_tables
 from robust_ext.casestudies.api import run_case_studies
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.tabular import Columns, Row
@@ -84,9 +85,8 @@ class Item:
     @property
     def runs(self) -> bool:
         """True if :func:`reproduce` runs it."""
-        return (self.paper == "binarization" and self.name in _STUDIES) or (
-            self.paper == "test-time" and self.name in _TEST_TIME
-        )
+        here = {"binarization": {*_STUDIES}, "mead": {*mead_tables.ITEMS}, "test-time": {*_TEST_TIME}}
+        return self.name in here.get(self.paper, ())
 
 
 @cache
@@ -135,6 +135,8 @@ def reproduce(
     data: str = "digits",
     data_root: str | os.PathLike[str] | None = None,
     samples: int = 64,
+    model: object = None,
+    suite: str | None = None,
     tolerance: float = 0.1,
     seed: int = 0,
     out: str | os.PathLike[str] | None = None,
@@ -148,9 +150,11 @@ def reproduce(
     Args:
         paper: One of :data:`PAPERS`.
         item: A table or figure of it, as in ``"figure 2"``.
-        data: Of case studies: ``"digits"``, ``"mnist"`` or ``"cifar10"``; test-time defenses run on digits.
+        data: Of case studies and MEAD: ``"digits"``, ``"mnist"`` or ``"cifar10"``; test-time defenses run on digits.
         data_root: Folder with its files.
         samples: Number of test images; where defenses treat 16 together, a multiple of that.
+        model: Of MEAD: the network, as of :func:`robust_ext.mead`; the embedded one for digits when left out.
+        suite: Of MEAD: other attacks than the paper's collection for the data of the table.
         tolerance: The largest difference that counts as agreement, at least 0.
         seed: Of every draw.
         out: Folder for ``result.json``, ``report.html`` and the runs.
@@ -172,6 +176,12 @@ def reproduce(
     if paper == "binarization":
         given = {"data": data, "data_root": data_root, "samples": samples, "seed": seed, **run}
         setup, figures = f"small versions of the defenses on {data}", _of_studies(found.name, folder, given)
+    elif found.name == "figure 1":
+        setup, figures = "means over 20 data sets", mead_tables.compare_objectives(seed)
+    elif paper == "mead":
+        given = {"model": model, "data": data, "data_root": data_root, "samples": samples, "suite": suite}
+        setup = f"{'the embedded network' if model is None else 'a network that was given'}, {samples} images of {data}"
+        figures = mead_tables.compare_tables(found.name, folder, **given, seed=seed, **run)
     else:
         check_choice("data", data, ("digits",))
         setup = f"small versions of the defenses on digits, linf {_EPSILON}, fewer steps and queries"

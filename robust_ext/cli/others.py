@@ -13,6 +13,7 @@ import typer
 from robust_ext.casestudies import CASE_STUDIES, run_case_studies
 from robust_ext.casestudies.reproduction import PAPERS, items, reproduce
 from robust_ext.cli.loading import ExecutorOptions, SeedOptions, WorkerOptions, written
+from robust_ext.cli.models import load_model
 from robust_ext.cli.options import command
 from robust_ext.core.errors import InvalidArgumentError, MissingDependencyError
 from robust_ext.core.files import replace_file
@@ -163,9 +164,14 @@ class ReproductionOptions(WorkerOptions, SeedOptions):
 
     paper: str | None = setting(default=None, help=f"{', '.join(PAPERS)}.", cli="PAPER", panel="data")
     item: str | None = setting(default=None, help="As in 'figure 2'; all are listed when left out.", cli="ITEM")
-    data: str = setting(default="digits", help="Data of the case studies: digits, mnist or cifar10.", panel="data")
+    data: str = setting(
+        default="digits", help="Data of the case studies and of MEAD: digits, mnist or cifar10.", panel="data"
+    )
     data_root: str | None = setting(default=None, help="Folder with the data's files.", panel="data")
     samples: int = setting(default=64, help="Test images.", minimum=1, panel="data")
+    model: str | None = setting(default=None, help="The network of MEAD; that of digits when left out.", panel="data")
+    weights: str | None = setting(default=None, help="Weights of --model.", panel="data")
+    suite: str | None = setting(default=None, help="Attacks of MEAD instead of the paper's collection.", panel="data")
     tolerance: float = setting(default=0.1, help="Largest difference that counts as agreement.", minimum=0)
 
 
@@ -173,7 +179,11 @@ class ReproductionOptions(WorkerOptions, SeedOptions):
 def reproduction(own: ReproductionOptions) -> None:
     """Run the small version of a paper's table or figure next to the paper's numbers, or list where each is."""
     if own.paper and own.item:
-        asked = {name: getattr(own, name) for name in ("data", "data_root", "samples", "tolerance", "seed", "out")}
+        asked = {
+            name: getattr(own, name) for name in ("data", "data_root", "samples", "suite", "tolerance", "seed", "out")
+        }
+        if own.model is not None:
+            asked["model"] = load_model(own.model, weights=own.weights).model
         own.show(reproduce(own.paper, own.item, progress=own.progress, **asked, **own.isolation, **own.workers))
         return
     if own.paper:

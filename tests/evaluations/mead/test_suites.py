@@ -136,5 +136,6 @@ def test_minimum_norm_attacks_are_run_once():
 
 def test_arms_that_know_the_detector_are_run_for_each():
     runs = plan(load_suite("white-box"), 64, ["a", "b"])
-    assert Counter(run.adaptive_to.name for run in runs) == {"a": 12, "b": 12}
-    assert len({run.key for run in runs}) == 24
+    norms = Counter((run.adaptive_to.name, run.threat_model.norm) for run in runs)
+    assert norms == {(name, norm): count for name in "ab" for norm, count in (("linf", 12), ("l2", 12), ("l1", 9))}
+    assert len({run.key for run in runs}) == 66
