@@ -131,7 +131,7 @@ def _of_norms(content: dict[str, Any], data: str) -> Iterator[Figure]:
             row = (data, one["norm"] or "none", one["objective"] or "all")
             for short, metric in _METRICS.items():
                 words = f"{_WORDS[short]}, {row[1]}, {row[2]}"
-                yield one["detector"], words, published()[row].get(f"{one['detector']} {short}"), one[metric]
+                yield one["detector"], words, published().get(row, {}).get(f"{one['detector']} {short}"), one[metric]
 
 
 def _of_detectors(content: dict[str, Any], data: str) -> Iterator[Figure]:
