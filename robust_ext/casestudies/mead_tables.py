@@ -30,6 +30,7 @@ from robust_ext.demo.network import digits_network
 from robust_ext.evaluations.mead.api import mead
 from robust_ext.evaluations.mead.fitting import find_detectors
 from robust_ext.evaluations.mead.suites import load_suite
+from robust_ext.evaluations.unfinished import load_result
 from robust_ext.registry.model import as_module
 
 Figure = tuple[str, str, float | str | None, float | None]
@@ -99,8 +100,9 @@ def compare_tables(
     calibrating = min(_CALIBRATING, len(train_set) // 4)
     fitted = min(_FITTED, len(train_set) - calibrating)
     rows = train_set.choose(fitted + calibrating, seed=seed)
+    place = folder and folder / "runs" / (suite or f"paper-{source}").replace(os.sep, "-")
     detectors = find_detectors(
-        names,
+        sorted({*names, *_detectors_of(place)}),
         network,
         *train_set.take(rows[:fitted]),
         attacked=min(_ATTACKED, fitted // 2),
@@ -117,11 +119,21 @@ def compare_tables(
         ThreatModel(norm="linf", epsilon=1.0),
         detectors=detectors,
         detector_data=train_set.take(rows[fitted:])[0],
-        out=folder and folder / "runs" / (suite or f"paper-{source}").replace(os.sep, "-"),
+        out=place,
         seed=seed,
         **run,
     )
-    yield from _TABLE_ROWS.get(number, _of_groups)(result.content, source)
+    content = {
+        "detectors": [one for one in result.content["detectors"] if one["name"] in names],
+        "averages": [one for one in result.content["averages"] if one["detector"] in names],
+    }
+    yield from _TABLE_ROWS.get(number, _of_groups)(content, source)
+
+
+def _detectors_of(place: Path | None) -> set[str]:
+    """Return the detectors that a run has scores of, which have to take part again."""
+    file = place and place / "result.json"
+    return {one["name"] for one in load_result(file).content["detectors"]} if file and file.is_file() else set()
 
 
 def _of_norms(content: dict[str, Any], data: str) -> Iterator[Figure]:

@@ -48,7 +48,8 @@ def test_tables_of_a_run(tmp_path):
         assert len(arms) == 2
         assert (row["name"], row["ours"]) == (group, pytest.approx(np.mean(arms)))
     assert [row["paper"] for row in counts.rows()] == [f"{7.41 / 12:.3f}", f"{8.85 / 12:.3f}"]
-    (entry,) = content["detectors"]
+    known, entry = content["detectors"]
+    assert (known["name"], entry["name"]) == ("fs", "nss")
     assert [row["ours"] for row in detector.rows() if row["quantity"] == "AUROC"] == [
         row["auroc"] for row in entry["results"] if row["objective"] is row["algorithm"] is None
     ]
