@@ -265,13 +265,13 @@ def _summary(change: Mapping[str, Any]) -> str:
         more = f": {', '.join(beyond[:3])}{', ...' if len(beyond) > 3 else ''}" if beyond else ""
         parts.append(f"{len(beyond)} of {count(len(scores), 'score')} changed by more than chance (5%){more}")
     else:
-        parts.append("no score that both have")
+        parts.append("no score in common")
     return "; ".join(parts)
 
 
 def _sentences(change: Mapping[str, Any]) -> list[str]:
     """Describe the similarities and differences."""
-    kinds = (("the same", True), ("another", False))
+    kinds = (("the same", True), ("different", False))
     named = [(word, [one for one, same in change["same"].items() if same is kind]) for word, kind in kinds]
     words = "; ".join(f"{word} {', '.join(found)}" for word, found in named if found)
     sentences = [f"{words[0].upper()}{words[1:]}."] if words else []

@@ -199,12 +199,13 @@ def _unsettled(at: Solved, rules: Rules, *, lost: int) -> str:
     parts = []
     if not rules.proves_rate(at.found, at.samples):
         rate = chosen.proven_rate or chosen.threshold
-        parts.append(f"the samples do not rule out that it finds {rate:g} or less{_confidence(rules)}")
+        parts.append(f"the samples do not show that it finds more than {rate:g}{_confidence(rules)}")
     if not rules.proves_hard(at):
         limit = f"{chosen.maximum_random_score:g}"
-        above = at.random_score > chosen.maximum_random_score
-        why = f"above {limit}" if above else f"that the samples do not show to be at most {limit}"
-        parts.append(f"an R-ASR {why} means that the planted examples are too easy to find")
+        if at.random_score > chosen.maximum_random_score:
+            parts.append(f"an R-ASR above {limit} means that the planted examples are too easy to find")
+        else:
+            parts.append(f"R-ASR may be above {limit}, so the planted examples may be too easy to find")
     return f": {', and '.join(parts)}. To settle it: {settle(at, rules, lost=lost)}."
 
 

@@ -39,7 +39,7 @@ _CAUSES = {
     "gradients are more useful than its own.",
     "gradient_free_wins": "{other}, which uses no gradients, solves samples that the attack misses: gradients mislead "
     "it.",
-    "single_step_wins": "{other}, which takes one step, solves samples that the attack misses with many steps.",
+    "single_step_wins": "A single step ({other}) solves samples that the attack misses with many steps.",
     "random_wins": "Random search solves samples that the attack misses, within the same ball.",
     "larger_budget_less": "It finds less with a larger budget, although everything that it found before is still "
     "within reach.",

@@ -185,7 +185,7 @@ def _options(remedy: Remedy, attack: Attack | None, arm: ThreatModel | None) -> 
     if remedy.beside or attack is None:
         return shell_words([option, text])
     # The text of an attack has its adaptation; a run folder holds one set of attacks.
-    old = ("--bpda=", "--eot=", "--out=", f"{option}={attack.code_text or attack.name}")
+    old = ("--bpda=", "--eot=", "--out=", "--no-progress", f"{option}={attack.code_text or attack.name}")
     adapted = isinstance(attack, AdaptedAttack) and any(one.startswith(old[:2]) for one in given)
     kept = [one for one in given if not one.startswith(old) and not (adapted and one.startswith(option))]
     return shell_words(["robust-ext", command, *kept, option, text])

@@ -200,7 +200,7 @@ def _beside(entry: Mapping[str, Any]) -> str:
     if after is None or best is None:
         return ""
     yours, theirs = (f"{100 * value:.1f}" for value in (after, best["robust_accuracy"]))
-    more = ": report that" if best["robust_accuracy"] < after else ""
+    more = ": report the lower number" if best["robust_accuracy"] < after else ""
     return f" Robust accuracy is {yours} with the remedy and {theirs} with {best['name']}{more}."
 
 
