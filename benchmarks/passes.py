@@ -35,7 +35,8 @@ from robust_ext.demo.network import digits_network
 from robust_ext.demo.run import Rounded, Saturated
 
 BUDGETS = {"mnist": 0.1, "cifar10": 8 / 255, "digits": 0.1}
-PAPER: dict[str, Any] = {"inner_points": 999, "planted_candidates": 1, "depths": (1.0,), "random_stops": False}
+PAPER: dict[str, Any] = {"inner_points": 999, "planted_candidates": 1, "random_inner": 200}
+PAPER |= {"depths": (1.0,), "random_stops": False}
 DEFAULT: dict[str, Any] = {"sequential": True}
 AT_MOST = 128
 
