@@ -147,7 +147,7 @@ def test_an_error_that_nobody_raised_on_purpose(main, monkeypatch):
     monkeypatch.setattr("robust_ext.cli.evaluations._labelled", broken)
     status, _, err = main(*ACCURACY, *MODEL)
     assert status == 1
-    assert err.startswith("error: unexpected KeyError: 'inside\\x1b[31m'; robust-ext --verbose shows where")
+    assert err.startswith("error: unexpected KeyError: 'inside\\x1b[31m'; robust-ext --verbose shows the traceback")
     assert "Traceback" not in err
 
 
