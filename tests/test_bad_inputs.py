@@ -230,14 +230,6 @@ RAW = [("robust_accuracy", "epsilons", np.array(None)), ("mead", "batch_size", O
 RAW += [("evaluate_defense", "attacks", np.zeros(0))]
 
 
-@pytest.mark.parametrize(("name", "argument", "value"), RAW, ids=lambda one: one if isinstance(one, str) else "")
-def test_what_used_to_end_in_errors_of_others_is_one_error_that_names_it(name, argument, value):
-    function, right, _ = FUNCTIONS[name]
-    error = error_of(function, **{**right, argument: value})
-    assert error is not None
-    assert error.startswith(argument)
-
-
 CODE = """
 import sys
 import torch

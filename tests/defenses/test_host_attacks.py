@@ -2,7 +2,6 @@
 
 import importlib
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -11,12 +10,10 @@ from robust_ext import BPDA, EoT, MissingDependencyError
 from robust_ext.attacks.running import run_attack
 from robust_ext.core.random import stream
 from robust_ext.core.target import Target
-from robust_ext.datasets.load import load_dataset
-from robust_ext.demo.network import digits_network
 from robust_ext.registry.base import adapters
 from robust_ext.testing.networks import digits, network, threat_model
 from tests.adapters.common import Downhill
-from tests.models.cases import NoisyRounding, Rounding, art_classifier, quantise
+from tests.models.cases import NoisyRounding, Rounding
 
 SAMPLES = 2
 WRAPPED = {
@@ -124,35 +121,3 @@ def test_it_gets_gradients_through_the_wrappers(library, listing, wrapped, monke
 @pytest.mark.parametrize(("library", "listing"), PLAIN)
 def test_without_the_wrappers_no_gradient_arrives(library, listing):
     assert attacked(library, listing, "plain")[1].largest == 0
-
-
-def test_arts_own_way_around_a_torch_preprocessor_is_dead_and_this_one_is_not():
-    evasion = pytest.importorskip("art.attacks.evasion")
-    preprocessor = importlib.import_module("art.defences.preprocessor.preprocessor")
-
-    class Quantiser(preprocessor.PreprocessorPyTorch):
-        def __init__(self):
-            super().__init__(is_fitted=True, apply_fit=False, apply_predict=True)
-            self._device = "cpu"
-            self.estimated = 0
-
-        def forward(self, x, y=None):
-            return quantise(x), y
-
-        def estimate_forward(self, x, y=None):
-            self.estimated += 1
-            return x
-
-    network = digits_network()
-    inputs, _ = load_dataset("digits").take(range(40))
-    labels = network(quantise(inputs)).argmax(1)
-
-    def success(classifier):
-        attack = evasion.ProjectedGradientDescent(classifier, eps=0.3, eps_step=0.03, max_iter=15, verbose=False)
-        found = torch.from_numpy(attack.generate(inputs.numpy(), np.eye(10, dtype=np.float32)[labels.numpy()]))
-        return float((network(quantise(found)).argmax(1) != labels).float().mean())
-
-    quantiser = Quantiser()
-    assert success(art_classifier(network, preprocessing_defences=[quantiser])) == 0
-    assert quantiser.estimated == 0
-    assert success(art_classifier(nn.Sequential(BPDA(quantise), network).eval())) == 1
