@@ -235,7 +235,9 @@ class AdaptedAttack(Settings, Attack):
         # Of a defense, what its inner steps cost is counted where it is not counted as a whole.
         whole = defense is None or any(isinstance(part, Counted) for part in module.modules())
         counter = target.counter if whole else None
-        return replace(target, module=StandIn(module, inside, counter=counter, temperature=self.temperature))
+        shown = StandIn(module, inside, counter=counter, temperature=self.temperature)
+        defended = None if target.defended is None else target.defended.over(shown)
+        return replace(target, module=shown, defended=defended)
 
     def _of_defense(self, defense: AdaptiveDefense) -> nn.Module:
         if self.gradient_mode == "plain" or (self.gradient_mode in _LAYERED and self.bpda is not None):

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from robust_ext.attacks._common.detector_aware import Ascent, AttackProblem, BestTracker, ScoreGradientAttack
 from robust_ext.attacks._common.objectives import OBJECTIVES
 from robust_ext.attacks._common.rows import over_rows
-from robust_ext.core.criteria import AIMED, MISCLASSIFICATION
 from robust_ext.core.settings import setting, settings_class
 from robust_ext.models.wrapping import PaddedClasses
 
@@ -61,7 +60,7 @@ class JointLoss(ScoreGradientAttack):
     def ascent(self, problem: AttackProblem, tracker: BestTracker) -> Ascent:
         """See :meth:`DetectorAwareAttack.ascent`."""
         objective = OBJECTIVES[self.loss]
-        loss = objective.of_kind(AIMED if problem.targeted else MISCLASSIFICATION)
+        loss = objective.of_kind(problem.goal)
         padded = PaddedClasses(nn.Identity(), classes=objective.minimum_classes)
         alpha = problem.inputs.new_full((len(problem.inputs),), self.alpha)
         unit = torch.full_like(alpha, torch.nan)

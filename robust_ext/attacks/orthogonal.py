@@ -15,7 +15,6 @@ from torch import Tensor
 from robust_ext.attacks._common.detector_aware import Ascent, AttackProblem, BestTracker, ScoreGradientAttack
 from robust_ext.attacks._common.objectives import OBJECTIVES
 from robust_ext.attacks._common.rows import over_rows
-from robust_ext.core.criteria import AIMED, MISCLASSIFICATION
 from robust_ext.core.settings import setting, settings_class
 
 # What is left of a float32 gradient below this share of its length is rounding, and no direction.
@@ -49,7 +48,7 @@ class _AlternatingPGD(ScoreGradientAttack):
 
     def ascent(self, problem: AttackProblem, tracker: BestTracker) -> Ascent:
         """See :meth:`DetectorAwareAttack.ascent`."""
-        loss = OBJECTIVES[self.loss].of_kind(AIMED if problem.targeted else MISCLASSIFICATION)
+        loss = OBJECTIVES[self.loss].of_kind(problem.goal)
 
         def advance(points: Tensor, number: int) -> tuple[Tensor, Tensor]:
             found, value, of_loss, of_score = tracker.differentiate(points, loss)

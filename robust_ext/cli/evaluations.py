@@ -10,7 +10,7 @@ from robust_ext.cli.criteria import CriterionOptions
 from robust_ext.cli.entries import EntryOptions, ExportOptions
 from robust_ext.cli.loading import AdaptationOptions, RunOptions, ThreatOptions
 from robust_ext.cli.models import load_model
-from robust_ext.cli.options import command, numbers
+from robust_ext.cli.options import command, labelled, numbers
 from robust_ext.core.devices import check_device
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.settings import Settings, setting, settings_class
@@ -96,7 +96,9 @@ class AttackOptions(AdaptationOptions):
     """The attacks of a command, and how they are adapted."""
 
     attack: tuple[str, ...] = setting(
-        help="library:Name(key=value), module:callable or file.py:callable; repeatable.", panel="attack"
+        help="library:Name(key=value), or LABEL=library:Name(key=value); module:callable or file.py:callable; "
+        "repeatable.",
+        panel="attack",
     )
 
 
@@ -193,10 +195,7 @@ def accuracy(
 ) -> None:
     """Robust accuracy at several budgets, under each attack and under all of them."""
     epsilons = RobustAccuracySettings(epsilons=tuple(numbers("--eps", own.eps))).epsilons or ()
-    attacks = dict(_labelled(text) for text in own.attack)
-    if len(attacks) < len(own.attack):
-        expected = "different labels, LABEL=library:Name()"
-        raise InvalidArgumentError("--attack", ", ".join(own.attack), expected)
+    attacks = labelled(own.attack)
     valid.check(run)
     threat_model = valid.applied(ThreatModel(norm=own.norm, epsilon=epsilons[-1], bounds=run.limits))
     criterion, samples = judged.choose(valid.load_samples(run, seed=settings["seed"]), seed=settings["seed"])
@@ -215,14 +214,6 @@ def accuracy(
         )
     run.show(result)
     valid.export(run, samples, threat_model, criterion)
-
-
-def _labelled(text: str) -> tuple[str, str]:
-    """Split ``LABEL=library:Name()`` into label and attack; without a label the attack is its own."""
-    label, found, rest = text.partition("=")
-    if found and ":" not in label and "(" not in label:
-        return label.strip(), rest
-    return text, text
 
 
 @settings_class
@@ -254,10 +245,13 @@ class DefenseOptions(Settings):
 
 
 @command(AdaptiveSettings, samples=64)
-def at_test_time(run: ThreatOptions, own: DefenseOptions, valid: EntryOptions, settings: dict[str, Any]) -> None:
+def at_test_time(
+    run: ThreatOptions, own: DefenseOptions, valid: EntryOptions, judged: CriterionOptions, settings: dict[str, Any]
+) -> None:
     """Evaluate a defense that acts at test time against the static model it defends."""
     threat_model, device = valid.applied(run.threat_model), check_device(run.device, argument="--device")
     samples = valid.load_samples(run, seed=settings["seed"], further=_NEGATIVES if own.one_image else 0)
+    criterion, samples = judged.choose(samples, seed=settings["seed"])
     surrogates = {}
     for text in own.surrogate:
         spec, at, weights = text.partition("@")
@@ -272,6 +266,7 @@ def at_test_time(run: ThreatOptions, own: DefenseOptions, valid: EntryOptions, s
             samples.inputs,
             samples.labels,
             threat_model,
+            criterion=criterion,
             classifier=run.loaded.model,
             defense_weights=own.defense_weights,
             surrogates=surrogates,

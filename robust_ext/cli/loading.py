@@ -15,7 +15,7 @@ from torch import Tensor
 
 from robust_ext.attacks.adapted import AdaptedAttack, adaptation_words, adapted_text
 from robust_ext.cli.models import LoadedModel, load_model
-from robust_ext.cli.options import number, numbers
+from robust_ext.cli.options import labelled, number, numbers
 from robust_ext.core.devices import check_device
 from robust_ext.core.errors import InvalidArgumentError, printable
 from robust_ext.core.settings import LARGEST_SEED, Settings, setting, settings_class
@@ -270,8 +270,8 @@ class AdaptationOptions(Settings):
         return {**({} if self.bpda is None else {"bpda": self.bpda}), **({"eot": self.eot} if self.eot > 1 else {})}
 
     def attacks(self, texts: Sequence[str]) -> list[str] | dict[str, str]:
-        """Adapt attacks given as text."""
-        return self.named(dict(zip(texts, texts, strict=True))) if self.settings else list(texts)
+        """Adapt attacks given as text, by label where any has one or is adapted."""
+        return found if list(found := self.named(labelled(texts))) != list(texts) else list(texts)
 
     def named(self, attacks: Mapping[str, str]) -> dict[str, str]:
         """Adapt attacks given as text by name."""

@@ -110,6 +110,19 @@ def numbers(argument: str, text: str) -> list[float]:
     return [number(argument, part) for part in text.split(",")]
 
 
+def labelled(texts: Sequence[str]) -> dict[str, str]:
+    """Return attacks by label, of ``LABEL=library:Name()``; without a label an attack is its own."""
+    found = {}
+    for text in texts:
+        label, equals, rest = text.partition("=")
+        own = equals and ":" not in label and "(" not in label
+        found[label.strip() if own else text] = rest if own else text
+    if len(found) < len(texts):
+        expected = "a label of its own for each, LABEL=library:Name()"
+        raise InvalidArgumentError("--attack", ", ".join(texts), expected)
+    return found
+
+
 def _parameters(cls: type[Settings], defaults: Mapping[str, Any]) -> Iterator[tuple[str, inspect.Parameter, str]]:
     """Yield panel, typer's parameter and full help text of each setting."""
     for name, info, kind in _shown(cls):

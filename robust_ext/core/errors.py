@@ -168,14 +168,22 @@ _COLLECTED: ContextVar[dict[str, bool] | None] = ContextVar("robust_ext_warnings
 _REPORTED: ContextVar[bool] = ContextVar("robust_ext_reported", default=False)
 
 
-def warn(text: str, *, kept: bool = True) -> None:
+# What was issued at once, and is not issued again at the end of the evaluation.
+_TOLD: ContextVar[set[str] | None] = ContextVar("robust_ext_told", default=None)
+
+
+def warn(text: str, *, kept: bool = True, at_once: bool = False) -> None:
     """Warn the user, once for each text in an evaluation.
 
     Args:
         text: What is wrong and what to do; without counts that differ between blocks of samples.
         kept: Whether the result is to hold it among its warnings; False where it repeats another part.
+        at_once: Whether to issue it now, before the work begins, and not at the end.
     """
-    collected = _COLLECTED.get()
+    collected, told = _COLLECTED.get(), _TOLD.get()
+    if at_once and told is not None and text not in told:
+        told.add(text)
+        warnings.warn(text, RobustExtWarning, stacklevel=_callers_level())
     if collected is None:
         warnings.warn(text, RobustExtWarning, stacklevel=_callers_level())
     elif text not in collected:
@@ -213,6 +221,9 @@ def issuing_once() -> Iterator[Callable[[Iterable[str]], None]]:
     Inside another such block, collected texts are handed on to that one, without those of the result.
     """
     outermost, shown = _COLLECTED.get() is None, dict[str, bool]()
+    outer = _TOLD.get()
+    told: set[str] = set() if outer is None else outer
+    token = _TOLD.set(told)
 
     def take(texts: Iterable[str]) -> None:
         if outermost:
@@ -223,8 +234,9 @@ def issuing_once() -> Iterator[Callable[[Iterable[str]], None]]:
         with collecting() as collected:
             yield take
     finally:
-        reported = shown if _REPORTED.get() else {}
-        issue({text: kept for text, kept in {**shown, **collected}.items() if text not in reported})
+        _TOLD.reset(token)
+        left_out = told | shown.keys() if _REPORTED.get() else told
+        issue({text: kept for text, kept in {**shown, **collected}.items() if text not in left_out})
 
 
 @contextmanager

@@ -59,6 +59,11 @@ class EvaluationInputs:
         """The bounds of the inputs."""
         return self.threat_model.bounds
 
+    @property
+    def plain(self) -> bool:
+        """True if attacks have to change the prediction, and nothing else."""
+        return self.criterion == MISCLASSIFICATION
+
     @cached_property
     def correct(self) -> NDArray[np.bool_]:
         """A mask of samples that are right to begin with, and not adversarial as they are, ``(N,)``."""
@@ -80,7 +85,7 @@ class EvaluationInputs:
     @cached_property
     def _samples(self) -> dict[str, Any]:
         found = {name: inputs_digest(getattr(self, name), self.ids) for name in ("inputs", "labels")}
-        if self.criterion == MISCLASSIFICATION:
+        if self.plain:
             return found
         return {**found, "criterion": repr(self.criterion), "goals": inputs_digest(self.goals, self.ids)}
 

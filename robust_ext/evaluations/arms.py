@@ -18,7 +18,6 @@ from robust_ext.core.cost import Cost, Costs
 from robust_ext.core.criteria import Criterion
 from robust_ext.core.errors import AttackRefusedError, InvalidArgumentError, RobustExtError, warn
 from robust_ext.core.foreign import teaching
-from robust_ext.core.random import derive_seed, seeded_globals, stream
 from robust_ext.core.target import Target
 from robust_ext.core.threat import NORMS, ThreatModel, check_epsilon
 from robust_ext.core.validation import check_choice, check_name
@@ -28,13 +27,10 @@ from robust_ext.engine.identity import describe
 from robust_ext.engine.run import RECORD, Block, candidates_name
 from robust_ext.engine.store import Store
 from robust_ext.engine.task import Check, Task, Work
-from robust_ext.evaluations.detectors import NamedDetector, has_threshold
+from robust_ext.evaluations.detectors import NamedDetector, accepted_inputs, draw_references, has_threshold
 from robust_ext.evaluations.scored_runs import ScoredRun
 from robust_ext.models.defended import Defended
 from robust_ext.registry.attack import as_attack
-
-# Points of other classes that an attack on a detector imitates, for each row.
-_REFERENCES = 4
 
 
 @teaching
@@ -169,7 +165,7 @@ class ArmRun(ScoredRun):
                 "give clean inputs to calibrate it on"
             )
         self.attack.check(threat_model=self.threat_model, detector=detector is not None)
-        _check_pursuit(self.attack, self.given.criterion)
+        check_pursuit(self.attack, self.given.criterion)
         yield from ()
 
     def needs(self, rows: range, store: Store) -> Mapping[str, Any]:
@@ -179,26 +175,14 @@ class ArmRun(ScoredRun):
         return {"inputs": inputs, "labels": labels, "references": self.references(rows) if imitates else None}
 
     def references(self, rows: Sequence[int]) -> Tensor | None:
-        """Draw points that attacks imitate, ``(n, 4, ...)``: accepted inputs of other classes; None with too few.
-
-        A row's points depend on the seed and the row, not on the rows next to it.
-        """
-        given, predicted, drawn = self.given, self.given.logits.argmax(1), []
-        for row in rows:
-            others = (self.accepted & (predicted != predicted[row])).nonzero().squeeze(1)
-            if len(others) < _REFERENCES:
-                return None
-            order = torch.randperm(len(others), generator=stream(self.seed, row, "arm references"))[:_REFERENCES]
-            drawn.append(given.inputs[others[order.to(others.device)]])
-        return torch.stack(drawn)
+        """Draw points that attacks imitate, see :func:`draw_references`."""
+        return draw_references(self.given, self.accepted, rows, seed=self.seed)
 
     @cached_property
     def accepted(self) -> Tensor:
         """A mask of the clean inputs that the attacked detector accepts, bool ``(N,)``."""
         assert self.adaptive_to is not None
-        with seeded_globals(derive_seed(self.seed, "arm references")):
-            batches = torch.split(self.given.inputs, 250)
-            return ~torch.cat([self.adaptive_to.detector.decide(batch) for batch in batches])
+        return accepted_inputs(self.adaptive_to, self.given.inputs, seed=self.seed)
 
     def work(self, rows: range, needs: Mapping[str, Any]) -> Work[Block]:
         """One task: the attack on these rows, whose worker scores the candidates too."""
@@ -256,12 +240,12 @@ def plan_runs(arms: Sequence[Arm], clean: ScoredRun) -> list[ArmRun]:
         adaptive = found[0].resolved.traits.detector
         if not adaptive or not clean.detectors:
             found[0].resolved.check(threat_model=model)
-            _check_pursuit(found[0].resolved, given.criterion)
+            check_pursuit(found[0].resolved, given.criterion)
         runs += [_arm_run(found, model, detector, clean) for detector in (clean.detectors if adaptive else (None,))]
     return runs
 
 
-def _check_pursuit(attack: Attack, criterion: Criterion) -> None:
+def check_pursuit(attack: Attack, criterion: Criterion) -> None:
     """Raise where an attack cannot be run for a criterion, warn where it searches for something else."""
     # The same for all attacks where they are given true labels and losses of them.
     if (criterion.aims or criterion.ranks) and not attack.pursues(criterion):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,17 +12,20 @@ from torch import Tensor, nn
 
 from robust_ext.core.devices import on_device, tolerance_of
 from robust_ext.core.errors import InconsistentModelError, InvalidArgumentError
-from robust_ext.core.random import derive_seed, seeded_globals
+from robust_ext.core.random import derive_seed, seeded_globals, stream
 from robust_ext.core.validation import Array, check_inputs, check_name
 from robust_ext.detectors.base import Detector
 from robust_ext.detectors.calibration import Calibration
 from robust_ext.engine.code_digest import code_digest, module_code
 from robust_ext.engine.copies import behaviour
 from robust_ext.engine.identity import model_digest
+from robust_ext.engine.inputs import EvaluationInputs
 from robust_ext.registry.detector import as_detector
 
 # Rows whose scores are compared, and how far these may differ, as a share of how scores vary (or nearly the largest).
 _ROWS, _TOLERANCE = 3, 1e-2
+# Points of other classes that an attack on a detector imitates, for each row.
+_REFERENCES = 4
 _INCONSISTENT = {
     "random": "its score of the same rows differs by up to {:.3g} when it is called again; fix its random numbers, or "
     "declare it by the attribute random = True, so that it is judged by several draws",
@@ -136,3 +139,34 @@ def as_detectors(
             described = {"detector_code": code, "detector_behaviour": behaves}
             found[name] = replace(found[name], digest=detector_digest(detector), described=described)
     return list(found.values())
+
+
+def flagged(detector: NamedDetector, points: Tensor, *, seed: int, sample: int) -> Tensor:
+    """Return which points ``(n, ...)`` a detector flags, bool ``(n,)``; a random one draws by seed and sample."""
+    with seeded_globals(derive_seed(seed, sample, "member detection", detector.name)):
+        return torch.cat([detector.detector.decide(part.clone()) for part in torch.split(points, 250)])
+
+
+def accepted_inputs(detector: NamedDetector, inputs: Tensor, *, seed: int) -> Tensor:
+    """Return a mask of the clean inputs that an attacked detector accepts, bool ``(N,)``."""
+    with seeded_globals(derive_seed(seed, "arm references")):
+        return ~torch.cat([detector.detector.decide(batch) for batch in torch.split(inputs, 250)])
+
+
+def draw_references(given: EvaluationInputs, accepted: Tensor, rows: Sequence[int], *, seed: int) -> Tensor | None:
+    """Draw points that attacks imitate, ``(n, 4, ...)``: accepted inputs of other classes; None with too few.
+
+    With targets they are of the target class where there are enough. A row's points depend on the seed and the row,
+    not on the rows next to it.
+    """
+    predicted, drawn = given.logits.argmax(1), []
+    for row in rows:
+        others = (accepted & (predicted != predicted[row])).nonzero().squeeze(1)
+        if given.criterion.aims:
+            aimed = (accepted & (predicted == given.goals[row])).nonzero().squeeze(1)
+            others = others if len(aimed) < _REFERENCES else aimed
+        if len(others) < _REFERENCES:
+            return None
+        order = torch.randperm(len(others), generator=stream(seed, row, "arm references"))[:_REFERENCES]
+        drawn.append(given.inputs[others[order.to(others.device)]])
+    return torch.stack(drawn)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from typing_extensions import Self
 
 from robust_ext.core import tabular
-from robust_ext.core.criteria import MISCLASSIFICATION
 from robust_ext.core.errors import DataError, with_collected
 from robust_ext.core.examples import Example
 from robust_ext.core.files import replace_file
@@ -240,7 +239,7 @@ def framed(
     **parts: Any,
 ) -> dict[str, Any]:
     """The parts of ``result.json``, with what all those of labelled samples hold."""
-    criterion = {} if given.criterion == MISCLASSIFICATION else {"criterion": given.criterion.words}
+    criterion = {} if given.plain else {"criterion": given.criterion.words}
     return {
         "kind": kind,
         "samples": len(given.ids),

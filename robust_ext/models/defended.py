@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -19,8 +21,8 @@ EXPOSURES = ("classifier", "reject")
 class Defended(SettingsModule):
     """A classifier whose inputs a detector may reject.
 
-    Where the classifier runs the detector's network on its way, as a binarized classifier on that network's features
-    does, one forward pass serves both.
+    Where the classifier runs the detector's network on the input itself, as a binarized classifier on that network's
+    features does, one forward pass serves both.
     """
 
     classifier: nn.Module = positional("From inputs ``(N, ...)`` to logits ``(N, K)``.", kw_only=False)
@@ -43,6 +45,11 @@ class Defended(SettingsModule):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.training = False
+
+    def over(self, classifier: nn.Module) -> Defended:
+        """Return the detector beside another view of the classifier."""
+        shown: dict[str, Any] = {name: getattr(self, name) for name in ("inverted", "exposure", "weight")}
+        return Defended(classifier, self.detector, **shown)
 
     def both(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Logits ``(N, K)`` and score margins ``(N,)`` of inputs ``(N, ...)``: rejected above 0; inverted, negated."""
@@ -67,7 +74,8 @@ class Defended(SettingsModule):
         network = self.detector.classifier
         with observing(network, self.detector.layers) as passes:
             logits: Tensor = self.classifier(x)
-        if len(passes) == 1 and passes[0].inputs.shape == x.shape:
+        # A defense shows the network other points than those that the detector looks at.
+        if len(passes) == 1 and _is_same(passes[0].inputs, x):
             return logits, self.detector.score_margin_of(passes[0])
         return logits, self.detector.score_margin_of(observe(network, x, self.detector.layers))
 
@@ -96,6 +104,12 @@ class SuccessMargin(nn.Module):
         gained = others - logits.gather(1, true).squeeze(1)
         success = torch.minimum(gained, -self.defended.weight * _finite(margin))
         return torch.stack([torch.zeros_like(success), success], 1)
+
+
+def _is_same(seen: Tensor, x: Tensor) -> bool:
+    """Return whether a network saw a tensor itself, or all of it as a view that gradients pass."""
+    whole = seen.shape == x.shape and seen.stride() == x.stride()
+    return seen is x or (seen._base is x and whole)
 
 
 def _finite(margin: Tensor) -> Tensor:

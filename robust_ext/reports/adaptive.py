@@ -111,7 +111,7 @@ def _attacks(result: Row) -> Table:
                 "samples": _samples(one, result),
                 "static": accuracy(before),
                 "defended": Cell(accuracy(one), bounds),
-                "still robust": one.get("left"),
+                "still robust": one.get("still_robust"),
                 **deviation(one),
                 "broken by it": by[one["name"]],
                 "passes": f"{sum(one['passes'].values()):,}",

@@ -7,7 +7,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from robust_ext import Targeted, ThreatModel, TopK, robust_accuracy
+from robust_ext import Targeted, ThreatModel, TopK, evaluate, evaluate_defense, robust_accuracy
 from robust_ext.cli.app import app
 
 NETWORKS = """
@@ -22,15 +22,28 @@ def one():
 
 def chance():
     return torch.nn.Sequential(make(1), torch.nn.Sigmoid()).eval()
+
+def smooth(x):
+    return 0.8 * x + 0.2 * x.mean((1, 2, 3), keepdim=True)
+
+def bright(classifier):
+    from robust_ext import as_detector
+    found = as_detector(lambda x: x.flatten(1).mean(1), classifier)
+    found.threshold = torch.tensor(0.52)
+    return found
 """
 X = torch.rand(30, 1, 5, 5, generator=torch.Generator().manual_seed(1))
 MODEL = ThreatModel(norm="linf", epsilon=0.1)
 
 
 def network(name):
+    return named(name)()
+
+
+def named(name):
     names = {}
     exec(NETWORKS, names)  # noqa: S102 - our own text
-    return names[name]()
+    return names[name]
 
 
 @pytest.fixture(scope="module")
@@ -57,10 +70,13 @@ def out_of_reach(module):
         return (weights.abs() * room).sum(2) < scores.abs()
 
 
-def run(folder, *more, data="classes", model="make", fails=False):
+ATTACK = ("--attack", "robust_ext:APGD(steps=10)")
+
+
+def run(folder, *more, data="classes", model="make", fails=False, command="robust-accuracy", attack=ATTACK):
     out = folder / f"run-{len([*folder.iterdir()])}"
-    words = ["robust-accuracy", "--model", f"{folder}/net.py:{model}", "--data", f"{folder}/{data}.npz", "--in-process"]
-    words += ["--samples", "30", "--order", "first", "--eps", "0.1", "--attack", "robust_ext:APGD(steps=10)"]
+    words = [command, "--model", f"{folder}/net.py:{model}", "--data", f"{folder}/{data}.npz", "--in-process"]
+    words += ["--samples", "30", "--order", "first", "--eps", "0.1", *attack]
     found = CliRunner().invoke(app, [*words, "--no-progress", "--out", str(out), *more])
     assert (found.exit_code != 0) == fails, found.exception
     return str(found.exception) if fails else json.loads((out / "result.json").read_text())
@@ -85,6 +101,41 @@ def test_as_in_python(folder, words, criterion, monkeypatch):
     )
     assert found["worst_case"] == expected.content["worst_case"]
     assert found["criterion"] == expected.content["criterion"]
+
+
+def test_evaluate_takes_a_criterion_a_defense_and_a_detector(folder):
+    sides = ("--defense", f"{folder}/net.py:smooth", "--detector", f"{folder}/net.py:bright", "--detector-samples", "1")
+    quick = ("--budget", "quick", "--planted", "0", "--top", "2", "--seed", "1", "--samples", "20")
+    found = run(folder, *quick, *sides, command="evaluate", attack=())
+    labels = torch.from_numpy(np.load(folder / "classes.npz")["y_test"])[:20]
+    sides = {"defense": named("smooth"), "detector": named("bright"), "criterion": TopK(2)}
+    result = evaluate(network("make"), X[:20], labels, MODEL, budget="quick", planted=0, seed=1, **sides)
+    for key in ("worst_case", "clean_accuracy", "criterion"):
+        assert found[key] == result.content[key]
+    assert found["detector"]["accepted_accuracy"] == result.content["detector"]["accepted_accuracy"]
+    assert found["defense"]["name"] == result.content["defense"]["name"]
+
+
+def test_a_test_time_defense_takes_a_criterion(folder):
+    short = ("--only", "transfer", "--targets", "next", "--seed", "1")
+    found = run(folder, *short, "--defense", f"{folder}/net.py:smooth", command="test-time", attack=())
+    labels = torch.from_numpy(np.load(folder / "classes.npz")["y_test"])
+    keywords = {"classifier": network("make"), "criterion": Targeted("next"), "only": ("transfer",), "seed": 1}
+    result = evaluate_defense(named("smooth"), None, X, labels, MODEL, **keywords)
+    assert found["criterion"] == result.content["criterion"]
+    assert found["defended"]["worst_case"] == result.content["defended"]["worst_case"]
+    assert "survive the attacks" in result.headline
+
+
+def test_the_binarization_test_takes_labels_of_attacks_and_says_first_that_samples_are_too_few(folder, caplog):
+    few = ("--samples", "8", "--attack", "weak=robust_ext:RandomSearch(points=4)")
+    attack = ("--attack", "strong=robust_ext:APGD(steps=10)")
+    found = run(folder, *few, command="binarization", attack=attack)
+    assert [one["name"] for one in found["attacks"]] == ["strong", "weak"]
+    words = "No attack can pass the binarization test on 8 samples: one that misses none needs"
+    assert caplog.text.count(words) == 1
+    assert not any(words in one for one in found["warnings"])
+    assert "a label of its own for each" in run(folder, command="binarization", attack=attack * 2, fails=True)
 
 
 def test_samples_of_the_target_class_are_left_out(folder, caplog):

@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from robust_ext.attacks._common.objectives import Loss, margin
+from robust_ext.attacks._common.objectives import Loss
 from robust_ext.attacks._common.rows import (
     NO_GRADIENTS,
     STARTS,
@@ -117,11 +117,10 @@ class BestTracker:
 
     def _keep(self, points: Tensor, logits: Tensor, score: Tensor) -> Prediction:
         problem = self._problem
-        gained = margin(logits, problem.labels)
-        gained = -gained if problem.targeted else gained
+        gained = problem.goal.margin(logits, problem.labels)
         finite = torch.isfinite(logits).all(1)
         known = finite & ~score.isnan()
-        misclassified = ((logits.argmax(1) == problem.labels) == problem.targeted) & known
+        misclassified = problem.goal.adversarial(logits, problem.labels) & known
         # A score at the threshold itself is let pass, which the inverted test rejects.
         passed = (score < 0 if problem.defended.inverted else score <= 0) & known
         prediction = Prediction(score_margin=score, margin=gained, misclassified=misclassified, passed=passed)
@@ -166,6 +165,7 @@ class DetectorAwareAttack(NativeAttack):
         uses_scores: Whether it follows the gradient of the detector's score.
     """
 
+    ranks = True
     traits = AttackTraits(batching="full", detector=True, failure="best", seeds="generator")
     uses_scores: ClassVar[bool] = False
 

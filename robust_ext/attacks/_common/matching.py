@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from robust_ext.attacks._common.detector_aware import Ascent, AttackProblem, BestTracker, DetectorAwareAttack
-from robust_ext.attacks._common.objectives import margin
+from robust_ext.attacks._common.rows import hits
 from robust_ext.core.errors import AttackError, warn
 from robust_ext.core.settings import setting, settings_class
 
@@ -69,8 +69,7 @@ class MatchingAttack(DetectorAwareAttack):
 
     def gain(self, problem: AttackProblem, logits: Tensor) -> Tensor:
         """Return the margins by which rows are classified as wanted, up to the confidence, ``(N,)``."""
-        gained = margin(logits, problem.labels)
-        return (-gained if problem.targeted else gained).clamp_max(self.confidence)
+        return problem.goal.margin(logits, problem.labels).clamp_max(self.confidence)
 
     def choose_reference(self, problem: AttackProblem, groups: list[Tensor], own: Tensor) -> Tensor:
         """Choose what each row matches among its references of another class (where it aims, of that class).
@@ -86,17 +85,16 @@ class MatchingAttack(DetectorAwareAttack):
         assert problem.references is not None
         with torch.no_grad():
             logits = [problem.defended.classifier(points.clone()) for points in problem.references.unbind(1)]
-            # Logits that are no numbers are of no class.
-            classes = [one.argmax(1).where(one.isfinite().all(1), -1) for one in logits]
-            now = problem.defended.classifier(problem.inputs.clone()).argmax(1)
-        solved = (now == problem.labels) == problem.targeted
-        usable = (torch.stack(classes, 1) == problem.labels[:, None]) == problem.targeted
+            now = problem.defended.classifier(problem.inputs.clone())
+        solved = hits(now, problem.labels, problem.goal)
+        usable = torch.stack([hits(one, problem.labels, problem.goal) for one in logits], 1)
         lacking = ~solved & ~usable.any(1)
         if bool(lacking.any()):
             kind = "of the class aimed at" if problem.targeted else "of another class"
+            kind = f"at which {problem.goal.words}" if problem.goal.ranks else kind
             advice = f"give references {kind}"
-            # Those of the class aimed at are few, and hosts attack in batches of a few rows.
-            if not problem.targeted and bool((lacking | solved).all()):
+            # Others are few, and hosts attack in batches of a few rows.
+            if not (problem.targeted or problem.goal.ranks) and bool((lacking | solved).all()):
                 raise AttackError(f"{self.name}: the classifier puts none of the references {kind}; {advice}")
             warn(f"{self.name}: for some inputs the classifier puts none of the references {kind}; {advice}")
         usable |= ~usable.any(1, keepdim=True)

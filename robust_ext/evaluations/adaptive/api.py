@@ -6,11 +6,13 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
+from robust_ext.core.criteria import Criterion, MultiLabel
 from robust_ext.core.devices import on_device
 from robust_ext.core.errors import InvalidArgumentError, ModelError, OutOfTimeError
 from robust_ext.core.finding_texts import sentence
@@ -32,6 +34,7 @@ from robust_ext.evaluations.adaptive.protocol import plan_runs
 from robust_ext.evaluations.adaptive.settings import AdaptiveResult, AdaptiveSettings
 from robust_ext.evaluations.callbacks import Callback
 from robust_ext.evaluations.causes.setup import find_setup
+from robust_ext.evaluations.detectors import NamedDetector
 from robust_ext.evaluations.options import AdaptiveOptions
 from robust_ext.evaluations.run_keywords import RunKeywords
 from robust_ext.models.adaptive import AdaptiveDefense
@@ -47,6 +50,7 @@ def evaluate_defense(  # noqa: D417
     labels: Array,
     threat_model: ThreatModel,
     *,
+    criterion: Criterion | None = None,
     classifier: object = None,
     defense_weights: str | os.PathLike[str] | None = None,
     surrogates: Mapping[str, object] | None = None,
@@ -80,8 +84,8 @@ def evaluate_defense(  # noqa: D417
         surrogates: Further networks by name, anything that ``classifier`` may be, to transfer points from.
         settings: All settings at once; the defaults when left out.
         **options: Single settings, see :class:`AdaptiveSettings`.
-        labels, device, sample_ids, out, isolate, attack_timeout, executor, devices, progress, callbacks: As of
-            :func:`robust_ext.robust_accuracy`.
+        labels, criterion: As of :func:`robust_ext.robust_accuracy`.
+        device, sample_ids, out, isolate, attack_timeout, executor, devices, progress, callbacks: Likewise.
 
     Raises:
         RobustExtError: An argument, the model, an attack or the run folder is not as described; see its subclasses.
@@ -98,7 +102,8 @@ def evaluate_defense(  # noqa: D417
         chosen = make_settings(AdaptiveSettings, options, base=settings)
         subject = defense, classifier, inputs, labels, threat_model, run
         size = chosen.batch_size
-        given, made = prepare_defense(*subject, batch_size=size, weights=defense_weights, negatives=negatives)
+        more: dict[str, Any] = {"weights": defense_weights, "negatives": negatives, "criterion": criterion}
+        given, made = prepare_defense(*subject, batch_size=size, **more)
         result = evaluate_prepared(attacks, given, made, run.judged(chosen), run, surrogates=surrogates)
         return finish(replace(result, records=()))
 
@@ -114,6 +119,7 @@ def prepare_defense(
     batch_size: int,
     weights: str | os.PathLike[str] | None = None,
     negatives: Array | None = None,
+    criterion: Criterion | None = None,
 ) -> tuple[EvaluationInputs, AdaptiveDefense]:
     """Check a static model with its samples, and a defense of it; the arguments are as of :func:`evaluate_defense`."""
     if isinstance(defense, nn.Module):
@@ -124,7 +130,10 @@ def prepare_defense(
         raise InvalidArgumentError(
             "classifier", None, "the static model that is defended, as only an AdaptiveDefense brings its own"
         )
-    given = run.prepare(classifier, inputs, labels, threat_model, batch_size=batch_size)
+    if isinstance(criterion, MultiLabel) and isinstance(defense, AdaptiveDefense):
+        expected = "another criterion, or a class or function that makes the defense of a classifier of label sets"
+        raise InvalidArgumentError("criterion", repr(criterion), f"with a defense of its own classifier, {expected}")
+    given = run.prepare(classifier, inputs, labels, threat_model, batch_size=batch_size, criterion=criterion)
     made = as_defense(defense, given.module, given.inputs[:2], weights=weights, bounds=threat_model.bounds)
     threat_model.check_resolution(given.inputs[0].numel())
     group = made.group_size if made.batch_level else None
@@ -145,11 +154,12 @@ def evaluate_prepared(
     run: RunKeywords,
     *,
     surrogates: object = None,
+    detector: NamedDetector | None = None,
 ) -> AdaptiveResult:
-    """Evaluate a checked defense with settings that have a judge's seed."""
+    """Evaluate a checked defense with settings that have a judge's seed; what a detector flags breaks nothing."""
     begun, networks = time.perf_counter(), _networks(surrogates, given.inputs, given.labels)
     steps = as_steps(attacks, defense, settings, threat_model=given.threat_model, surrogates=networks)
-    runs = plan_runs(steps, given, defense, settings)
+    runs = plan_runs(steps, given, defense, settings, detector)
     if len(runs) == 1:
         chosen = f"only={settings.only}, skip={settings.skip}"
         raise InvalidArgumentError("skip", chosen, "at least one category of which there are attacks")

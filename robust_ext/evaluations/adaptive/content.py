@@ -94,10 +94,10 @@ def make_content(
 def _records(ran: Outcomes, clean: Floats, worst: NDArray[np.intp], left: Floats) -> list[dict[str, Any]]:
     """For each sample, the step that the worst case is ``by``, and shares of right predictions.
 
-    ``right`` is the share on the clean input, ``left`` that in the worst case.
+    ``right`` is the share on the clean input, ``worst`` that in the worst case.
     """
     columns = zip(ran[0].run.given.ids, clean.mean(1).tolist(), left.mean(1).tolist(), worst, strict=True)
-    return [{"id": one, "right": right, "left": after, "by": ran[n].run.title} for one, right, after, n in columns]
+    return [{"id": one, "right": right, "worst": after, "by": ran[n].run.title} for one, right, after, n in columns]
 
 
 def _marked(ran: Outcomes, outcomes: Collection[str]) -> Bools:
@@ -140,7 +140,7 @@ def _side(
         if not _is_stated([0, place], there, lost):
             own |= dict.fromkeys(("robust_accuracy", "interval", "deviation", "majority", "without_non_finite"))
         so_far = summary(range(place + 1))["robust_accuracy"]
-        attacks.append({**_attack(one), **own, "samples": int(there[place].sum()), "left": so_far})
+        attacks.append({**_attack(one), **own, "samples": int(there[place].sum()), "still_robust": so_far})
     clean, whole = float(counting[0].mean()), summary(range(len(ran)))
     found = {"clean_accuracy": clean, "attacks": attacks, "worst_case": whole}
     return found, *_worst_case(choosing, counting, there)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -21,12 +21,15 @@ from robust_ext.engine.inputs import EvaluationInputs, blocks_of
 from robust_ext.engine.progress import Phases
 from robust_ext.engine.run import RECORD, Block, Probe, Run
 from robust_ext.engine.store import Store
-from robust_ext.engine.task import Attempt, Check, Key, Task, Work
-from robust_ext.engine.verify import LOST, Verification, verify
+from robust_ext.engine.task import Attempt, Check, Task, Work
+from robust_ext.engine.verify import LOST
 from robust_ext.evaluations.adaptive.plan import Step
-from robust_ext.evaluations.adaptive.predictions import predict, predict_afresh
+from robust_ext.evaluations.adaptive.predictions import Judge
 from robust_ext.evaluations.adaptive.settings import APART, CATEGORIES, AdaptiveSettings
+from robust_ext.evaluations.arms import check_pursuit
+from robust_ext.evaluations.detectors import NamedDetector, accepted_inputs, draw_references
 from robust_ext.models.adaptive import AdaptiveDefense
+from robust_ext.models.defended import Defended
 
 # What identifies a step besides its attack.
 _STATED = ("name", "category", "exposure", "averaged", "held", "inner_steps")
@@ -54,6 +57,8 @@ class StepRun(Run):
     twin: str = ""  # Name of a step of the same attack and the same gradients, where there is one
     standing: Sequence[bool] | None = None  # Which samples it is run on, with their groups; None for all
     starts: Tensor | None = None  # Where it begins, (N, ...); None where the attack chooses
+    detector: NamedDetector | None = None  # What it flags breaks nothing; it looks at what the defense is given
+    accepted: Tensor | None = None  # Which clean inputs it accepts, bool (N,)
 
     @property
     def category(self) -> str:
@@ -66,16 +71,23 @@ class StepRun(Run):
         return 2 * self.settings.repeats if self.defense.random else 1
 
     def tolerates(self, error: RobustExtError) -> bool:
-        """An exposure may have no gradients at all: that is for the report, not the end of the evaluation."""
+        """An exposure may have no gradients at all, and a step no way to its goal: that is for the report."""
         own = self.step is not None and self.step.exposure != "static" and self.category in ("naive", "white-box")
-        return own and isinstance(error, (AttackRefusedError, AttackError, ModelError))
+        refused = isinstance(error, AttackRefusedError) and not (self.given.plain and self.detector is None)
+        return refused or (own and isinstance(error, (AttackRefusedError, AttackError, ModelError)))
+
+    def prepare(self, store: Store) -> Work[None]:
+        """Raise where the attack cannot search for what the criterion asks."""
+        if self.step is not None:
+            check_pursuit(self.step.attack, self.given.criterion)
+        yield from ()
 
     def check(self) -> None:
         """Raise AttackRefusedError where the attack does not fit, or sends batches that the defense does not take."""
         step = self.step
         if step is None:
             return
-        step.attack.check(threat_model=self.given.threat_model)
+        step.attack.check(threat_model=self.given.threat_model, detector=self.detector is not None)
         if self.defense.batch_level and step.exposure != "static" and step.attack.traits.batching != "full":
             raise AttackRefusedError(
                 f"{step.name}: {step.attack.name} sends rows in other batches than they came in, for which a "
@@ -130,7 +142,8 @@ class StepRun(Run):
 
     def common(self) -> Sequence[object]:
         """The static model, the defense, the networks that points are transferred from, and the attack."""
-        return (*self.networks().values(), self.defense, *(() if self.step is None else (self.step.attack,)))
+        others = self.detector and self.detector.detector, self.step and self.step.attack
+        return (*self.networks().values(), self.defense, *(one for one in others if one is not None))
 
     def networks(self) -> dict[str, nn.Module]:
         """All whose rows are counted: those of the defense, and those that points are transferred from."""
@@ -148,11 +161,16 @@ class StepRun(Run):
         return self.given.samples if self.starts is None else (*self.given.samples, self.starts)
 
     def needs(self, rows: range, store: Store) -> Mapping[str, Any]:
-        """The rows that it is run on."""
-        inputs, labels = self.given.rows(rows)
-        run_on = [row - rows[0] for row in self.run_on(rows)]
+        """The rows that it is run on, with their classes, and points that some attacks imitate."""
+        (inputs, labels), indices = self.given.rows(rows), self.run_on(rows)
+        run_on = [row - rows[0] for row in indices]
         starts = None if self.starts is None else self.starts[rows.start : rows.stop][run_on].to(inputs)
-        return {"inputs": inputs[run_on], "labels": labels[run_on], "starts": starts}
+        classes = self.given.labels[rows.start : rows.stop][run_on]
+        shared = {"inputs": inputs[run_on], "labels": labels[run_on], "classes": classes, "starts": starts}
+        references, imitates = None, self.step is not None and self.step.attack.traits.references
+        if indices and imitates and self.accepted is not None:
+            references = draw_references(self.given, self.accepted, indices, seed=self.settings.seed)
+        return {**shared, "references": references}
 
     def run_on(self, rows: range) -> list[int]:
         """Return a mask of a block's rows for this step: those that stand; for batch-level defenses, their groups."""
@@ -169,12 +187,12 @@ class StepRun(Run):
         if not run_on:
             nothing = {"attack": Spent(), "verify": Spent()}
             return Block(records=[], timing={"block": rows[0], "phases": nothing, **left_out})
-        given, inputs, labels, networks = self.given, needs["inputs"], needs["labels"], self.networks()
-        counter = PassCounter()
+        given, inputs, networks = self.given, needs["inputs"], self.networks()
+        judge, counter = self._judge(run_on, needs), PassCounter()
         if self.step is None:
             phases = Phases(counter)
             with count_all_calls(networks, counter):
-                found = self._verify(inputs, inputs, labels)
+                found = judge.verify(inputs, inputs)
             attempt = Attempt(verified=found, spent={"attack": Spent(), "verify": Spent()})
         else:
             task = self._task(self.step, rows, [row - rows[0] for row in run_on], needs)
@@ -182,11 +200,10 @@ class StepRun(Run):
             attempt = yield task, Check(module=self.defense.classifier, name=self.title, witnessed=False)
             phases = Phases(counter)
         with count_all_calls(networks, counter):
-            of_static, judged = self._judged(inputs, labels, attempt, run_on)
-            static, static_finite, _ = predict(self.defense.classifier, of_static, labels)
+            of_static, judged = judge.choose(inputs, attempt)
+            static, static_finite, _ = judge(of_static)
             # The same for all steps: fewer of their differences are chance.
-            keys = [("test time answers", number) for number in range(self.draws)]
-            predictions = [self._predict(judged, labels, run_on, *key) for key in keys]
+            predictions = [judge(judged, "test time answers", number) for number in range(self.draws)]
         phases.stop("verify")
         attempt.spent["verify"] = Spent.total([attempt.spent["verify"], phases.spent["verify"]])
         right, finite, margins = (torch.stack(parts, 1) for parts in zip(*predictions, strict=True))
@@ -203,14 +220,18 @@ class StepRun(Run):
 
     def _task(self, step: Step, block: range, rows: list[int], needs: Mapping[str, Any]) -> Task:
         """The attack on some rows of a block."""
-        given, inputs, first = self.given, needs["inputs"], self.given.ids[block[0]]
+        given, inputs, module = self.given, needs["inputs"], step.module(self.defense, self.settings)
+        first = given.ids[block[0]]
         target = Target(
-            module=step.module(self.defense, self.settings),
+            module=module,
             bounds=given.bounds,
             classes=given.logits.shape[1],
             input_shape=tuple(inputs.shape[1:]),
             device=inputs.device,
+            defended=None if self.detector is None else Defended(module, self.detector.detector),
+            references=needs["references"],
             starting_points=None if needs["starts"] is None else needs["starts"][:, None],
+            criterion=given.criterion,
         )
         return Task(
             attack=step.attack,
@@ -225,49 +246,26 @@ class StepRun(Run):
             global_seed=derive_seed(self.settings.seed, first, "test time draws", step.name),
         )
 
-    def _verify(self, points: Tensor, inputs: Tensor, labels: Tensor) -> Verification:
-        """Points as the static model sees them."""
-        module, threat_model = self.defense.classifier, self.given.threat_model
-        return verify(points, inputs, labels, module=module, threat_model=threat_model, attack=self.title)
-
-    def _judged(self, inputs: Tensor, labels: Tensor, attempt: Attempt, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Return the points that judge static model and defense: candidates, and witnesses where they break down.
-
-        What breaks the rules is no attempt: the clean input stands in its place.
-        """
-        judged = _admissible(attempt.verified, inputs)
-        if attempt.witnesses is None:
-            return judged, judged
-        witnesses = _where(torch.isfinite(attempt.witnesses).flatten(1).all(1), attempt.witnesses.to(judged), judged)
-        points = _admissible(self._verify(witnesses, inputs, labels), judged)
-
-        def chosen(predict: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]) -> Tensor:
-            (right, *_), (_, finite, _) = predict(judged), predict(points)
-            return _where(right & ~finite, points, judged)
-
-        of_static = chosen(lambda x: predict(self.defense.classifier, x, labels))
-        return of_static, chosen(lambda x: self._predict(x, labels, rows, "test time witnesses"))
-
-    def _predict(
-        self, points: Tensor, labels: Tensor, rows: Sequence[int], *keys: Key
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """One fresh prediction of the defense on points of these rows."""
-        ids, seed = [self.given.ids[row] for row in rows], self.settings.seed_of_judge
-        return predict_afresh(self.defense, points, labels, ids=ids, seed=seed, keys=keys)
-
-
-def _admissible(found: Verification, others: Tensor) -> Tensor:
-    """Candidates that the rules allow, and other points in place of those that they do not."""
-    allowed = [outcome in ("found", "not_adversarial", "non_finite_logits") for outcome in found.outcomes]
-    return _where(torch.tensor(allowed, device=others.device), found.candidates, others)
-
-
-def _where(rows: Tensor, points: Tensor, others: Tensor) -> Tensor:
-    return torch.where(rows.view(-1, *[1] * (others.dim() - 1)), points, others)
+    def _judge(self, rows: Sequence[int], needs: Mapping[str, Any]) -> Judge:
+        """Return what judges points of these rows; the clean inputs by their classes too, and by no detector."""
+        return Judge(
+            given=self.given,
+            defense=self.defense,
+            name=self.title,
+            goals=needs["labels"],
+            ids=[self.given.ids[row] for row in rows],
+            classes=needs["classes"] if self.step is None else None,
+            detector=None if self.step is None else self.detector,
+            seed=self.settings.seed_of_judge,
+        )
 
 
 def plan_runs(
-    steps: Sequence[Step], given: EvaluationInputs, defense: AdaptiveDefense, settings: AdaptiveSettings
+    steps: Sequence[Step],
+    given: EvaluationInputs,
+    defense: AdaptiveDefense,
+    settings: AdaptiveSettings,
+    detector: NamedDetector | None = None,
 ) -> list[StepRun]:
     """The run of the clean inputs, and one for each step of a category that is wanted."""
     model, group, size = given.threat_model, defense.group_size, settings.batch_size
@@ -277,7 +275,9 @@ def plan_runs(
         "defense_settings": plain_settings(defense, besides=defense.classifier),
         **model.described,
         **{name: value for name, value in settings.to_dict().items() if name not in APART},
+        **({} if detector is None else {"detector": detector.digest, **detector.described}),
     }
+    accepted = None if detector is None else accepted_inputs(detector, given.inputs, seed=settings.seed)
     own = [
         {**{name: getattr(step, name) for name in _STATED}, "attack": describe(step.attack)} if step else {}
         for step in (None, *steps)
@@ -285,13 +285,15 @@ def plan_runs(
     return [
         StepRun(
             key=f"attacks/{number:02d}",
-            title="clean" if step is None else step.name,
+            title=step.name if step else "clean",
             blocks=blocks,
             identity={**shared, **own[number]},
             given=given,
             defense=defense,
             settings=settings,
             step=step,
+            detector=detector,
+            accepted=accepted,
         )
         for number, step in enumerate([None, *steps])
         if step is None or (step.category in (settings.only or CATEGORIES) and step.category not in settings.skip)

@@ -19,7 +19,7 @@ class AdaptiveResult(EvaluationResult):
     columns: ClassVar[Columns] = {
         **dict.fromkeys(("attack", "category"), str),
         "samples": int,
-        **dict.fromkeys(("left", "static", "static_low", "static_high"), float),
+        **dict.fromkeys(("still_robust", "static", "static_low", "static_high"), float),
         **dict.fromkeys(("defended", "defended_low", "defended_high", "deviation"), float),
         **dict.fromkeys(("non_finite", "not_attacked"), int),
         "seconds": float,
@@ -27,7 +27,7 @@ class AdaptiveResult(EvaluationResult):
     }
     keys = ("attack",)
     value = "defended"
-    shown = ("attack", "category", "samples", "static", "defended", "left", "seconds")
+    shown = ("attack", "category", "samples", "static", "defended", "still_robust", "seconds")
 
     @property
     def static(self) -> float:
@@ -43,7 +43,8 @@ class AdaptiveResult(EvaluationResult):
     def headline(self) -> str:
         """The robust accuracy of both models."""
         defended, static = (accuracy(self.content[side]["worst_case"]) for side in ("defended", "static"))
-        return f"{defended} per cent are left of the defense {self.content['defense']}, {static} of its static model"
+        name = self.content["defense"]
+        return f"{defended}% of samples survive the attacks with the defense {name}, {static}% without it"
 
     def rows(self) -> list[Row]:
         """One an attack, and one for the worst case over all."""

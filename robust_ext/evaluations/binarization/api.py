@@ -30,12 +30,14 @@ from robust_ext.evaluations.binarization.defense import TESTS, Defense, counted_
 from robust_ext.evaluations.binarization.head import Head, probe_head
 from robust_ext.evaluations.binarization.protocol import BinarizationRun
 from robust_ext.evaluations.binarization.result import BinarizationResult
+from robust_ext.evaluations.binarization.rules import Rules
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 from robust_ext.evaluations.binarization.verdict import combine_tests
 from robust_ext.evaluations.callbacks import Callback
 from robust_ext.evaluations.caveats import time_table
 from robust_ext.evaluations.options import BinarizationOptions
 from robust_ext.evaluations.run_keywords import RunKeywords
+from robust_ext.models.adaptive import AdaptiveDefense
 from robust_ext.models.adaptive_features import together
 from robust_ext.models.features import Observed
 from robust_ext.models.readouts.linear import Linear
@@ -150,6 +152,7 @@ def _prepare(
     settings = settings.matched(named.values())
     parts = counted_parts(model, inputs, settings, PassCounter(), labels=labels, device=run.device)
     refuse_gradients(named.values(), parts.classifier)
+    Rules(settings, len(named)).warn_if_few(len(ids))
     # Rows that are defended together are planted in and attacked together.
     group = together(parts.features)
     settings = replace(settings, batch_size=-(-settings.group_size // group) * group) if group > 1 else settings
@@ -187,8 +190,10 @@ def _with_detector(
     if settings.calibrate_on:
         expected = "0 with a detector: the pair of tests has one hardness"
         raise InvalidArgumentError("calibrate_on", settings.calibrate_on, expected)
+    # In front of a test-time defense, a detector watches the classifier behind it.
+    watched = classifier.classifier if isinstance(classifier, AdaptiveDefense) else classifier
     found, calibration = prepare_detector(
-        detector, classifier, run.inputs.to(run.device), data=detector_data, settings=settings
+        detector, watched, run.inputs.to(run.device), data=detector_data, settings=settings
     )
     network = run.features.module.model if isinstance(run.features.module, Observed) else run.features.module
     # What the detector sends through the network is counted where the network is called.

@@ -188,9 +188,10 @@ def _shown(at: Solved, rules: Rules) -> str:
     else:
         rate = f"at least {floor(100 * rules.at_least(at.found, at.samples)) / 100:.2f}"
         most = ceil(100 * rules.at_most(at)) / 100
+    enough = f", which {at.searched} of them suffice to show" if at.searched < at.samples else ""
     return (
         f"The attack finds what {found} in this model: {rate} of it{_confidence(rules)}, random search at most "
-        f"{most:.2f}."
+        f"{most:.2f}{enough}."
     )
 
 

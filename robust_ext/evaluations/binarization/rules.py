@@ -28,7 +28,9 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
+from robust_ext.core.errors import warn
 from robust_ext.core.statistics import lower_bound, more_often, sequential_decision, upper_bound
+from robust_ext.core.wording import count
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 
 # The share of deeper problems, proved by others, below which an attack falls behind. It is not the threshold of planted
@@ -227,6 +229,17 @@ class Rules:
     def graded(self, samples: int) -> bool:
         """Return whether that many samples are enough to grade attacks by their depth."""
         return samples >= GRADED
+
+    def warn_if_few(self, samples: int) -> None:
+        """Warn at once, before any work, where no attack can pass on so few samples."""
+        needed = self.needed(Solved(found=0, random_found=0, samples=0))
+        if samples < (needed or 0):
+            warn(
+                f"No attack can pass the binarization test on {count(samples, 'sample')}: one that misses none needs "
+                f"{needed}",
+                kept=False,
+                at_once=True,
+            )
 
     def needed(self, at: Solved) -> int | None:
         """The fewest samples that pass where the attack misses no more and R-ASR stays; None where too many."""

@@ -44,18 +44,19 @@ from robust_ext.evaluations.evaluate.certificate import (
     estimate_certificate,
     strongest,
     uncertified,
+    warn_if_uncertifiable,
 )
 from robust_ext.evaluations.evaluate.content import make_content, measure, not_tried
-from robust_ext.evaluations.evaluate.defended import Subject, evaluate_subject, prepare
+from robust_ext.evaluations.evaluate.defended import evaluate_subject
 from robust_ext.evaluations.evaluate.detected import (
     aware_members,
-    check_beside,
     describe_detector,
     prepare_detector,
     strongest_aware,
 )
 from robust_ext.evaluations.evaluate.search import Search, search_recipe
 from robust_ext.evaluations.evaluate.settings import EvaluateResult, EvaluateSettings
+from robust_ext.evaluations.evaluate.subject import Subject, prepare
 from robust_ext.evaluations.evaluate.suite import Member, standard_suite
 from robust_ext.evaluations.options import EvaluateOptions
 from robust_ext.evaluations.run_keywords import RunKeywords
@@ -98,7 +99,8 @@ def evaluate(  # noqa: D417
         model, inputs, labels, threat_model, criterion: As of :func:`robust_ext.robust_accuracy`.
         defense, defense_weights: A test-time defense of the model, as of :func:`robust_ext.evaluate_defense`, whose
             cascade attacks it, and models that are one or draw random numbers; fresh draws judge what is random.
-        detector, detector_data: A detector, as of :func:`robust_ext.binarization_test`; what it flags breaks no sample.
+        detector, detector_data: A detector, as of :func:`robust_ext.binarization_test`, of what any defense is given;
+            what it flags breaks no sample.
         device, sample_ids, out, isolate, attack_timeout, executor, devices, progress, callbacks: How it is run, see
             :class:`robust_ext.evaluations.run_keywords.RunKeywords`.
         settings, **options: All settings at once, or single ones, see :class:`EvaluateSettings`.
@@ -116,13 +118,12 @@ def evaluate(  # noqa: D417
         ('passed', True)
     """
     run = RunKeywords(device, sample_ids, out, isolate, attack_timeout, executor, devices, progress, callbacks)
-    own = model, inputs, labels, threat_model
     with run.begun() as finish:
         begun, chosen = time.perf_counter(), run.judged(make_settings(EvaluateSettings, options, base=settings))
-        given, subject = prepare(run, *own, chosen, defense, defense_weights, detector, criterion=criterion)
-        check_beside(criterion, detector, subject)
-        ways = {"digests": run.out is not None, "alone": subject is None}
-        detectors = prepare_detector(detector, detector_data, given, chosen, **ways)
+        named = defense, defense_weights, detector
+        given, subject = prepare(run, model, inputs, labels, threat_model, chosen, *named, criterion)
+        warn_if_uncertifiable(given, chosen)
+        detectors = prepare_detector(detector, detector_data, given, chosen, digests=run.out is not None)
         whole = _Evaluation(given=given, settings=chosen, run=run, subject=subject, detectors=detectors)
         return finish(EvaluateResult(whole.limited_content(begun)))
 
@@ -150,7 +151,8 @@ class _Evaluation:
     def content(self, begun: float) -> dict[str, Any]:
         """Check, attack, certify, and search where there is no certificate."""
         if self.subject is not None:
-            return evaluate_subject(self.subject, self.given, self.settings, self.run, begun=begun)
+            given = self.given, self.settings, self.run
+            return evaluate_subject(self.subject, *given, detectors=self.detectors, begun=begun)
         found = self._findings()
         stop = next((one for one in found if one.code in ACCURACY), None)
         if stop is not None and not self.settings.accept_setup and not current_context().dry_run:
@@ -224,13 +226,11 @@ class _Evaluation:
         return search
 
     def _content(self, found: Sequence[Finding], begun: float, **parts: Any) -> dict[str, Any]:
-        plain = [one.to_dict() for one in found]
         if self.detectors:
-            named = describe_detector(self.detectors[0], self.given, self.settings)
+            named = describe_detector(self.detectors[0], self.given, self.settings, self.given.correct.tolist())
             parts["measured"] = {**measure(self.given, self.outcomes), "detector": named}
-        return make_content(
-            self.given, self.outcomes, self.settings, findings=plain, begun=begun, others=self.others, **parts
-        )
+        parts |= {"findings": [one.to_dict() for one in found], "others": self.others, "begun": begun}
+        return make_content(self.given, self.outcomes, self.settings, **parts)
 
     def _findings(self) -> list[Finding]:
         """Find faults of the setup, or else of the model."""

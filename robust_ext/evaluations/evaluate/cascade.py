@@ -14,14 +14,13 @@ from typing_extensions import Self
 
 from robust_ext.core.cost import Spent
 from robust_ext.core.errors import AttackError, AttackRefusedError, ModelError, RobustExtError
-from robust_ext.core.random import derive_seed, seeded_globals
 from robust_ext.engine.inputs import EvaluationInputs
 from robust_ext.engine.run import Block, Outcome, candidates_name
 from robust_ext.engine.store import Record, Store
 from robust_ext.engine.task import Check, Work
 from robust_ext.engine.verify import BROKEN
 from robust_ext.evaluations.arms import Arm, ArmRun, plan_runs
-from robust_ext.evaluations.detectors import NamedDetector
+from robust_ext.evaluations.detectors import NamedDetector, flagged
 from robust_ext.evaluations.evaluate.suite import Member
 from robust_ext.evaluations.scored_runs import ScoredRun, plan_clean
 
@@ -83,21 +82,15 @@ class MemberRun(ArmRun):
         margins = self.given.criterion.margin(found.logits.cpu(), task.labels.cpu()).nan_to_num(0.0, 1e30, -1e30)
         columns = {"predicted": found.logits.argmax(1).tolist(), "margin": margins.tolist()}
         for one in self.detectors:
-            columns["detected"] = flagged(one, found.candidates, seed=self.judge_seed, sample=self.given.ids[run_on[0]])
+            columns["detected"] = flagged(
+                one, found.candidates, seed=self.judge_seed, sample=self.given.ids[run_on[0]]
+            ).tolist()
         block = Block.of(run_on, self.given.ids, attempt, found.candidates, **columns)
         return replace(block, timing={**block.timing, "block": rows[0], **left_out})
 
     def finish(self, store: Store) -> tuple[Sequence[Record], Sequence[Record]]:
         """Records have the detector's decisions already."""
         return super(ScoredRun, self).finish(store)
-
-
-def flagged(detector: NamedDetector, points: Tensor, *, seed: int, sample: int) -> list[bool]:
-    """Return which points ``(n, ...)`` a detector flags; a random one draws by seed and sample."""
-    with seeded_globals(derive_seed(seed, sample, "member detection", detector.name)):
-        parts = [detector.detector.decide(part.clone()) for part in torch.split(points, 250)]
-    found: list[bool] = torch.cat(parts).tolist()
-    return found
 
 
 def plan_members(

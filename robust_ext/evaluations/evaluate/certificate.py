@@ -22,6 +22,8 @@ from robust_ext.engine.identity import describe
 from robust_ext.engine.inputs import EvaluationInputs
 from robust_ext.engine.run import Outcome
 from robust_ext.evaluations.binarization import BinarizationResult, binarization_test, plant
+from robust_ext.evaluations.binarization.rules import Rules
+from robust_ext.evaluations.binarization.settings import BinarizationSettings
 from robust_ext.evaluations.causes.rewriting import call_of
 from robust_ext.evaluations.evaluate.cascade import MemberRun, within
 from robust_ext.evaluations.evaluate.detected import joined
@@ -118,6 +120,13 @@ def certify(
     except (AttackError, InvalidArgumentError, ModelError, OutOfTimeError) as error:
         return uncertified(attack, str(error)), None
     return certificate_of(attack, result.content), result
+
+
+def warn_if_uncertifiable(given: EvaluationInputs, settings: EvaluateSettings) -> None:
+    """Warn before any work where there are too few samples for a certificate."""
+    if settings.planted:
+        rules = Rules(BinarizationSettings(threat_model=given.threat_model, error_rate=ERROR_RATE))
+        rules.warn_if_few(min(settings.planted, len(given.ids)))
 
 
 def doubtful(certificate: Mapping[str, Any]) -> bool:

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from robust_ext.attacks.base import Attack
-from robust_ext.core.criteria import MISCLASSIFICATION
 from robust_ext.core.errors import warn
 from robust_ext.core.statistics import proportion_interval
 from robust_ext.engine.context import is_over
@@ -49,8 +48,7 @@ def make_content(
     """
     recipe = None
     if attack is not None:
-        plain = given.criterion == MISCLASSIFICATION
-        recipe = {"text": text_of(attack), **(host_code(attack, given.threat_model) if plain else {})}
+        recipe = {"text": text_of(attack), **(host_code(attack, given.threat_model) if given.plain else {})}
     certificate = uncertified(None, stopped or "no white-box attack was run") if certificate is None else certificate
     measured = measure(given, outcomes) if measured is None else measured
     worst = None if stopped else measured["worst_case"]

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
-import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +13,18 @@ from torch import nn
 
 from robust_ext.attacks.adapted import AdaptedAttack
 from robust_ext.attacks.base import Attack
-from robust_ext.core.devices import run_device
-from robust_ext.core.errors import InconsistentModelError, OutOfTimeError
+from robust_ext.core.errors import OutOfTimeError
 from robust_ext.core.statistics import proportion_interval
 from robust_ext.core.threat import ThreatModel
-from robust_ext.core.validation import Array
 from robust_ext.engine.context import current_context, is_over
 from robust_ext.engine.evaluation_file import as_folder
-from robust_ext.engine.inputs import Batches, EvaluationInputs, bounded_module, read_samples
-from robust_ext.evaluations.adaptive.api import evaluate_prepared, prepare_defense
+from robust_ext.engine.inputs import EvaluationInputs
+from robust_ext.evaluations.adaptive.api import evaluate_prepared
 from robust_ext.evaluations.adaptive.plan import Step, plan_steps
 from robust_ext.evaluations.adaptive.settings import AdaptiveResult, AdaptiveSettings
 from robust_ext.evaluations.causes.setup import ACCURACY, find_setup
 from robust_ext.evaluations.caveats import Part, parts_of
+from robust_ext.evaluations.detectors import NamedDetector
 from robust_ext.evaluations.evaluate.certificate import (
     NO_SEARCH,
     certificate_of,
@@ -38,13 +35,11 @@ from robust_ext.evaluations.evaluate.certificate import (
     uncertified,
 )
 from robust_ext.evaluations.evaluate.content import make_content
+from robust_ext.evaluations.evaluate.detected import aware_steps, describe_detector
 from robust_ext.evaluations.evaluate.search import Search, search_recipe
-from robust_ext.evaluations.evaluate.separate import separate
 from robust_ext.evaluations.evaluate.settings import EvaluateSettings
+from robust_ext.evaluations.evaluate.subject import Subject
 from robust_ext.evaluations.run_keywords import RunKeywords
-from robust_ext.models.adaptive import AdaptiveDefense
-from robust_ext.models.eot import EoT
-from robust_ext.models.function_purifier import WholeDefense
 
 _STRENGTHS: Mapping[str, Mapping[str, Any]] = {
     "quick": {"steps": 20, "queries": 150},
@@ -52,66 +47,15 @@ _STRENGTHS: Mapping[str, Mapping[str, Any]] = {
     "thorough": {"steps": 100, "transfer_steps": 100, "queries": 5000},
 }
 
-# Samples at most by which a defense inside a model is found.
-_LOOKED_AT = 256
-
-
-@dataclass(frozen=True)
-class Subject:
-    """A test-time defense or a random model, evaluated instead of a plain classifier.
-
-    Args:
-        defense: The defense to judge.
-        model: The random model that it is made of; None for a test-time defense.
-    """
-
-    defense: AdaptiveDefense
-    model: nn.Module | None = None
-
-
-def prepare(
-    run: RunKeywords,
-    model: object,
-    inputs: Array | Batches,
-    labels: Array | None,
-    threat_model: ThreatModel,
-    settings: EvaluateSettings,
-    defense: object,
-    weights: str | os.PathLike[str] | None,
-    beside: object = None,
-    **judged: Any,
-) -> tuple[EvaluationInputs, Subject | None]:
-    """Check a model and its samples; return the inputs, and the defense or random model, None for a classifier.
-
-    Samples are read once: an iterator ends. A model that is an AdaptiveDefense is one, and one that holds one is taken
-    apart, unless there is a detector ``beside`` it; a model whose logits change from
-    call to call is judged by fresh draws, and its mean over draws that are held is what it is compared with.
-    """
-    samples, size = read_samples(inputs, labels, threat_model), settings.batch_size
-    given = samples, samples.labels, threat_model, run
-    if isinstance(model, AdaptiveDefense) and defense is None:
-        defense, model = model, model.classifier
-    elif defense is None and beside is None and judged.get("criterion") is None:
-        module = bounded_module(model, threat_model, device=run.device)
-        found = separate(module, samples.inputs[:_LOOKED_AT].to(run_device(module, run.device)))
-        if found is not None:
-            model, defense = found
-    if defense is not None:
-        found, made = prepare_defense(defense, model, *given, batch_size=size, weights=weights)
-        return found, Subject(made)
-    try:
-        return run.prepare(model, samples, samples.labels, threat_model, batch_size=size, **judged), None
-    except InconsistentModelError as error:
-        if error.kind != "random":
-            raise
-    module = bounded_module(model, threat_model, device=run.device)
-    held = EoT(WholeDefense(module, module, random=True), draws=AdaptiveSettings().draws, seed=0, fixed=True)
-    found, made = prepare_defense(WholeDefense(held, module, random=True), held, *given, batch_size=size)
-    return found, Subject(made, module)
-
 
 def evaluate_subject(
-    subject: Subject, given: EvaluationInputs, settings: EvaluateSettings, run: RunKeywords, *, begun: float
+    subject: Subject,
+    given: EvaluationInputs,
+    settings: EvaluateSettings,
+    run: RunKeywords,
+    *,
+    detectors: Sequence[NamedDetector] = (),
+    begun: float,
 ) -> dict[str, Any]:
     """Check, attack and certify, as content of the evaluation's result."""
     setup = find_setup(given, seed=settings.seed)
@@ -130,15 +74,17 @@ def evaluate_subject(
         full=subject.model is not None,
         **_STRENGTHS[settings.budget],
     )
-    steps = _steps(subject, chosen, given.threat_model)
-    result = evaluate_prepared(steps, given, defense, chosen, own)
-    more: dict[str, Any] = {}
+    steps, watching = _steps(subject, chosen, given.threat_model), detectors[0] if detectors else None
+    steps += _exposed(subject, aware_steps(given.threat_model, budget=settings.budget) if watching else ())
+    result = evaluate_prepared(steps, given, defense, chosen, own, detector=watching)
+    more: dict[str, Any] = {"detector": watching.detector if watching else None}
     if subject.model is not None:
         more["draws"] = draws_to_plant(subject.model, given, settings)
     certificate, attack, parts = _certified(subject, steps, result, given, settings, run, **more)
     parts, search = [*parts_of(result.content), *parts], None
-    if settings.search and subject.model is not None and doubtful(certificate):
-        search = _search(subject.model, given, settings, run, **more)
+    searches = settings.search and subject.model is not None and watching is None
+    if searches and subject.model is not None and doubtful(certificate):
+        search = _search(subject.model, given, settings, run, draws=more["draws"])
         parts += search.parts
         if search.winner is not None and search.judged is not None:
             attack, certificate = search.winner.attack, certificate_of(search.winner.attack, search.judged)
@@ -149,7 +95,11 @@ def evaluate_subject(
                 parts += parts_of(again.content)
                 if not is_over():
                     steps, result = [*steps, one], again
-    left_out = [NO_SEARCH] if settings.search and subject.model is None else []
+    left_out = [NO_SEARCH] if settings.search and not searches else []
+    measured = _measured(subject, steps, result, chosen)
+    if watching is not None:
+        right = [one["right"] > 0.5 for one in result.records]
+        measured["detector"] = describe_detector(watching, given, settings, right)
     return make_content(
         given,
         (),
@@ -161,7 +111,7 @@ def evaluate_subject(
         not_tried=[*left_out, *result.content["refused"], *result.content["not_run"]],
         begun=begun,
         others=parts,
-        measured=_measured(subject, steps, result, chosen),
+        measured=measured,
     )
 
 
@@ -186,10 +136,12 @@ def _search(
 
 def _steps(subject: Subject, settings: AdaptiveSettings, threat_model: ThreatModel) -> list[Step]:
     """Return the recommended steps; of a random model, of which there is no static one, those on itself."""
-    found = plan_steps(subject.defense, settings, threat_model=threat_model)
-    if subject.model is None:
-        return found
-    return [one for one in found if one.exposure == "defense" and one.category != "naive"]
+    found = _exposed(subject, plan_steps(subject.defense, settings, threat_model=threat_model))
+    return [one for one in found if subject.model is None or one.category != "naive"]
+
+
+def _exposed(subject: Subject, steps: Sequence[Step]) -> list[Step]:
+    return [one for one in steps if subject.model is None or one.exposure == "defense"]
 
 
 def _findings(setup: Sequence[Any], content: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -202,7 +154,7 @@ def _measured(
 ) -> dict[str, Any]:
     """The number, the steps and which of them broke each sample, from the result of the cascade."""
     content, records, defense = result.content["defended"], result.records, subject.defense
-    right, stands = [one["right"] > 0.5 for one in records], [one["left"] > 0.5 for one in records]
+    right, stands = [one["right"] > 0.5 for one in records], [one["worst"] > 0.5 for one in records]
     broken = [before and not after for before, after in zip(right, stands, strict=True)]
     found_by = [one["by"] if lost else None for one, lost in zip(records, broken, strict=True)]
     samples, planned, worst = len(records), {one.name: one for one in steps}, content["worst_case"]
@@ -216,8 +168,8 @@ def _measured(
                 "description": f"{one['attack']}, {step.exposure}",
                 "white_box": _is_white_box(step),
                 "broken": found_by.count(one["name"]),
-                "robust_accuracy": one["left"],
-                "interval": _interval(one["left"], samples),
+                "robust_accuracy": one["still_robust"],
+                "interval": _interval(one["still_robust"], samples),
             }
         )
     kind = "random model" if subject.model is not None else type(defense).__name__
@@ -275,7 +227,9 @@ def _strongest(steps: Sequence[Step], result: AdaptiveResult, given: EvaluationI
 
     Where transfer from the static model broke everything, no white-box step had anything to attack.
     """
-    white = {one.name: one for one in steps if _is_white_box(one)}
+    aware = [one for one in steps if one.attack.traits.detector]
+    # Attacks that ignore a detector fail one of its two tests.
+    white = {one.name: one for one in aware or steps if _is_white_box(one)}
     content, classes = result.content["defended"], given.logits.shape[1]
     ran = [white[one["name"]] for one in content["attacks"] if one["name"] in white]
     if broke := [one for one in ran if content["worst_case"]["by"][one.name]]:
@@ -304,8 +258,11 @@ def _certified(
     if step is None:
         return uncertified(None, "no white-box attack was run"), None, []
     attack = _adapted(step, subject, AdaptiveSettings().draws)
-    if subject.model is None and defense.random:
-        words = "the defense draws random numbers, and the binarization test needs features of each row that stay"
+    if defense.random and (subject.model is None or more["detector"] is not None):
+        needs = "the defense", "features of each row that stay"
+        if subject.model is not None:
+            needs = "the model", "logits that stay beside a detector"
+        words = f"{needs[0]} draws random numbers, and the binarization test needs {needs[1]}"
         return uncertified(attack, words), attack, []
     certificate, tested = certify(attack, given, settings, out=run.out, model=subject.model or defense, **more)
     return certificate, attack, [] if tested is None else list(parts_of(tested.content))

@@ -13,27 +13,20 @@ from robust_ext.attacks.base import Attack
 from robust_ext.attacks.feature_matching import FeatureMatching
 from robust_ext.attacks.joint_loss import JointLoss
 from robust_ext.attacks.orthogonal import OrthogonalPGD, SelectivePGD
-from robust_ext.core.criteria import Criterion
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.statistics import proportion_interval
 from robust_ext.core.threat import ThreatModel
 from robust_ext.core.validation import Array, check_inputs
 from robust_ext.engine.inputs import EvaluationInputs
 from robust_ext.engine.run import Outcome
-from robust_ext.evaluations.detectors import NamedDetector, as_detectors, has_threshold
-from robust_ext.evaluations.evaluate.cascade import MemberRun, flagged, within
+from robust_ext.evaluations.adaptive.plan import Step
+from robust_ext.evaluations.detectors import NamedDetector, as_detectors, flagged, has_threshold
+from robust_ext.evaluations.evaluate.cascade import MemberRun, within
 from robust_ext.evaluations.evaluate.settings import EvaluateSettings
 from robust_ext.evaluations.evaluate.suite import Member
 
 # Steps of attacks that know the detector.
 _STEPS = {"quick": 30, "standard": 100, "thorough": 300}
-
-
-def check_beside(criterion: Criterion | None, detector: object, defense: object) -> None:
-    """Raise where there is a criterion with a detector, or with a defense or random model."""
-    if criterion is not None and (detector is not None or defense is not None):
-        expected = "none with a defense, a random model or a detector; mead takes one with detectors"
-        raise InvalidArgumentError("criterion", repr(criterion), expected)
 
 
 def prepare_detector(
@@ -43,15 +36,11 @@ def prepare_detector(
     settings: EvaluateSettings,
     *,
     digests: bool,
-    alone: bool,
 ) -> tuple[NamedDetector, ...]:
     """Check a detector, and calibrate one without a threshold on clean inputs ``(M, ...)``; none without one.
 
-    Without ``digests`` no run folder keeps what it decides; ``alone`` is whether the model is a plain classifier.
+    Without ``digests`` no run folder keeps what it decides.
     """
-    if detector is not None and not alone:
-        expected = "none for a test-time defense or a random model"
-        raise InvalidArgumentError("detector", type(detector).__name__, expected)
     if detector is None:
         if data is not None:
             raise InvalidArgumentError("detector_data", type(data).__name__, "none where there is no detector")
@@ -85,6 +74,22 @@ def aware_members(threat_model: ThreatModel, *, budget: str) -> list[Member]:
     return [Member(attack=one, white_box=True) for one in attacks if threat_model.norm in one.traits.norms]
 
 
+def aware_steps(threat_model: ThreatModel, *, budget: str) -> list[Step]:
+    """Return the steps on a test-time defense that know the detector, which looks at what the defense is given."""
+    attacks = [one.attack for one in aware_members(threat_model, budget=budget)]
+    exposures = {"static": "on the static model", "identity": "BPDA identity", "defense": "plain gradients"}
+    return [
+        Step(
+            name=f"{one.name}{' ' if exposure == 'static' else ', '}{words}",
+            category="transfer" if exposure == "static" else "white-box",
+            attack=one,
+            exposure=exposure,
+        )
+        for exposure, words in exposures.items()
+        for one in attacks
+    ]
+
+
 def strongest_aware(outcomes: Sequence[Outcome[MemberRun]], members: Sequence[Member]) -> Attack:
     """Return the attack to certify: the last that knows the detector and broke a sample, else the first of these.
 
@@ -97,12 +102,14 @@ def strongest_aware(outcomes: Sequence[Outcome[MemberRun]], members: Sequence[Me
     return next(one.attack for one in members if one.attack.traits.detector)
 
 
-def describe_detector(detector: NamedDetector, given: EvaluationInputs, settings: EvaluateSettings) -> dict[str, Any]:
-    """Return what the detector does to the clean samples."""
-    found = flagged(detector, given.inputs, seed=settings.seed_of_judge, sample=given.ids[0])
+def describe_detector(
+    detector: NamedDetector, given: EvaluationInputs, settings: EvaluateSettings, correct: Sequence[bool]
+) -> dict[str, Any]:
+    """Return what the detector does to the clean samples, of which some are classified as they should be."""
+    found = flagged(detector, given.inputs, seed=settings.seed_of_judge, sample=given.ids[0]).tolist()
     hits, samples = sum(found), len(found)
     interval = proportion_interval(hits, samples)
-    both = [good and not bad for good, bad in zip(given.correct.tolist(), found, strict=True)]
+    both = [good and not bad for good, bad in zip(correct, found, strict=True)]
     return {
         "name": detector.name,
         "false_positive_rate": hits / samples,

@@ -78,7 +78,7 @@ def test_each_step_runs_on_what_those_before_it_left(subject, tmp_path, defense)
     for side in ("static", "defended"):
         clean, rows = result.content[side]["clean_accuracy"], result.content[side]["attacks"]
         assert all(row["robust_accuracy"] is None or row["robust_accuracy"] <= clean for row in rows)
-        assert rows[-1]["left"] == result.content[side]["worst_case"]["robust_accuracy"]
+        assert rows[-1]["still_robust"] == result.content[side]["worst_case"]["robust_accuracy"]
 
 
 @pytest.mark.parametrize(
