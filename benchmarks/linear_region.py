@@ -161,9 +161,11 @@ def measured(sample: Sample, norm: str, seed: int, runs: Callable[[int], object]
     return {"distances": known, "classes": classes.tolist(), "seconds": spent, "runs": number, "failures": failures}
 
 
-def target_of(network: nn.Module, inputs: Tensor, *, classes: int = 10) -> Target:
+def target_of(network: nn.Module, inputs: Tensor) -> Target:
     """What attacks may query, with its gradients to the inputs alone."""
     counter = PassCounter()
+    with torch.no_grad():
+        classes = network(inputs[:1]).shape[1]
     return Target(
         module=Counted(network.requires_grad_(False), counter),
         bounds=(0.0, 1.0),

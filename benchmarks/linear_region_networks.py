@@ -1,6 +1,7 @@
 """Train small networks that differ, for the comparison of minimum-norm attacks (``benchmarks/linear_region.py``).
 
     python benchmarks/linear_region_networks.py --mnist FOLDER --cifar10 FOLDER --out networks [--only digits]
+    python benchmarks/linear_region_networks.py --gtsrb FOLDER --out networks --only gtsrb_plain
 
 Writes NAME.safetensors for each: trained plainly, or against l2 or linf (PGD, Madry et al. 2018) with a fixed seed, for
 minutes on one core; prints the CPU seconds, and the accuracy on test images as they are and after PGD of 40 steps at
@@ -43,6 +44,11 @@ def mnist_plain() -> nn.Module:
 def mnist_linf() -> nn.Module:
     """Strided convolutions and ReLU, for MNIST."""
     return nn.Sequential(*_step(1, 16, 5, stride=2), *_step(16, 32, 5, stride=2), *_head(32 * 7 * 7)).eval()
+
+
+def signs(classes: int) -> nn.Module:
+    """Strided convolutions and ReLU in colour: the paper's network for traffic signs, which have 43 classes."""
+    return nn.Sequential(*_step(3, 16, 5, stride=2), *_step(16, 32, 5, stride=2), *_head(32 * 8 * 8, classes)).eval()
 
 
 def cifar10_linf() -> nn.Module:
@@ -95,6 +101,8 @@ RECIPES = {
     "cifar10_linf": Recipe(cifar10_linf, "cifar10", norm="linf", eps=8 / 255),
     "cifar10_l2": Recipe(cifar10_l2, "cifar10", norm="l2", eps=0.5, epochs=5),
     "cifar10_residual": Recipe(cifar10_residual, "cifar10", epochs=12, learning_rate=0.01, tested=("linf", 1 / 255)),
+    "cifar10_plain": Recipe(partial(signs, 10), "cifar10", epochs=5, tested=("linf", 1 / 255)),
+    "gtsrb_plain": Recipe(partial(signs, 43), "gtsrb", epochs=5, images=40_000, tested=("linf", 1 / 255)),
     "digits": Recipe(partial(pooled, side=8, kernel=2), "digits", norm="linf", eps=0.1, epochs=40, learning_rate=0.01),
 }
 PUBLISHED = {"resnet20": (resnet20, "cifar10"), "wong_kolter_mnist": (wong_kolter_mnist, "mnist")}
@@ -131,7 +139,7 @@ def load(text: str, given: argparse.Namespace, *, half: str = "all") -> Sample:
     make, data = NETWORKS[name]
     network = make()
     network.load_state_dict(load_file(weights))
-    test = load_dataset(data, root={"mnist": given.mnist, "cifar10": given.cifar10, "digits": None}[data])
+    test = load_dataset(data, root=getattr(given, data, None))
     indices = torch.arange(len(test))[HALVES[half]][: 3 * given.images + 20]
     inputs, labels = test.take(indices)
     with torch.no_grad():
@@ -143,26 +151,32 @@ def parser(description: str | None, *, networks: str) -> argparse.ArgumentParser
     """Options that the benchmarks of this attack share."""
     made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("networks", nargs=networks, metavar="NAME=FILE", help="weights (.safetensors)")
+    made.add_argument("--images", type=int, default=16)
+    return with_folders(made)
+
+
+def with_folders(made: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """Add the options that name the folders of data sets."""
     made.add_argument("--mnist", help="folder with MNIST's idx files")
     made.add_argument("--cifar10", help="folder with CIFAR-10")
-    made.add_argument("--images", type=int, default=16)
+    made.add_argument("--gtsrb", help="folder with the German traffic signs")
     return made
 
 
 def main() -> None:
     """Train, save and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mnist", help="folder with MNIST's idx files")
-    parser.add_argument("--cifar10", help="folder with CIFAR-10")
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = with_folders(made)
     parser.add_argument("--out", type=Path, required=True, help="folder for the weights")
     parser.add_argument("--only", help="names of networks, with commas between; all when left out")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     torch.set_num_threads(1)
     given.out.mkdir(parents=True, exist_ok=True)
-    for name in given.only.split(",") if given.only else RECIPES:
+    here = [name for name, one in RECIPES.items() if one.data == "digits" or getattr(given, one.data)]
+    for name in given.only.split(",") if given.only else here:
         recipe, begin = RECIPES[name], time.process_time()
-        root = {"mnist": given.mnist, "cifar10": given.cifar10, "digits": None}[recipe.data]
+        root = getattr(given, recipe.data, None)
         data = load_dataset(recipe.data, root=root, split="train")
         inputs, labels = data.take(data.choose(min(recipe.images, len(data)), seed=given.seed))
         torch.manual_seed(given.seed)
@@ -191,9 +205,9 @@ def _step(
     return [nn.Conv2d(inside, outside, kernel, stride, kernel // 2), *between, activation or nn.ReLU()]
 
 
-def _head(features: int) -> list[nn.Module]:
+def _head(features: int, classes: int = 10) -> list[nn.Module]:
     """Two dense layers."""
-    return [nn.Flatten(), nn.Linear(features, 100), nn.ReLU(), nn.Linear(100, 10)]
+    return [nn.Flatten(), nn.Linear(features, 100), nn.ReLU(), nn.Linear(100, classes)]
 
 
 if __name__ == "__main__":

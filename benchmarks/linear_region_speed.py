@@ -2,11 +2,15 @@
 
     python benchmarks/linear_region_speed.py wong_kolter_mnist=FILE --mnist FOLDER [--images 20 --norm l2]
     python benchmarks/linear_region_speed.py resnet20=FILE --cifar10 FOLDER [--images 20 --batch 16]
+    python benchmarks/linear_region_speed.py cifar10_plain=FILE --cifar10 FOLDER --images 4
+        --against "robust_ext:LinearRegion.paper(pool='cifar10', root='FOLDER', points=3, regions=400, gamma=9)"
+        --against "robust_ext:ObjectivePGD(steps=40, rel_step_size=0.25, restarts=10)" --against foolbox:...
 
 One thread. An iteration of a region needs one forward and one backward pass of one row; those of the bare network are
 timed in the same run, in batches as large as the solver's are on average. What the solver is given counts as a row
 until it is solved. Peak memory is what the attack adds to the resident size of the process, as a multiple of what the
-network's operations return for the regions that are in flight at once (``--batch``).
+network's operations return for the regions that are in flight at once (``--batch``). ``--against`` measures nothing of
+this, but the seconds an image of each attack named, run once (section 5.4 of Croce, Rauber and Hein 2019).
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from linear_region import searched, toy
+from linear_region import measured, searched, toy
 from linear_region_networks import load, parser
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -36,9 +40,17 @@ def main() -> None:
     options = parser(__doc__, networks=1)
     options.add_argument("--norm", default="l2", choices=NORMS)
     options.add_argument("--batch", type=int, default=16, help="most regions solved at once")
+    options.add_argument("--against", action="append", metavar="ATTACK", help="time these attacks; repeatable")
     given = options.parse_args()
     torch.set_num_threads(1)
     sample = load(given.networks[0], given)
+    for text in given.against or ():
+        found = measured(sample, given.norm, 0, lambda _, text=text: text, seconds=0)
+        norms = [one for one in found["distances"] if one is not None]
+        least = f"mean norm {sum(norms) / max(1, len(norms)):.4f} of {len(norms)} found"
+        print(f"{text}: {found['seconds'] / len(sample.inputs):.3f} CPU s an image; {least}", flush=True)
+    if given.against:
+        return
     network, inputs, attack = sample.network, sample.inputs, LinearRegion(batch=given.batch)
     searched(attack, toy(), given.norm)
     solutions: list[Solution] = []

@@ -23,7 +23,7 @@ EXAMPLES = {
     "foolbox_binarized.py": ("test score", "1.00: the share"),
     "art_binarized.py": ("test score", "1.00: the share"),
     "purifier.py": ("Robust accuracy in per cent", "worst case"),
-    "nearest_images.py": ("  0.0 regions", "nearest adversarial images"),
+    "nearest_images.py": ("  0.0 regions", "image 2: first region from"),
     "restarts.py": ("Robust accuracy in per cent", "PGD x 5"),
     "train_robust.py": ("batch 100", "after PGD at linf 0.1"),
     "train_defense.py": ("aid: trained on", "defended"),

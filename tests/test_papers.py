@@ -15,7 +15,7 @@ NUMBERED = {
     "Binarization test": {"equation": 3, "algorithm": 2, "figure": 4},
     "MEAD": {"equation": 10, "table": 15, "figure": 2},
     "Linear-region attack": {"equation": 19, "algorithm": 1, "table": 7, "figure": 6},
-    "Adaptive test-time defenses": {"equation": 10, "table": 5, "figure": 1, "recommendation": 5},
+    "Adaptive test-time defenses": {"equation": 10, "table": 5, "figure": 1, "recommendation": 6},
 }
 COMMANDS = typer.main.get_command(app.app).commands
 

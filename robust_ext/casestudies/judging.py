@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from robust_ext.attacks.base import Attack
 from robust_ext.casestudies.base import CaseStudy, Recipe, Trained
-from robust_ext.casestudies.training import CaseData, trained_defense
+from robust_ext.casestudies.training import CaseData, fitted_detector, trained_defense
 from robust_ext.core.cost import Cost, Costs, Spent
 from robust_ext.core.errors import InconsistentModelError
-from robust_ext.core.random import derive_seed, seeded_globals
+from robust_ext.core.random import derive_seed
 from robust_ext.core.target import Target
 from robust_ext.detectors.base import Detector
 from robust_ext.engine.code_digest import attack_code
@@ -33,11 +33,10 @@ from robust_ext.evaluations.binarization import binarization_test
 from robust_ext.evaluations.binarization.defense import Defense
 from robust_ext.evaluations.binarization.verdict import REPAIRED
 from robust_ext.evaluations.caveats import Part, parts_of
-from robust_ext.evaluations.detectors import calibrate_detector
 from robust_ext.registry.attack import as_attack
 
-# Samples attacked at once, queries of a random detector for each of its decisions, and its clean false-positive rate.
-_BATCH, _DRAWS, _RATE = 32, 5, 0.05
+# Samples attacked at once, and queries of a random detector for each of its decisions.
+_BATCH, _DRAWS = 32, 5
 _TEST = ("score", "score_interval", "random_score", "random_score_interval", "samples", "canaries", "depth", "depths")
 
 
@@ -159,11 +158,7 @@ class Judge:
         self._show(f"{study.title}: mechanism", done=1)
         case = Trained(module=module, inputs=data.inputs, labels=data.labels, threat_model=threat_model, seed=seed)
         measurement = study.measure(case)
-        with seeded_globals(derive_seed(seed, study.title, "detector")):
-            detector = study.detector(module, data.train_inputs, data.train_labels, seed=seed)
-        if detector is not None:
-            bounds = threat_model.bounds
-            calibrate_detector(detector, data.calibration, false_positive_rate=_RATE, bounds=bounds, seed=seed)
+        detector = fitted_detector(study, module, data, threat_model, seed=seed)
         judged = study.judged(module, seed=seed)
         for part in (module, judged, detector):
             if part is not None:
@@ -216,7 +211,7 @@ class Judge:
                 model, {kind: attack}, self.data.inputs, given.threat_model, out=out, seed=self.seed, **settings
             ).content
             self.parts.extend(parts_of(content))
-            entry = _tested(content)
+            entry = entry_of(content)
         except InconsistentModelError as error:
             entry = {"refused": str(error), "verdict": "refused", "reason": "", "findings": [], "hardness": None}
             entry |= {"tests": {}, **dict.fromkeys(_TEST)}
@@ -235,9 +230,12 @@ class Judge:
             self.bar.phase(step)
 
 
-def _tested(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entry of a recipe from its binarization test; with a detector, from the worse of both tests."""
-    attack = content["attacks"][0]
+def entry_of(content: Mapping[str, Any], number: int = 0) -> dict[str, Any]:
+    """Return the entry of a recipe from its binarization test; with a detector, from the worse of both tests.
+
+    It is the attack with this ``number`` in the test.
+    """
+    attack = content["attacks"][number]
     tests = attack.get("tests", {})
     worst = min(tests.values(), key=lambda test: -1.0 if test["score"] is None else test["score"]) if tests else attack
     shown = {name: worst.get(name) for name in _TEST}

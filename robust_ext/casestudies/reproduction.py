@@ -21,10 +21,13 @@ from torch import nn
 
 from robust_ext.casestudies import mead_tables
 from robust_ext.casestudies.api import run_case_studies
+from robust_ext.casestudies.base import CASE_STUDIES
+from robust_ext.casestudies.hardness import Figure, compare_hardness
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.tabular import Columns, Row
 from robust_ext.core.threat import ThreatModel
 from robust_ext.core.validation import check_choice, check_integer, check_number
+from robust_ext.core.wording import count
 from robust_ext.datasets import load_dataset
 from robust_ext.defenses.catalogue import TRAINED
 from robust_ext.defenses.training.loop import TrainedPart
@@ -41,7 +44,7 @@ PAPERS = {
     "test-time": "Adaptive test-time defenses",
 }
 """Papers by what they are called here, and the headings of the list."""
-_RANGE = re.compile(r"(table|figure)s? (\d+)(?: to (\d+))?$")
+_RANGE = re.compile(r"(table|figure|appendix)s? (\d+|B)(?: to (\d+))?$")
 _EPSILON = 0.1
 # Fewer steps and queries than the paper's, for two cores.
 _SHORT: dict[str, Any] = {"steps": 20, "queries": 50, "draws": 4, "repeats": 5}
@@ -75,7 +78,7 @@ _STUDIES = {
 
 @dataclass(frozen=True)
 class Item:
-    """A table or figure of a paper, with its place, as in the list."""
+    """A table, figure or appendix of a paper, with its place, as in the list."""
 
     paper: str
     name: str
@@ -85,7 +88,7 @@ class Item:
     @property
     def runs(self) -> bool:
         """True if :func:`reproduce` runs it."""
-        here = {"binarization": {*_STUDIES}, "mead": {*mead_tables.ITEMS}, "test-time": {*_TEST_TIME}}
+        here = {"binarization": {*_STUDIES, "appendix B"}, "mead": {*mead_tables.ITEMS}, "test-time": {*_TEST_TIME}}
         return self.name in here.get(self.paper, ())
 
 
@@ -98,7 +101,8 @@ def items() -> tuple[Item, ...]:
         for line in section.splitlines():
             cells = [cell.strip() for cell in line.split("|")]
             if len(cells) == 5 and (match := _RANGE.match(cells[1])):
-                numbers = range(int(match[2]), int(match[3] or match[2]) + 1)
+                first, last = match[2], match[3] or match[2]
+                numbers = range(int(first), int(last) + 1) if last.isdigit() else (first,)
                 found += [Item(paper, f"{match[1]} {number}", cells[2], cells[3]) for number in numbers]
     return tuple(found)
 
@@ -135,6 +139,7 @@ def reproduce(
     data: str = "digits",
     data_root: str | os.PathLike[str] | None = None,
     samples: int = 64,
+    only: Sequence[str] = (),
     model: object = None,
     suite: str | None = None,
     tolerance: float = 0.1,
@@ -153,6 +158,7 @@ def reproduce(
         data: Of case studies and MEAD: ``"digits"``, ``"mnist"`` or ``"cifar10"``; test-time defenses run on digits.
         data_root: Folder with its files.
         samples: Number of test images; where defenses treat 16 together, a multiple of that.
+        only: Of the case studies of figures 2 and 4: names of those to run; all by default.
         model: Of MEAD: the network, as of :func:`robust_ext.mead`; the embedded one for digits when left out.
         suite: Of MEAD: other attacks than the paper's collection for the data of the table.
         tolerance: The largest difference that counts as agreement, at least 0.
@@ -166,7 +172,8 @@ def reproduce(
     """
     check_choice("paper", paper, tuple(PAPERS))
     known = {one.name: one for one in items() if one.paper == paper}
-    found = known[check_choice("item", " ".join(item.split()).lower(), tuple(known))]
+    asked = next((name for name in known if name.lower() == " ".join(item.split()).lower()), item)
+    found = known[check_choice("item", asked, tuple(known))]
     check_number("tolerance", tolerance, minimum=0)
     check_integer("samples", samples, minimum=1)
     if not found.runs:
@@ -175,7 +182,12 @@ def reproduce(
     folder, begun = None if out is None else Path(out), time.perf_counter()
     if paper == "binarization":
         given = {"data": data, "data_root": data_root, "samples": samples, "seed": seed, **run}
-        setup, figures = f"small versions of the defenses on {data}", _of_studies(found.name, folder, given)
+        setup = f"small versions of the defenses on {data}, {count(samples, 'test image')}"
+        if found.name in _STUDIES:
+            setup += f", {len(only)} of {len(CASE_STUDIES)} defenses" * bool(only)
+            figures = _of_studies(found.name, folder, only, given)
+        else:
+            figures = compare_hardness(folder, **given)
     elif found.name == "figure 1":
         setup, figures = "means over 20 data sets", mead_tables.compare_objectives(seed)
     elif paper == "mead":
@@ -185,6 +197,7 @@ def reproduce(
     else:
         check_choice("data", data, ("digits",))
         setup = f"small versions of the defenses on digits, linf {_EPSILON}, fewer steps and queries"
+        setup += f", {count(samples, 'test image')}"
         figures = _of_defenses(found.name, folder, samples, {"seed": seed, **run})
     rows = [_compared(*one, tolerance=tolerance) for one in figures]
     content = {**_described(found, rows), "setup": setup, "tolerance": tolerance, "seed": seed}
@@ -207,9 +220,6 @@ def _described(item: Item, rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-_Figure = tuple[str, str, float | str | None, float | None]
-
-
 def _compared(name: str, quantity: str, paper: float | str | None, ours: float | None, *, tolerance: float) -> Row:
     """Return a figure of the paper next to ours; a bound as text, ``"< .95"``, agrees where it holds."""
     row: dict[str, Any] = {"name": name, "quantity": quantity, "ours": ours, "difference": None, "agrees": None}
@@ -218,13 +228,13 @@ def _compared(name: str, quantity: str, paper: float | str | None, ours: float |
         return row
     if isinstance(paper, str):
         sign, bound = paper.split()
-        return {**row, "agrees": ours < float(bound) if sign == "<" else ours >= float(bound)}
+        return {**row, "agrees": {"<": ours < float(bound), ">": ours > float(bound)}.get(sign, ours >= float(bound))}
     return {**row, "difference": ours - paper, "agrees": abs(ours - paper) <= tolerance + 1e-9}
 
 
-def _of_studies(item: str, folder: Path | None, given: dict[str, Any]) -> Iterator[_Figure]:
+def _of_studies(item: str, folder: Path | None, only: Sequence[str], given: dict[str, Any]) -> Iterator[Figure]:
     quantity, ours, published = _STUDIES[item]
-    result = run_case_studies(out=folder and folder / "runs", **given)
+    result = run_case_studies(only, out=folder and folder / "runs", **given)
     for study in result.content["studies"]:
         for kind, own, paper in zip(("weak", "right"), ours, published, strict=True):
             recipe = study["recipes"][kind]
@@ -232,7 +242,7 @@ def _of_studies(item: str, folder: Path | None, given: dict[str, Any]) -> Iterat
             yield f"{study['title']}, {kind} recipe", quantity, study["published"][paper], value
 
 
-def _of_defenses(item: str, folder: Path | None, samples: int, run: dict[str, Any]) -> Iterator[_Figure]:
+def _of_defenses(item: str, folder: Path | None, samples: int, run: dict[str, Any]) -> Iterator[Figure]:
     network, threat_model = digits_network(), ThreatModel(norm="linf", epsilon=_EPSILON)
     inputs, labels = load_dataset("digits").take(range(samples))
     train_set = load_dataset("digits", split="train")

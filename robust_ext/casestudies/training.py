@@ -15,11 +15,15 @@ from torch import Tensor
 from robust_ext.casestudies.base import CaseStudy, M
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.files import make_folder
+from robust_ext.core.random import derive_seed, seeded_globals
+from robust_ext.core.threat import ThreatModel
 from robust_ext.datasets import load_dataset
+from robust_ext.detectors.base import Detector
 from robust_ext.engine.code_digest import module_code
+from robust_ext.evaluations.detectors import calibrate_detector
 
-# Clean test inputs to calibrate detectors on, in addition to the samples.
-_CALIBRATION = 300
+# Clean test inputs to calibrate detectors on, in addition to the samples, and the share of them that is detected.
+_CALIBRATION, _RATE = 300, 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,3 +90,15 @@ def trained_defense(study: CaseStudy[M], data: CaseData, *, seed: int, folder: P
     save_file({name: tensor.contiguous().clone() for name, tensor in module.state_dict().items()}, draft, about)
     draft.replace(file)
     return module
+
+
+def fitted_detector(
+    study: CaseStudy[M], module: M, data: CaseData, threat_model: ThreatModel, *, seed: int
+) -> Detector | None:
+    """Fit the detector of a trained defense and calibrate it; None if the defense has none."""
+    with seeded_globals(derive_seed(seed, study.title, "detector")):
+        detector = study.detector(module, data.train_inputs, data.train_labels, seed=seed)
+    if detector is not None:
+        bounds = threat_model.bounds
+        calibrate_detector(detector, data.calibration, false_positive_rate=_RATE, bounds=bounds, seed=seed)
+    return detector

@@ -169,6 +169,9 @@ class ReproductionOptions(WorkerOptions, SeedOptions):
     )
     data_root: str | None = setting(default=None, help="Folder with the data's files.", panel="data")
     samples: int = setting(default=64, help="Test images.", minimum=1, panel="data")
+    only: tuple[str, ...] = setting(
+        default=(), help="Case studies of a figure; repeatable. All when left out.", panel="data"
+    )
     model: str | None = setting(default=None, help="The network of MEAD; that of digits when left out.", panel="data")
     weights: str | None = setting(default=None, help="Weights of --model.", panel="data")
     suite: str | None = setting(default=None, help="Attacks of MEAD instead of the paper's collection.", panel="data")
@@ -180,7 +183,8 @@ def reproduction(own: ReproductionOptions) -> None:
     """Run the small version of a paper's table or figure next to the paper's numbers, or list where each is."""
     if own.paper and own.item:
         asked = {
-            name: getattr(own, name) for name in ("data", "data_root", "samples", "suite", "tolerance", "seed", "out")
+            name: getattr(own, name)
+            for name in ("data", "data_root", "samples", "only", "suite", "tolerance", "seed", "out")
         }
         if own.model is not None:
             asked["model"] = load_model(own.model, weights=own.weights).model

@@ -13,7 +13,8 @@ _AGREES = {True: "yes", False: "no", None: "-"}
 
 def report(result: Row) -> Report:
     """Return the report: a figure a row, and where the rest of the item is."""
-    title = f"{plain(result['item']).capitalize()}, {plain(result['paper'])}"
+    item = plain(result["item"])
+    title = f"{item[:1].upper()}{item[1:]}, {plain(result['paper'])}"
     tolerance = f"{result['tolerance']:g}"
     rows = [
         {

@@ -51,7 +51,7 @@ class Step:
         exposure: What it is run on: the ``"static"`` model, the ``"defense"`` with its own gradients, or with those of
             :class:`robust_ext.models.bpda.BPDA`, ``"identity"``, ``"frozen"`` or ``"trajectory"``.
         averaged: Whether a random defense is averaged over draws.
-        held: Whether a random defense makes one and the same draw at every query instead (section 4, recommendation 4).
+        held: Whether a random defense makes one and the same draw at every query instead (section 4, recommendation 5).
         inner_steps: Inner steps of the defense that is attacked; its own when left out. It is judged with its own.
         after: Name of a step that is run first; unless all are run on all, this one is then run on as many samples as
             passes are left for, by it and all others that follow one: those that the other came nearest to breaking,
