@@ -32,8 +32,8 @@ class BinarizationSettings(ReadoutSettings):
     threat_model: ThreatModel
     inner_points: int = setting(
         default=15,
-        help="N_i, random points of class 0 for each sample, besides the clean sample and the candidates that are not "
-        "planted (the paper's are 999).",
+        help="N_i, random points of class 0 for each sample, in addition to the clean sample and to the candidates that "
+        "are not planted (the paper's are 999).",
         minimum=1,
         maximum=1_000_000,
         panel="planting",
@@ -149,7 +149,7 @@ class BinarizationSettings(ReadoutSettings):
     )
     random_inner: int = setting(
         default=20,
-        help="Points the random attack draws within the ball. They add next to nothing to those at its edge.",
+        help="Points the random attack draws within the ball. They solve next to nothing that those at its edge do not.",
         minimum=0,
         maximum=1_000_000,
         panel="verdict",
