@@ -10,8 +10,9 @@ each; ``--rows settings`` goes through share of corners, number and candidates i
 others`` changes one other setting at a time, there too. A line gives R-ASR, the share of samples with a readout that
 separates, scores of FGSM (one step), of 20 steps of eps/200 and of a good attack (20 steps of eps/8; in l1 APGD with 20
 steps), its depth as the median reach, and rows sent forward a sample without those of attacks. ``--rows price`` has
-verdicts at all depths (``proven_rate=0``, as few samples show no rate of three attacks) in three norms at the middle
-budget. ``--rows candidates`` trades inner points for candidates, in the same three norms.
+what lowers the price of a verdict, an end of random search and fewer inner points, in three norms at the middle budget,
+with verdicts at all depths (``proven_rate=0``, as few samples show no rate of three attacks). ``--rows candidates``
+trades inner points for candidates, in the same three norms.
 """
 
 from __future__ import annotations
@@ -141,10 +142,20 @@ def settings_of(rows: str) -> Iterator[dict[str, Any]]:
         yield from COMPARED
         return
     if rows == "price":
-        yield {}
+        fewer = {"inner_points": 199, "planted_candidates": 64}
+        yield from ({"random_stops": False}, {"random_stops": True}, fewer | {"random_stops": False})
         return
     if rows == "candidates":
-        for count, candidates in ((15, 48), (31, 32), (15, 32), (7, 56), (15, 64), (15, 96), (63, 48), (399, 48)):
+        for count, candidates in (
+            (399, 32),
+            (399, 16),
+            (249, 32),
+            (199, 32),
+            (199, 64),
+            (149, 64),
+            (149, 96),
+            (99, 128),
+        ):
             yield {"inner_points": count, "planted_candidates": candidates}
         return
     if rows == "others":
@@ -152,8 +163,8 @@ def settings_of(rows: str) -> Iterator[dict[str, Any]]:
         yield from ({name: value} for name, values in OTHERS.items() for value in values)
         return
     for inner in (0.0, 0.5, 1.0):
-        for count in (15, 99, 399):
-            for candidates in (1, 8, 48):
+        for count in (199, 399, 499, 999):
+            for candidates in (1, 8, 32):
                 yield {"inner": inner, "inner_points": count, "planted_candidates": candidates}
 
 

@@ -177,7 +177,7 @@ def test_a_pipe_is_not_waited_for(tmp_path):
 
 # The call of an attack at which each is stopped, and what there is of it then.
 STOPPED = {
-    "binarization": (8, "8  10", "binarization (2)"),
+    "binarization": (10, "8  10", "binarization (2)"),
     "mead": (3, "not begun", "step linf 0.1 (2)"),
     "robust_accuracy": (3, "not begun", "step linf 0.1 (2)"),
     "test_time": (3, "left of these 10: static 100.0, defense 100.0", "step (2)"),

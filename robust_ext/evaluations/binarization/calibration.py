@@ -121,8 +121,7 @@ class Calibration:
             fewer = [tuple(_points(one).values()) for one in self.fewer]
             alike = self.fewer if key in fewer else [tried]
             measured = measure(self.forward, self.inputs, self.samples, alike[0])
-            shares = [one.inner_points / alike[0].inner_points for one in alike]
-            problems = [fit(measured, self.readout, one, share=share) for one, share in zip(alike, shares, strict=True)]
+            problems = [fit(measured, self.readout, one, inner_points=one.inner_points) for one in alike]
             hardest = [replace(self.settings, kappa=self.kappas[0]).boundary_position] * len(alike)
             deepest = self.given.depths[-1]
             reach, _ = random_reach(self.forward, problems, hardest, self.settings, deepest=deepest)

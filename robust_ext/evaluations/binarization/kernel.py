@@ -27,7 +27,7 @@ from robust_ext.evaluations.binarization.forward import Forward, choose_forward
 from robust_ext.evaluations.binarization.head import Head, whole
 from robust_ext.evaluations.binarization.posing import Posed, pose, search
 from robust_ext.evaluations.binarization.problems import Problems
-from robust_ext.evaluations.binarization.rules import GRADED, LOOKS, Rules
+from robust_ext.evaluations.binarization.rules import LOOKS, Rules
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 from robust_ext.evaluations.binarization.summary import Plan, random_ends, rows_until
 from robust_ext.evaluations.binarization.witnesses import Deepest, find_witnesses, pose_deeper
@@ -100,26 +100,25 @@ class Kernel:
         if problems is not None:
             results = yield from self._attack(problems, plan, batches=not rows[0])
         phases.skip()
-        settled = plan.random and self._search(posed, results, phases, looks=not rows[0])
+        if plan.random:
+            self._search(posed, results, phases, looks=not rows[0])
         # Depth changes nothing about an attack that fails already.
         deeper = {name: self._posed(name) for name, one in results.items() if plan.deeper and self._may_pass(one)}
-        graded = None if problems is None or not deeper else problems
-        if graded is not None and settled:
-            graded = graded.select(range(min(GRADED, len(graded.samples))))
-        witnesses = self._witnesses(graded, phases)
-        if graded is not None:
+        witnesses = self._witnesses(problems, phases) if deeper else []
+        if problems is not None and deeper:
             known = Deepest()
             for one in witnesses:
                 known.take(one)
-            yield from pose_deeper(graded, deeper, results, known, self.given.depths[1:])
+            yield from pose_deeper(problems, deeper, results, known, self.given.depths[1:])
             phases.skip()
         attacked = {name: {"phases": done.spent, "curve": mean_curve(done.curves)} for name, done in results.items()}
         arrays = {}
         if problems is not None and rows[0] == 0:
             arrays["examples"] = example_arrays(problems, results, self.settings.threat_model.bounds)
+        found = witnesses if deeper else None
         plantings: Sequence[Drawn | None] = drawn or [None] * len(samples)
         records = [
-            _record(index, sample, planting, posed, results, witnesses if graded and sample in graded.samples else None)
+            _record(index, sample, planting, posed, results, found)
             for index, sample, planting in zip(rows, samples, plantings, strict=True)
         ]
         if rows[0] < _AT_LOGITS and (behind := self.behind) is not None:
@@ -149,8 +148,8 @@ class Kernel:
                 results[name].records[problems.samples[0]]["batches"] = compared
         return results
 
-    def _search(self, posed: Posed, results: Mapping[str, Attacked], phases: Phases, *, looks: bool) -> bool:
-        """Search a group's problems at random; return whether a look at the first group settles R-ASR, and ends it."""
+    def _search(self, posed: Posed, results: Mapping[str, Attacked], phases: Phases, *, looks: bool) -> None:
+        """Search a group's problems at random; in the first group no further than a look that settles R-ASR."""
         samples = () if posed.problems is None else posed.problems.samples
         records = [_counted(sample, posed, results) for sample in samples]
         steps = LOOKS if looks and not self.given.sequential else ()
@@ -159,9 +158,8 @@ class Kernel:
             rows = range(start, end)
             search(posed, self.forward, self.settings, phases, rows=rows, defense=self.defense)
             records[start:end] = [_counted(sample, posed, results) for sample in samples[start:end]]
-            if steps and random_ends(list(results), records[:end], self.rules) is not None:
-                return True
-        return False
+            if random_ends(list(results), records[:end], self.rules) is not None:
+                return
 
     def _attack_behind(
         self,

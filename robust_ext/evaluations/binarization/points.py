@@ -1,4 +1,4 @@
-"""The points of a problem: inner points, and candidates among which those farthest from all others are planted.
+"""The points of a problem: inner points, and candidates among which those farthest from them are planted.
 
 Zimmermann et al. 2022, section 3.1 and appendix B, draw inner points uniformly and plant the first point drawn.
 """
@@ -14,8 +14,8 @@ from robust_ext.core.random import derive_seed
 from robust_ext.core.sampling import evenly_mixed
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 
-# Of the mean variance of the features: added to each, so that directions in which little varies do not decide.
-_FLOOR = 1.0
+# Of the mean variance of the features: added to each, so that directions in which nothing varies do not decide.
+_FLOOR = 1e-3
 
 
 def draw_candidates(inputs: Tensor, samples: Sequence[int], settings: BinarizationSettings) -> Tensor:
@@ -46,11 +46,12 @@ def keys_of(samples: Sequence[int], settings: BinarizationSettings, purpose: str
 
 
 def farthest(inner: Tensor, candidates: Tensor, count: int) -> Tensor:
-    """Return the candidates to plant: of each of ``count`` equal parts, the one farthest from all other points.
+    """Return the candidates to plant: of each of ``count`` equal parts, the one farthest from the inner points.
 
     Among points drawn alike, a readout can tell one only as far as it lies outside the others, which a random one does
     not where features vary in few directions; random points then solve its problem. The distance is that of
-    Mahalanobis, by the covariance of all points plus their mean variance.
+    Mahalanobis, by the inner points' own covariance: the standard deviations between them and the point, along
+    the direction where these are most.
 
     Args:
         inner: Features of inner points of B samples, ``(B, n, *F)``.
@@ -64,7 +65,7 @@ def farthest(inner: Tensor, candidates: Tensor, count: int) -> Tensor:
     parts = torch.arange(total, device=candidates.device).tensor_split(count)
     if total == count:
         return torch.cat(parts).expand(problems, count)
-    rows = torch.cat([inner, candidates], 1).flatten(2).double()
+    rows = inner.flatten(2).double()
     centre = rows.mean(1, keepdim=True)
     rows, points = rows - centre, candidates.flatten(2).double() - centre
     floor = _FLOOR * rows.square().mean((1, 2))

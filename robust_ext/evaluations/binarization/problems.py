@@ -209,8 +209,7 @@ def _measured(
         return forward.of_points(torch.cat(points, 1))
 
     # Block by block, so that large images and many points do not fill the memory; what is left joins the last.
-    expected = settings.boundary_points * settings.planted_candidates
-    count, size = settings.inner_points + expected - candidates.shape[1], max(_BLOCK, forward.rows)
+    count, size = settings.inner_points, max(_BLOCK, forward.rows)
     starts = range(0, count, size)
     blocks = (draw_inner(inputs, samples, settings, min(size, count - start), start=start) for start in starts)
     rows = [features(next(blocks)) for _ in starts[1:]]
@@ -223,10 +222,6 @@ def _measured(
     chosen = farthest(*means, settings.boundary_points)
     own = torch.arange(len(inputs), device=inputs.device)[:, None]
     planted, outer = candidates[own, chosen], far[own, chosen]
-    # The others are inner points: they lie as far from the sample as the planted one, and cost nothing more.
-    is_chosen = torch.zeros(far.shape[:2], dtype=torch.int8, device=far.device).scatter(1, chosen, 1)
-    others = is_chosen.argsort(dim=1, stable=True)[:, : far.shape[1] - settings.boundary_points]
-    inner = torch.cat([inner, far[own, others]], 1)
     if forward.together:
         # The chosen ones have not been in one batch yet.
         outer = forward.of_points(planted)
@@ -243,8 +238,10 @@ def _further_draws(forward: Forward, points: Tensor) -> Tensor:
     return torch.cat(found, 2)
 
 
-def fit(measured: Measured, readout: nn.Module, settings: BinarizationSettings, *, share: float = 1.0) -> Problems:
-    """Fit the readouts of measured samples, with the clean samples and a ``share`` of the inner points.
+def fit(
+    measured: Measured, readout: nn.Module, settings: BinarizationSettings, *, inner_points: int | None = None
+) -> Problems:
+    """Fit the readouts of measured samples, with the first ``inner_points`` alone where that many are given.
 
     The network's own readout gives the range of its logits.
     """
@@ -252,7 +249,7 @@ def fit(measured: Measured, readout: nn.Module, settings: BinarizationSettings, 
     samples, total, *shape = measured.features.shape
     kind.check(tuple(shape))
     outer = measured.planted.shape[1] + measured.references.shape[1]
-    last = 1 + max(1, round(share * (total - outer - 1)))
+    last = total - outer if inner_points is None else 1 + inner_points
     first, count = last + measured.planted.shape[1], last + outer
     classes = torch.arange(count, device=measured.features.device) >= last
     step = max(1, _SOLVE_BYTES // (8 * count * max(math.prod(shape), 1)))

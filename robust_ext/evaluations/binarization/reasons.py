@@ -12,10 +12,10 @@ from robust_ext.engine.context import current_context
 from robust_ext.evaluations.binarization.rules import Rules, Solved
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 
-# Above it kappa decides nothing, and from that many candidates on, more are too slow to measure to be advised.
+# Above it kappa decides nothing, and from that many inner points on, more are too slow to measure to be advised.
 _CLOSE, _MANY = 0.99, 10_000
-# Fewer candidates than these are too easy to tell from random points.
-_CANDIDATES = 48
+# More candidates than these change little.
+_CANDIDATES = 32
 # Where nothing else is left to change.
 _COMPARE = (
     "no setting of this test makes the planted points harder to find by chance; compare the attack with others on the "
@@ -33,9 +33,8 @@ def easier_to_plant(settings: BinarizationSettings, *, inseparable: int, unplant
     """Advise on planting: for missing readouts, or for planted points that did not stay adversarial."""
     ways = []
     if inseparable >= unplanted:
-        name = "inner_points" if settings.inner_points >= settings.planted_candidates else "planted_candidates"
-        if (points := getattr(settings, name)) > 1:
-            ways.append(_set(name, max(points // 5, 1)))
+        if settings.inner_points > 1:
+            ways.append(_set("inner_points", max(settings.inner_points // 5, 1)))
         if str(settings.readout).startswith("logistic"):
             ways.append(_set("readout", "max-margin"))
     if (unplanted or not ways) and settings.kappa > 0.5:
@@ -93,8 +92,8 @@ def settle(at: Solved, rules: Rules, *, lost: int) -> str:
             ways.append(_set("kappa", 0.999))
         if len(settings.depths) == 1:
             ways.append("--depths 1,2,4,8" if current_context().command else "depths=(1, 2, 4, 8)")
-        if not ways and settings.planted_candidates < _MANY:
-            ways.append(_set("planted_candidates", min(4 * settings.planted_candidates, _MANY)))
+        if not ways and settings.inner_points < _MANY:
+            ways.append(_set("inner_points", min(4 * (settings.inner_points + 1), _MANY)))
     both = " and R-ASR stays" if at.random_found else ""
     needed = rules.needed(replace(at, random_found=0) if easy else at)
     enough = "" if needed is None else more_samples(needed, planted=at.samples, lost=lost)

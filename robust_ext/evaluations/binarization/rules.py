@@ -38,8 +38,8 @@ from robust_ext.evaluations.binarization.settings import BinarizationSettings
 _BEHIND = 0.5
 # The share below which an attack that passes falls behind; its verdict stays.
 _TRAILS = 0.75
-# This many samples show how deep an attack goes, where R-ASR needs no deeper problems.
-GRADED = 16
+# This many samples show how deep an attack goes, where the sequential rule needs no more of that.
+_GRADED = 16
 LOOKS = (8, 16)
 """Numbers of planted problems that may settle R-ASR where the number of samples is fixed."""
 _LOOK = 1 / 6  # Of the error of R-ASR, at each of them.
@@ -227,8 +227,8 @@ class Rules:
         return chosen.random_stops and chosen.maximum_random_score < 1 and chosen.least_depth <= 1
 
     def graded(self, samples: int) -> bool:
-        """Return whether that many samples are enough to grade attacks by their depth."""
-        return samples >= GRADED
+        """The sequential rule: whether that many samples are enough to grade attacks by their depth."""
+        return self.settings.sequential and samples >= _GRADED
 
     def warn_if_few(self, samples: int) -> None:
         """Warn at once, before any work, where no attack can pass on so few samples."""

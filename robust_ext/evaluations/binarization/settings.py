@@ -31,9 +31,8 @@ class BinarizationSettings(ReadoutSettings):
 
     threat_model: ThreatModel
     inner_points: int = setting(
-        default=15,
-        help="N_i, random points of class 0 for each sample, in addition to the clean sample and to the candidates that "
-        "are not planted (the paper's are 999).",
+        default=399,
+        help="N_i, random points of class 0 for each sample, in addition to the clean sample (the paper's are 999).",
         minimum=1,
         maximum=1_000_000,
         panel="planting",
@@ -56,10 +55,10 @@ class BinarizationSettings(ReadoutSettings):
         panel="planting",
     )
     planted_candidates: int = setting(
-        default=48,
-        help="Points drawn for each that is planted, of which the one whose features lie farthest from all others' is "
-        "chosen; the others become inner points. 1: the first, as in the paper. With a detector, no more than it lets "
-        "pass of those it is queried for; further inner points take the place of those that are missing.",
+        default=32,
+        help="Points drawn for each that is planted, of which the one whose features lie farthest from the inner "
+        "points' is chosen. 1: the first, as in the paper. With a detector, no more than it lets pass of those it is "
+        "queried for.",
         minimum=1,
         maximum=1_000_000,
         panel="planting",
@@ -149,7 +148,7 @@ class BinarizationSettings(ReadoutSettings):
     )
     random_inner: int = setting(
         default=20,
-        help="Points the random attack draws within the ball. They solve next to nothing that those at its edge do not.",
+        help="Points the random attack draws within the ball. They add next to nothing to those at its edge.",
         minimum=0,
         maximum=1_000_000,
         panel="verdict",
@@ -196,8 +195,9 @@ class BinarizationSettings(ReadoutSettings):
     )
     sequential: bool = setting(
         default=False,
-        help="Stop drawing samples once they show of each attack that it fails or passes; False: all samples. On the "
-        "command line, where it is the default, ``--samples`` is then the most that are drawn.",
+        help="Stop drawing samples once they show of each attack that it fails or passes, and deeper problems once "
+        "they show enough of these; False: all samples. On the command line, where it is the default, ``--samples`` is "
+        "then the most that are drawn.",
     )
     error_rate: float = setting(
         default=0.05,

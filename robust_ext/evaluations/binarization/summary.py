@@ -39,10 +39,10 @@ class Sequential:
 
     @property
     def plan(self) -> Plan:
-        """The use of the next group; without the sequential rule every attack goes on to the end."""
+        """The use of the next group: without the sequential rule all, but for random search once it is settled."""
         if not self._rules.settings.sequential:
             ended = random_ends(self._left, self._seen, self._rules) is not None
-            return Plan(tuple(self._left), random=not ended, deeper=not ended or not self._rules.graded(self.samples))
+            return Plan(tuple(self._left), random=not ended, deeper=True)
         random = any(not self._rules.random_settled(self._counts[name]) for name in self._left)
         return Plan(tuple(self._left), random, random or not self._rules.graded(self.samples))
 
@@ -93,10 +93,7 @@ def until_decided(names: Sequence[str], groups: Iterable[Sequence[Record]], rule
     """
     sequence, kept = Sequential(names, rules), list[list[Record]]()
     if not rules.settings.sequential:
-        for group in groups:
-            deeper = sequence.plan.deeper
-            sequence.add(group)
-            kept.append([record if deeper else _ungraded(record) for record in group])
+        kept = [list(group) for group in groups]
         end = random_ends(names, [record for group in kept for record in group], rules)
         searched = repeat(True) if end is None else chain(repeat(True, end), repeat(False))
         return [[one if next(searched) else _unsearched(one) for one in group] for group in kept]
@@ -110,18 +107,15 @@ def until_decided(names: Sequence[str], groups: Iterable[Sequence[Record]], rule
 
 
 def _needed(record: Record, plan: Plan) -> Record:
-    attacks = {name: entry for name, entry in record["attacks"].items() if name in plan.attacks}
-    kept = {**record, "attacks": attacks}
-    kept = kept if plan.deeper else _ungraded(kept)
-    return kept if plan.random else _unsearched(kept)
-
-
-def _ungraded(record: Record) -> Record:
+    left_out = () if plan.deeper else ("witnesses", "deepest", "depths")
     attacks = {
-        name: {key: value for key, value in entry.items() if key not in ("deepest", "depths")}
+        name: {key: value for key, value in entry.items() if key not in left_out}
         for name, entry in record["attacks"].items()
+        if name in plan.attacks
     }
-    return {**{key: value for key, value in record.items() if key != "witnesses"}, "attacks": attacks}
+    kept = {key: value for key, value in record.items() if key not in left_out}
+    kept = {**kept, "attacks": attacks}
+    return kept if plan.random else _unsearched(kept)
 
 
 def _unsearched(record: Record) -> Record:

@@ -73,8 +73,8 @@ def pose_deeper(
     for name, result in results.items():
         known.take(own[name])
         if name in attacks:
-            for sample in result.records.keys() & problems.samples:
-                result.records[sample] |= {"deepest": own[name].reach.get(sample), "depths": []}
+            for sample, record in result.records.items():
+                record |= {"deepest": own[name].reach.get(sample), "depths": []}
     solving = {name: bool(own[name].reach) for name in attacks}
     for depth in depths:
         rows = [row for row, sample in enumerate(problems.samples) if known.beyond(sample, depth)]

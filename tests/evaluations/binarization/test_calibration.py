@@ -72,7 +72,7 @@ def test_nothing_is_chosen_for_a_hopeless_attack(network, digits, linf):
 def test_rows_of_other_points_are_tests_with_these(network, digits, linf):
     """A smaller ball of inner points and more planted ones: what an attack and random search find of the same draws."""
     attack = as_attack("robust_ext:ObjectivePGD(algorithm='fgsm', step_size=0.02)")
-    few = {**SMALL, "calibrate_on": 8, "inner_points": 60, "planted_candidates": 16, "depths": (1,)}
+    few = {**SMALL, "calibrate_on": 8, "inner_points": 60, "depths": (1,)}
     rows = binarization_test(network, attack, digits[:8], linf, **few).content["calibration"]["rows"]
     few |= {"calibrate_on": 0, "judge_seed": derive_seed(0, "calibration"), "kappa": 0.0}
     for points in ({"gap": 0.5}, {"boundary_points": 10}):

@@ -113,8 +113,8 @@ def test_both_tests_and_what_they_hold(network, digits, linf, pattern):
 
 
 def test_an_attack_that_ignores_the_detector_fails_and_one_that_knows_it_passes(network, digits, linf, pattern):
-    blind = pair(network, digits[:16], linf, detector=pattern, seed=3)
-    adaptive = pair(network, digits[:16], linf, detector=pattern, exposure="margin", seed=3)
+    blind = pair(network, digits[:16], linf, detector=pattern, seed=2)
+    adaptive = pair(network, digits[:16], linf, detector=pattern, exposure="margin", seed=2)
     assert blind.verdict == "failed"
     assert adaptive.score >= 0.95 > blind.score
     assert blind.content["attacks"][0]["tests"]["inverted"]["outcomes"]["rejected"] > 0
@@ -139,7 +139,7 @@ def test_attacks_that_need_a_detector_are_shown_one(network, digits, linf, patte
     assert shape[1:] == (1, 1, 8, 8)
     assert bool((excess <= 0).all())
     # References are class 1, and of no use as an answer: they lie outside the ball.
-    assert float(predicted.float().mean()) >= 0.5
+    assert float(predicted.float().mean()) > 0.5
     tests = result.content["attacks"][0]["tests"]
     assert all(test["outcomes"]["found"] == 0 for test in tests.values())
     assert all(test["outcomes"]["beyond_epsilon"] == test["samples"] for test in tests.values())
