@@ -215,7 +215,7 @@ def _objectives_once(seed: int) -> dict[tuple[str, str], float]:
         network = nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 2))
         optimizer = torch.optim.Adam(network.parameters(), lr=0.01)
         for _ in range(20):
-            for rows in torch.randperm(420).split(32):
+            for rows in torch.split(torch.randperm(420), 32):
                 optimizer.zero_grad()
                 torch.autograd.backward(nn.functional.cross_entropy(network(points[rows]), labels[rows]))
                 optimizer.step()
