@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from robust_ext.casestudies.base import CASE_STUDIES, load_case_study
 from robust_ext.casestudies.judging import Judge
+from robust_ext.casestudies.result import CaseStudyResult
 from robust_ext.casestudies.training import load_case_data
 from robust_ext.core.devices import check_device
-from robust_ext.core.tabular import Columns, Row
 from robust_ext.core.validation import check_choice, check_integer
 from robust_ext.engine.evaluation_file import as_folder, begin_evaluation
 from robust_ext.engine.executors import ExecutorLike
@@ -22,57 +22,6 @@ from robust_ext.engine.progress import showing
 from robust_ext.engine.running import attack_worker
 from robust_ext.evaluations.callbacks import Callback, listening
 from robust_ext.evaluations.caveats import time_table
-from robust_ext.evaluations.result import EvaluationResult, bounds_of
-
-
-class CaseStudyResult(EvaluationResult):
-    """The verdicts on the recipes; see :class:`robust_ext.evaluations.result.EvaluationResult`."""
-
-    kind = "case_studies"
-    columns: ClassVar[Columns] = {
-        **dict.fromkeys(("study", "recipe", "verdict", "flagged_by"), str),
-        **dict.fromkeys(("robust_accuracy", "score", "score_low", "score_high", "random_score", "depth"), float),
-        **dict.fromkeys(("samples", "canaries", "canaries_repaired"), int),
-        "published_robust_accuracy": float,
-        "published_score": str,
-    }
-    keys = ("study", "recipe")
-    value = "score"
-    shown = ("study", "recipe", "verdict", "flagged_by", "robust_accuracy", "score", "random_score", "samples")
-
-    @property
-    def studies(self) -> dict[str, Mapping[str, Any]]:
-        """The studies by name, as in ``result.json``."""
-        return {study["name"]: study for study in self.content["studies"]}
-
-    @property
-    def headline(self) -> str:
-        """The numbers of authors' recipes flagged and of right ones passed."""
-        of = len(self.content["studies"])
-        return (
-            f"case studies: {self.content['flagged']} of {of} recipes of the authors flagged, "
-            f"{self.content['passed']} of {of} right ones passed"
-        )
-
-    def rows(self) -> list[Row]:
-        """Return two rows a study, one for each recipe; robust accuracy of the authors' is their claim."""
-        found: list[Row] = []
-        for study in self.content["studies"]:
-            for kind, accuracy, published in (("weak", "claimed", "claimed"), ("right", "verified", "true")):
-                recipe = study["recipes"][kind]
-                canaries, score = recipe["canaries"] or {}, study["published"][f"{kind}_score"]
-                own = {
-                    "study": study["name"],
-                    "recipe": kind,
-                    "robust_accuracy": recipe["robust_accuracy"][accuracy],
-                    **bounds_of("score", recipe["score_interval"]),
-                    "canaries": canaries.get("planted"),
-                    "canaries_repaired": canaries.get("repaired"),
-                    "published_robust_accuracy": study["published"][published],
-                    "published_score": None if score is None else str(score),
-                }
-                found.append(self.row(**{**recipe, **own}))
-        return found
 
 
 def run_case_studies(

@@ -27,7 +27,7 @@ _CLASSES = {
     "test_time": "robust_ext.evaluations.adaptive.settings:AdaptiveResult",
     "diagnosis": "robust_ext.evaluations.diagnosis.settings:DiagnosisResult",
     "evaluation": "robust_ext.evaluations.evaluate.settings:EvaluateResult",
-    "case_studies": "robust_ext.casestudies.api:CaseStudyResult",
+    "case_studies": "robust_ext.casestudies.result:CaseStudyResult",
     "reproduction": "robust_ext.casestudies.reproduction:ReproductionResult",
 }
 # What a content that is not what its kind promises makes a reader raise; InvalidArgumentError is a ValueError.

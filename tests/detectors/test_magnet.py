@@ -16,7 +16,8 @@ from robust_ext.core.errors import InvalidArgumentError, RobustExtWarning
 from robust_ext.core.random import seeded_globals
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
-from robust_ext.detectors.magnet import Autoencoder, MagNetDetector, jensen_shannon
+from robust_ext.detectors._features.autoencoder import Autoencoder
+from robust_ext.detectors.magnet import MagNetDetector, jensen_shannon
 from robust_ext.detectors.training import minimise
 from tests.detectors import cases
 from tests.detectors.cases import weighted

@@ -1,4 +1,4 @@
-"""Robust accuracy as one function, and its result: the content, and what became of each sample."""
+"""Robust accuracy as one function, and the content of its result."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from robust_ext.core.cost import Spent
 from robust_ext.core.criteria import Criterion
 from robust_ext.core.settings import make_settings
 from robust_ext.core.statistics import proportion_interval
-from robust_ext.core.tabular import Row
 from robust_ext.core.threat import ThreatModel
 from robust_ext.core.validation import Array
 from robust_ext.engine.executors import ExecutorLike
@@ -37,6 +36,7 @@ from robust_ext.evaluations.causes.setup import find_setup
 from robust_ext.evaluations.caveats import attack_warnings, outside_warnings, rounding_warnings, time_table
 from robust_ext.evaluations.options import RobustAccuracyOptions
 from robust_ext.evaluations.result import framed
+from robust_ext.evaluations.robust_accuracy.samples import nearest_examples, sample_rows
 from robust_ext.evaluations.robust_accuracy.settings import RobustAccuracyResult, RobustAccuracySettings
 from robust_ext.evaluations.run_keywords import RunKeywords
 from robust_ext.evaluations.scored_runs import plan_clean
@@ -252,50 +252,3 @@ def _curve_of(outcomes: Outcomes, epsilons: Sequence[float]) -> tuple[Floats, li
             np.minimum(known, np.array(found, dtype=np.float64), out=known)
     more = relaxed if run.threat_model.discrete else None
     return smallest, curve(smallest, epsilons, slack=slack, finite=finite, lost=lost, relaxed=more)
-
-
-def sample_rows(outcomes: Outcomes, epsilons: Sequence[float]) -> list[Row]:
-    """Return a row for each run and sample, see :attr:`RobustAccuracyResult.records`."""
-    rows: list[Row] = []
-    for one in outcomes:
-        run, given = one.run, one.run.given
-        minimum, values = run.attack.traits.minimum_norm, given.inputs[0].numel()
-        limits = [(at, at + replace(run.threat_model, epsilon=at).tolerance(values)) for at in epsilons]
-        correct = given.correct.tolist()
-        for record in one.records:
-            index, distance = record["index"], record["distance"]
-            broken = correct[index] and record["outcome"] in BROKEN
-            trace = record.get("trace") or {}
-            first = trace.get("adversarial_at")
-            rows.append(
-                {
-                    "attack": run.arms[0].short,
-                    "epsilon": None if minimum else run.arms[0].epsilon,
-                    "index": index,
-                    "sample": record["sample"],
-                    "correct": correct[index],
-                    "outcome": record["outcome"],
-                    "predicted": record["predicted"],
-                    "distance": distance,
-                    "broken_at": next((at for at, most in limits if broken and (distance or 0.0) <= most), None),
-                    # For the smallest perturbation the first point found is no evidence.
-                    "queries": trace.get("queries") if not broken or first is None or minimum else first + 1,
-                }
-            )
-    return rows
-
-
-def nearest_examples(outcomes: Outcomes) -> NDArray[np.float32]:
-    """Return the nearest verified adversarial example of each sample ``(N, ...)``; the input where there is none."""
-    given = outcomes[0].run.given
-    points: NDArray[Any] = given.inputs.cpu().numpy().copy()
-    nearest = np.where(given.correct, np.inf, -np.inf)
-    for one in outcomes:
-        records = {record["index"]: record for record in one.records if record["outcome"] in BROKEN}
-        for rows in one.run.blocks:
-            better = [row for row in rows if row in records and (records[row]["distance"] or 0.0) < nearest[row]]
-            if better:
-                found = one.run.points(rows, one.store).cpu().numpy()
-                points[better] = found[[row - rows[0] for row in better]]
-                nearest[better] = [records[row]["distance"] or 0.0 for row in better]
-    return points
