@@ -143,8 +143,7 @@ def test_an_error_that_nobody_raised_on_purpose(main, monkeypatch):
     def broken(*_):
         raise KeyError("inside\x1b[31m")
 
-    monkeypatch.setattr("robust_ext.cli.evaluations.robust_accuracy", broken)
-    monkeypatch.setattr("robust_ext.cli.evaluations._labelled", broken)
+    monkeypatch.setattr("robust_ext.cli.evaluations.labelled", broken)
     status, _, err = main(*ACCURACY, *MODEL)
     assert status == 1
     assert err.startswith("error: unexpected KeyError: 'inside\\x1b[31m'; robust-ext --verbose shows the traceback")

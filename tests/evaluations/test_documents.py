@@ -79,7 +79,7 @@ def test_the_columns_of_results():
 
 def test_theory_names_files_that_exist():
     root, pages = DOCS.parent, [page.read_text(encoding="utf-8") for page in (DOCS / "theory").glob("*.md")]
-    folders = [root / name for name in ("robust_ext", "tests", "benchmarks")]
+    folders = [root / name for name in ("robust_ext", "tests", "benchmarks", "examples")]
     files = [f"/{file.relative_to(root).as_posix()}" for folder in folders for file in folder.rglob("*.py")]
     named = {name for page in pages for name in re.findall(r"`((?:\w+/)*\w+\.py)`", page)}
     assert len(named) > 50
