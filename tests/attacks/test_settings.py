@@ -1,4 +1,8 @@
-"""Settings of all attacks: those that do not go together, and the traits that follow."""
+"""Settings of all attacks: what is refused, and the traits that follow."""
+
+import math
+import types
+import typing
 
 import pytest
 from torch import nn
@@ -6,6 +10,7 @@ from torch import nn
 from robust_ext.attacks.adapted import AdaptedAttack
 from robust_ext.attacks.apgd import APGD
 from robust_ext.attacks.carlini_linf import CarliniWagnerLinf
+from robust_ext.attacks.catalogue import ATTACKS
 from robust_ext.attacks.feature_matching import FeatureMatching
 from robust_ext.attacks.logit_matching import LogitMatching
 from robust_ext.attacks.objective_pgd import ObjectivePGD
@@ -13,12 +18,48 @@ from robust_ext.attacks.rays import RayS
 from robust_ext.attacks.spatial import SpatialTransformation
 from robust_ext.attacks.transfer import Transfer
 from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.settings import declared, setting_types
 from robust_ext.core.threat import NORMS
 
 REQUIRED = {Transfer: {"surrogates": {"a": nn.Identity()}}, AdaptedAttack: {"attack": APGD()}}
 BOUNDARY = {"minimum_norm": True, "norms": ("linf",), "leaves_ball": True, "failure": "input", "seeds": "none"}
 SPATIAL = {"norms": NORMS, "leaves_ball": True, "gradients": False, "batching": "full"}
 SPATIAL |= {"one_by_one": False, "failure": "best"}
+SETTINGS = [
+    pytest.param(each, name, info, id=f"{each.__name__} {name}")
+    for each in (*ATTACKS, Transfer, AdaptedAttack)
+    for name, info in declared(each).items()
+]
+
+
+def outside(kinds, info):
+    """Values that are not accepted, those just outside of the range among them."""
+    if bool in kinds:
+        return [1, "yes"]
+    if info.choices is not None:
+        return ["nonsense", 3]
+    numeric = kinds & {int, float}
+    step = 1 if int in kinds else 1e-9
+    values = [math.nan, math.inf, "8", True] if numeric else []
+    if int in kinds:
+        values += [1.5]
+    for end, sign in ((info.minimum, -1), (info.maximum, 1)):
+        values += [] if end is None else [end + sign * step]
+    return values + [end for end in (info.above, info.below) if end is not None]
+
+
+def kinds_of(attack_class, name):
+    kind = setting_types(attack_class)[name]
+    return set(typing.get_args(kind)) if isinstance(kind, types.UnionType) else {kind}
+
+
+@pytest.mark.parametrize(("attack_class", "name", "info"), SETTINGS)
+def test_values_outside_what_is_declared_are_refused_by_name(attack_class, name, info):
+    assert info.help
+    required = REQUIRED.get(attack_class, {})
+    for value in outside(kinds_of(attack_class, name), info):
+        with pytest.raises(InvalidArgumentError, match=f"^{name}: got .*expected "):
+            attack_class(**{**required, name: value})
 
 
 @pytest.mark.parametrize(
