@@ -23,7 +23,7 @@ Figure = tuple[str, str, float | str | None, float | None]
 _RECIPES = ("weak", "right")
 # The points of all defenses, judged at the planted points alone with every random point counted.
 _ALL: dict[str, Any] = {"inner": "uniform", "inner_points": 999, "planted_candidates": 1, "boundary_points": 1}
-_ALL |= {"depths": (1.0,), "canaries": 0, "random_stops": False}
+_ALL |= {"random_inner": 200, "depths": (1.0,), "canaries": 0, "random_stops": False}
 # Samples that a calibration takes, which starts at the most inner points of the three.
 _CALIBRATE_ON, _HARDEST = 8, {"inner_points": 9999}
 

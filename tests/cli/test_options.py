@@ -62,7 +62,7 @@ OTHERS = {
     "evaluate": ("defense", "defense_weights", "detector", "detector_samples", "eps", "norm", *JUDGED, *VALID, *PNG),
     "mead": ("detector", "suite", "arm", "allow_code", "eps", "norm", *TRAINING, *ADAPTING, *JUDGED, *VALID),
     "robust-accuracy": ("attack", "eps", "norm", *ADAPTING, *JUDGED, *VALID, *PNG),
-    "test-time": ("defense", "defense_weights", "surrogate", "one_image", "eps", "norm", *VALID),
+    "test-time": ("defense", "defense_weights", "surrogate", "one_image", "eps", "norm", *JUDGED, *VALID),
 }
 """The options that are no settings of an evaluation; each is named in a test below, JUDGED in test_criteria.py,
 VALID and PNG in test_entries.py."""

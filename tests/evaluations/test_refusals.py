@@ -236,7 +236,7 @@ OF_OTHERS = [
     (lambda _: robust_ext.EvaluateSettings(claim=101), "claim"),
     (lambda _: robust_ext.evaluate(MODEL, X[:0], LABELS[:0], LINF), "at least one sample"),
     (lambda _: robust_ext.evaluate(MODEL, X, LABELS, LINF, detector=Bare), "threshold"),
-    (lambda _: robust_ext.evaluate(Chance(), X, torch.ones(4, 3), LINF, criterion=MultiLabel()), "fixed draws"),
+    (lambda _: robust_ext.evaluate(Chance().eval(), X, torch.ones(4, 3), LINF, criterion=MultiLabel()), "fixed draws"),
     (lambda _: standard_suite(LINF, budget="much", classes=3, square=True), "budget.*'quick'"),
     (lambda _: RunContext(origin="net.py"), "^origin: got"),
     (lambda _: RunContext(origin={"model": 3}), "^origin: got"),
