@@ -12,7 +12,8 @@ separates, scores of FGSM (one step), of 20 steps of eps/200 and of a good attac
 steps), its depth as the median reach, and rows sent forward a sample without those of attacks. ``--rows price`` has
 what lowers the price of a verdict, an end of random search and fewer inner points, in three norms at the middle budget,
 with verdicts at all depths (``proven_rate=0``, as few samples show no rate of three attacks). ``--rows candidates``
-trades inner points for candidates, in the same three norms.
+trades inner points for candidates, in the same three norms; ``--rows random`` has other numbers of random points in the
+ball and where points are planted.
 """
 
 from __future__ import annotations
@@ -158,6 +159,11 @@ def settings_of(rows: str) -> Iterator[dict[str, Any]]:
         ):
             yield {"inner_points": count, "planted_candidates": candidates}
         return
+    if rows == "random":
+        for candidates in (1, 32):
+            for inside, edge in ((200, 200), (20, 200), (0, 200), (0, 400), (200, 0)):
+                yield {"planted_candidates": candidates, "random_inner": inside, "random_corners": edge}
+        return
     if rows == "others":
         yield {}
         yield from ({name: value} for name, values in OTHERS.items() for value in values)
@@ -174,7 +180,9 @@ def main() -> None:
     for name in ("network", "mnist-root", "cifar-root", "wong-kolter", "resnet20", "out"):
         options.add_argument(f"--{name}")
     options.add_argument("--samples", type=int, default=12)
-    options.add_argument("--rows", choices=("budgets", "settings", "others", "candidates", "price"), default="budgets")
+    options.add_argument(
+        "--rows", choices=("budgets", "settings", "others", "candidates", "price", "random"), default="budgets"
+    )
     options.add_argument("--norm", choices=("linf", "l2", "l1"))
     arguments = options.parse_args()
     found: list[dict[str, Any]] = []

@@ -28,6 +28,8 @@ from robust_ext.core.validation import check_choice
 from robust_ext.detectors.base import Detector
 
 M = TypeVar("M", bound=nn.Module)
+Figure = tuple[str, str, float | str | None, float | None]
+"""A row and a quantity, the paper's figure (or a bound as text) and ours."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,14 +12,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from robust_ext.casestudies.base import CaseStudy, load_case_study
+from robust_ext.casestudies.base import CaseStudy, Figure, load_case_study
 from robust_ext.casestudies.judging import entry_of
 from robust_ext.casestudies.training import CaseData, fitted_detector, load_case_data, trained_defense
 from robust_ext.evaluations.binarization import binarization_test
 from robust_ext.registry.attack import as_attack
 
-Figure = tuple[str, str, float | str | None, float | None]
-"""A row and a quantity, the paper's figure (or a bound as text) and ours."""
 _RECIPES = ("weak", "right")
 # The points of all defenses, judged at the planted points alone with every random point counted.
 _ALL: dict[str, Any] = {"inner": "uniform", "inner_points": 999, "planted_candidates": 1, "boundary_points": 1}

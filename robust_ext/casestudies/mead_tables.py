@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from robust_ext.attacks.objective_pgd import ObjectivePGD
 from robust_ext.attacks.running import run_attack
+from robust_ext.casestudies.base import Figure
 from robust_ext.core.random import derive_seed, seeded_globals, stream
 from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
@@ -32,8 +33,6 @@ from robust_ext.evaluations.mead.fitting import find_detectors
 from robust_ext.evaluations.mead.suites import load_suite
 from robust_ext.evaluations.unfinished import load_result
 from robust_ext.registry.model import as_module
-
-Figure = tuple[str, str, float | str | None, float | None]
 
 _DETECTORS = ("nss", "kd-bu", "lid", "fs", "magnet")
 _NORMS = ("l1", "l2", "linf", "none")

@@ -21,8 +21,8 @@ from torch import nn
 
 from robust_ext.casestudies import mead_tables
 from robust_ext.casestudies.api import run_case_studies
-from robust_ext.casestudies.base import CASE_STUDIES
-from robust_ext.casestudies.hardness import Figure, compare_hardness
+from robust_ext.casestudies.base import CASE_STUDIES, Figure
+from robust_ext.casestudies.hardness import compare_hardness
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.tabular import Columns, Row
 from robust_ext.core.threat import ThreatModel
