@@ -3,6 +3,7 @@
 import json
 import signal
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
@@ -35,32 +36,6 @@ def sign_step(model, x, y, threat_model):
     return (x + threat_model.epsilon * gradient.sign()).clamp(0, 1).detach()
 
 
-def binarization(out, attacks):
-    settings = {"inner_points": 30, "random_inner": 10, "random_corners": 10, "batch_size": 4, "calibrate_on": 2}
-    settings |= {"witness_steps": 4, "witness_queries": 8}
-    return robust_ext.binarization_test(NETWORK, attacks, INPUTS, LINF, out=out, **settings)
-
-
-def mead(out, attacks):
-    detectors, settings = {"spread": spread, "mean": lambda x: x.flatten(1).mean(1)}, {"batch_size": 4, "resamples": 0}
-    return robust_ext.mead(
-        NETWORK, list(attacks.values()), INPUTS, LABELS, LINF, detectors=detectors, out=out, **settings
-    )
-
-
-def robust_accuracy(out, attacks):
-    return robust_ext.robust_accuracy(NETWORK, attacks, INPUTS, LABELS, LINF, out=out, batch_size=4)
-
-
-def test_time(out, attacks):
-    defense = Rounding(NETWORK, steps=1)
-    settings = {"classifier": NETWORK, "batch_size": 4}
-    return robust_ext.evaluate_defense(defense, list(attacks.values()), INPUTS, LABELS, LINF, out=out, **settings)
-
-
-EVALUATIONS = {one.__name__: one for one in (binarization, mead, robust_accuracy, test_time)}
-
-
 KINDS = ("binarization", "robust_accuracy", "mead", "test_time", "diagnosis")
 
 
@@ -74,6 +49,23 @@ def call(kind, model, attack, x, y, threat_model=LINF, **given):
     public = robust_ext.diagnose if kind == "diagnosis" else getattr(robust_ext, kind)
     short = {"mead": {"detectors": spread, "resamples": 0}, "diagnosis": {"planted": 0, "references": False}}
     return public(model, attack, x, y, threat_model, **{**short.get(kind, {}), **given})
+
+
+TINY = {"random_inner": 10, "random_corners": 10, "calibrate_on": 2, "witness_steps": 4, "witness_queries": 8}
+SETTINGS = {
+    "binarization": TINY,
+    "mead": {"detectors": {"spread": spread, "mean": lambda x: x.flatten(1).mean(1)}},
+    "robust_accuracy": {},
+    "test_time": {"defense": Rounding(NETWORK, steps=1)},
+}
+
+
+def in_folder(kind, out, attacks):
+    attacks = attacks if kind in ("binarization", "robust_accuracy") else list(attacks.values())
+    return call(kind, NETWORK, attacks, INPUTS, LABELS, out=out, batch_size=4, **SETTINGS.get(kind, {}))
+
+
+EVALUATIONS = {kind: partial(in_folder, kind) for kind in SETTINGS}
 
 
 @dataclass
@@ -96,7 +88,7 @@ def evaluate(name, out, *, stop_at=0):
         calls.count()
         return sign_step(model, x, y, threat_model)
 
-    return EVALUATIONS[name](out, {"step": robust_ext.as_attack(step, name="step"), "still": lambda model, x, y: x})
+    return in_folder(name, out, {"step": robust_ext.as_attack(step, name="step"), "still": lambda model, x, y: x})
 
 
 def timeless(part):

@@ -21,28 +21,24 @@ from tests.evaluations.subjects import SMALL
 
 # A change of units by a power of two has no rounding: results in these bounds are the same to the last bit.
 UNIT, EXACT = (0.0, 1.0), (0.0, 256.0)
-OTHERS = [EXACT, (-2.0, 0.5)]
 NETWORK = digits_network()
 INPUTS, LABELS = load_dataset("digits").take(range(12))
 HELD_OUT = load_dataset("digits").take(range(100, 180))[0]
+in_other_bounds = pytest.mark.parametrize("bounds", [EXACT, (-2.0, 0.5)], ids=str)
 
 
 class Units:
-    """The digits network, its inputs and a threat model in some bounds."""
+    """The digits network, its inputs, a threat model and detectors in some bounds."""
 
-    def __init__(self, bounds, *, norm="linf", epsilon=0.1):
+    def __init__(self, bounds):
         self.bounds, self.width = bounds, bounds[1] - bounds[0]
         self.network = NETWORK if bounds == UNIT else Rescaled(NETWORK, UNIT, bounds)
         self.inputs, self.held_out = self.stretched(INPUTS), self.stretched(HELD_OUT)
-        self.ball = ThreatModel(norm=norm, epsilon=epsilon * self.width, bounds=bounds)
+        self.ball = ThreatModel(norm="linf", epsilon=0.1 * self.width, bounds=bounds)
+        self.given = self.network, self.inputs, LABELS, self.ball
 
     def stretched(self, x):
         return (x * self.width + self.bounds[0]).clamp(*self.bounds)
-
-    def target(self):
-        return Target(
-            module=self.network, bounds=self.bounds, classes=10, input_shape=(1, 8, 8), device=torch.device("cpu")
-        )
 
     def odds(self):
         torch.manual_seed(0)
@@ -57,47 +53,35 @@ class Units:
         detector.fit(self.held_out, self.stretched((HELD_OUT + 0.2 * noise).clamp(0, 1)))
         return detector
 
-    def defended(self):
-        detector = self.odds()
-        detector.calibrate(self.held_out)
-        return Defended(self.network, detector)
-
 
 def binarization(units):
-    given = units.network, "robust_ext:APGD(steps=10)", units.inputs, units.ball
-    result = robust_ext.binarization_test(*given, depths=(1, 2), **SMALL)
-    return {"verdict": result.verdict}, {"score": result.score}
+    attack = "robust_ext:APGD(steps=10)"
+    result = robust_ext.binarization_test(units.network, attack, units.inputs, units.ball, depths=(1, 2), **SMALL)
+    return result.verdict, {"score": result.score}
 
 
 def robust_accuracy(units):
     attacks = ("APGD(steps=10)", "ObjectivePGD(steps=10)", "BoundarySearch(budget=300)", "RayS(queries=60)")
     attacks = [f"robust_ext:{one}" for one in (*attacks, "Square(queries=40)", "CarliniWagnerLinf(steps=9)")]
-    result = robust_ext.robust_accuracy(units.network, attacks, units.inputs, LABELS, units.ball)
-    return {}, {(row["attack"], key): row[key] for row in result.rows() for key in row if "accuracy" in key}
+    result = robust_ext.robust_accuracy(units.network, attacks, *units.given[1:])
+    return None, {(row["attack"], key): row[key] for row in result.rows() for key in row if "accuracy" in key}
 
 
 def defense(units):
     made = HedgeDefense(units.network, steps=2, bounds=units.bounds, seed=0)
     few = {"classifier": units.network, "steps": 4, "transfer_steps": 50, "queries": 40}
-    result = robust_ext.evaluate_defense(made, "recommended", units.inputs, LABELS, units.ball, **few)
-    return {}, {key: value for key, value in result.rows()[-1].items() if "accuracy" in key}
+    result = robust_ext.evaluate_defense(made, "recommended", *units.given[1:], **few)
+    return None, {key: value for key, value in result.rows()[-1].items() if "accuracy" in key}
 
 
 def diagnosis(units):
-    result = robust_ext.diagnose(units.network, "robust_ext:ObjectivePGD(steps=1)", units.inputs, LABELS, units.ball)
-    return {"codes": sorted({finding.code for finding in result.findings})}, {}
+    result = robust_ext.diagnose(units.network, "robust_ext:ObjectivePGD(steps=1)", *units.given[1:])
+    return {finding.code for finding in result.findings}, {}
 
 
 def evaluation(units):
-    result = robust_ext.evaluate(units.network, units.inputs, LABELS, units.ball, budget="quick", planted=8)
-    same = {"verdict": result.verdict, "found": result.content["certificate"]["found"]}
-    return same, {"robust": result.robust_accuracy}
-
-
-def mead_of(units, attacks, detectors):
-    given = {"detectors": detectors, "detector_data": units.held_out, "resamples": 0}
-    result = robust_ext.mead(units.network, attacks, units.inputs, LABELS, units.ball, **given)
-    return {}, {(row["detector"], key): row[key] for row in result.rows() for key in row if "auroc" in key}
+    result = robust_ext.evaluate(*units.given, budget="quick", planted=8)
+    return (result.verdict, result.content["certificate"]["found"]), {"robust": result.robust_accuracy}
 
 
 def mead(units):
@@ -105,16 +89,19 @@ def mead(units):
     magnet = MagNetDetector(units.network, bounds=units.bounds, epochs=1)
     magnet.fit(units.held_out)
     squeezing = FeatureSqueezingDetector(units.network, squeezers="mnist", bounds=units.bounds)
-    return mead_of(units, "quick", {"squeezing": squeezing, "magnet": magnet, "odds": units.odds(), "nss": units.nss()})
+    return aware_mead(units, "quick", squeezing=squeezing, magnet=magnet)
 
 
-def aware_mead(units):
-    attacks = ["robust_ext:OrthogonalPGD(steps=20)", "robust_ext:LogitMatching(steps=5, samples=1)"]
-    return mead_of(units, attacks, {"odds": units.odds(), "nss": units.nss()})
+def aware_mead(units, attacks=("robust_ext:OrthogonalPGD(steps=20)", "robust_ext:LogitMatching(samples=1)"), **more):
+    detectors = {"odds": units.odds(), "nss": units.nss(), **more}
+    given = {"detectors": detectors, "detector_data": units.held_out, "resamples": 0}
+    attacks = attacks if attacks == "quick" else [*attacks]
+    rows = robust_ext.mead(units.network, attacks, *units.given[1:], **given).rows()
+    return None, {(row["detector"], key): row[key] for row in rows for key in row if "auroc" in key}
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("bounds", OTHERS, ids=str)
+@in_other_bounds
 @pytest.mark.parametrize("kind", [binarization, robust_accuracy, evaluation, defense, diagnosis, mead, aware_mead])
 def test_results_do_not_depend_on_the_units_of_the_inputs(kind, bounds):
     (same, close), (of_unit, near) = kind(Units(bounds)), kind(Units(UNIT))
@@ -122,21 +109,24 @@ def test_results_do_not_depend_on_the_units_of_the_inputs(kind, bounds):
     assert close == (near if bounds == EXACT else pytest.approx(near, abs=0.05))
 
 
-@pytest.mark.parametrize("bounds", OTHERS, ids=str)
+@in_other_bounds
 @pytest.mark.parametrize(
     "suite", [name if name == "quick" else pytest.param(name, marks=pytest.mark.exhaustive) for name in suite_names()]
 )
 def test_attacks_of_a_suite_go_equally_far(suite, bounds):
     """One arm of each attack."""
-    there, here = Units(bounds), Units(UNIT)
     changed, unit = load_suite(suite, bounds=bounds), load_suite(suite)
     for number in {arm.short: number for number, arm in enumerate(unit)}.values():
         found = []
-        for units, arm in ((there, changed[number]), (here, unit[number])):
+        for units, arm in ((Units(bounds), changed[number]), (Units(UNIT), unit[number])):
+            given = {"module": units.network, "bounds": units.bounds, "references": units.held_out[None, :4]}
+            target = Target(**given, classes=10, input_shape=(1, 8, 8), device=torch.device("cpu"))
+            if arm.resolved.traits.detector:
+                detector = units.odds()
+                detector.calibrate(units.held_out)
+                target = replace(target, defended=Defended(units.network, detector))
             model = arm.threat_model(ThreatModel(norm="linf", epsilon=1, bounds=units.bounds), values=64)
-            defended = units.defended() if arm.resolved.traits.detector else None
             given = {"threat_model": model, "generator": stream(0)}
-            target = replace(units.target(), defended=defended, references=units.held_out[None, :4])
             points = run_attack(arm.resolved, target, units.inputs[:1], LABELS[:1], **given)
             found.append((points - units.inputs[:1]).double().flatten(1).norm(dim=1) / units.width)
         near = {"rtol": 0, "atol": 0} if bounds == EXACT else {"rtol": 0.05, "atol": 1e-3}

@@ -19,15 +19,6 @@ def still(model, x, y):
     return x
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("compared")
-    for name, attack, more in (("weak", still, {}), ("strong", STRONG, {"batch_size": 5})):
-        test = (small.NETWORK, {name: robust_ext.as_attack(attack, name=name)}, small.INPUTS)
-        robust_ext.binarization_test(*test, small.LINF, out=folder / name, **SETTINGS, **more)
-    return folder
-
-
 @pytest.mark.parametrize(("gained", "lost", "trials"), [(0, 0, 5), (7, 0, 7), (3, 9, 40), (600, 500, 2000), (5, 5, 10)])
 def test_paired_difference_is_mcnemars_test(gained, lost, trials):
     difference, (low, high), p_value = paired_difference(gained, lost, trials)
@@ -42,74 +33,64 @@ def test_the_interval_of_a_paired_difference_covers_what_it_states():
     for rates in ((0.0, 0.0), (0.2, 0.1), (0.5, 0.4), (0.9, 0.05)):
         covered = 0.0
         for (up, down), (low, high) in found.items():
-            counts = [up, down, trials - up - down]
-            chance = multinomial.pmf(counts, trials, [*rates, 1 - sum(rates)])
+            chance = multinomial.pmf([up, down, trials - up - down], trials, [*rates, 1 - sum(rates)])
             covered += chance * (low <= rates[0] - rates[1] <= high)
         assert covered >= 0.95
 
 
 def test_the_interval_of_a_difference_is_newcombes():
-    # His example (f): 9 of 10 and 3 of 10, with Wilson's intervals, by method 10.
-    def wilson(hits, trials):
-        found = binomtest(hits, trials).proportion_ci(method="wilson")
-        return found.low, found.high
-
-    low, high = difference_interval(0.3, wilson(3, 10), 0.9, wilson(9, 10))
+    """His example (f): 9 of 10 and 3 of 10, with Wilson's intervals, by method 10."""
+    few, many = (binomtest(hits, 10).proportion_ci(method="wilson") for hits in (3, 9))
+    low, high = difference_interval(0.3, (few.low, few.high), 0.9, (many.low, many.high))
     assert (round(low, 4), round(high, 4)) == (0.1705, 0.8090)
 
 
-def test_two_tests_of_the_same_samples(runs):
-    first, second = (robust_ext.load_result(runs / name) for name in ("weak", "strong"))
-    found = robust_ext.compare(runs / "weak", str(runs / "strong"))
+def test_two_tests_of_the_same_samples_and_the_command_that_compares_them(tmp_path):
+    for name, attack, more in (("weak", still, {}), ("strong", STRONG, {"batch_size": 5})):
+        test = (small.NETWORK, {name: robust_ext.as_attack(attack, name=name)}, small.INPUTS, small.LINF)
+        robust_ext.binarization_test(*test, out=tmp_path / name, **SETTINGS, **more)
+    first, second = (robust_ext.load_result(tmp_path / name) for name in ("weak", "strong"))
+    found = robust_ext.compare(tmp_path / "weak", str(tmp_path / "strong"))
     (change,) = found.content["changes"]
     assert change["verdict"] == [first.verdict, second.verdict]
     assert change["same"] == {"network": True, "code of the network": True, "samples": True}
     assert change["settings"].keys() >= {"batch_size", "attack weak"}
-    apgd = [robust_ext.as_attack(f"robust_ext:APGD(steps={steps})", name="a") for steps in (2, 3)]
-    both = [robust_ext.robust_accuracy(small.NETWORK, one, small.INPUTS, small.LABELS, small.LINF) for one in apgd]
-    assert robust_ext.compare(*both).content["changes"][0]["settings"] == {"attack a steps": ["2", "3"]}
     assert change["settings"]["batch_size"][1] == 5
     assert "seed" not in change["settings"]
     assert change["versions"] == {}
     (row,) = change["scores"]
-    found_by = [{one["sample"] for one in result.records if _found(one)} for result in (first, second)]
-    assert (row["gained"], row["lost"]) == (len(found_by[1] - found_by[0]), len(found_by[0] - found_by[1]))
+    one, other = (
+        {record["sample"] for record in result.records if record["attacks"][name]["outcome"] == "found"}
+        for name, result in (("weak", first), ("strong", second))
+    )
+    assert (row["gained"], row["lost"]) == (len(other - one), len(one - other))
     assert row["p_value"] == pytest.approx(binomtest(row["gained"], row["gained"] + row["lost"]).pvalue)
-    assert (row["before"], row["after"]) == (first.score, second.score)
-    assert row["score"] == "weak -> strong"
-    json.dumps(found.to_dict(), allow_nan=False)
-
-
-def _found(record):
-    (entry,) = record["attacks"].values()
-    return entry["outcome"] == "found"
+    assert (row["before"], row["after"], row["score"]) == (first.score, second.score, "weak -> strong")
+    file = tmp_path / "found.json"
+    done = CliRunner().invoke(app, ["compare", str(tmp_path / "weak"), str(tmp_path / "strong"), "--json", str(file)])
+    assert done.exit_code == 0, done.output
+    assert done.output.rstrip() == str(found).rstrip()
+    assert json.loads(file.read_text("utf-8")) == json.loads(json.dumps(found.to_dict(), allow_nan=False))
 
 
 def test_robust_accuracy_is_compared_sample_by_sample():
-    attacks = {"still": still, "step": small.sign_step}
-    one, other = (
-        robust_ext.robust_accuracy(small.NETWORK, chosen, small.INPUTS, small.LABELS, small.LINF)
-        for chosen in ({"attack": attacks["still"]}, {"attack": attacks["step"]})
-    )
+    def accuracy(attacks, samples=10):
+        return robust_ext.robust_accuracy(
+            small.NETWORK, attacks, small.INPUTS[:samples], small.LABELS[:samples], small.LINF
+        )
+
+    one, other = accuracy({"attack": still}), accuracy({"attack": small.sign_step})
     rows = {row["score"]: row for row in robust_ext.compare(one, other).rows()}
     lost = round(10 * (1 - other.robust_accuracy(0.1)))
     for name in ("attack, epsilon 0.1", "worst case, epsilon 0.1"):
         assert (rows[name]["gained"], rows[name]["lost"], rows[name]["paired"]) == (0, lost, 10)
-    fewer = robust_ext.robust_accuracy(small.NETWORK, attacks, small.INPUTS[:8], small.LABELS[:8], small.LINF)
-    found = robust_ext.compare(one, fewer)
-    (change,) = found.content["changes"]
+    (change,) = robust_ext.compare(one, accuracy({"still": still, "step": small.sign_step}, 8)).content["changes"]
     assert change["same"]["samples"] is False
     assert change["settings"]["samples"] == [10, 8]
     (row,) = [row for row in change["scores"] if row["score"] == "worst case, epsilon 0.1"]
     assert row["p_value"] is None
     assert row["difference_low"] < row["difference"] < row["difference_high"]
     assert change["only"] == [["attack"], ["still", "step"]]
-
-
-def test_the_command_writes_what_the_function_returns(runs, tmp_path):
-    file = tmp_path / "found.json"
-    done = CliRunner().invoke(app, ["compare", str(runs / "weak"), str(runs / "strong"), "--json", str(file)])
-    assert done.exit_code == 0, done.output
-    found = robust_ext.compare(runs / "weak", runs / "strong")
-    assert done.output.rstrip() == str(found).rstrip()
-    assert json.loads(file.read_text("utf-8")) == json.loads(json.dumps(found.to_dict()))
+    # Settings of an attack stand one by one.
+    two, three = (accuracy(robust_ext.as_attack(f"robust_ext:APGD(steps={steps})", name="a")) for steps in (2, 3))
+    assert robust_ext.compare(two, three).content["changes"][0]["settings"] == {"attack a steps": ["2", "3"]}

@@ -19,6 +19,8 @@ from tests.libraries import library
 
 LOW, HIGH = np.array([0.0, -2, 0, 10]), np.array([1.0, 2, 5, 20])
 BUDGETS = np.array([0.2, 0.8, 1, 0])
+SIZES, ORDERS = {"linf": 0.5, "l2": 0.8, "l1": 1.0}, {"linf": np.inf, "l2": 2, "l1": 1}
+MASK = [True, True, False, True]
 OWN = (
     "robust_ext:APGD(steps=30, loss='margin', restarts=2)",
     "robust_ext:APGD(steps=30, loss='margin', stop_early=True)",
@@ -31,7 +33,6 @@ OWN = (
     "robust_ext:CarliniWagnerLinf(steps=20, initial_const=0.1, const_factor=8)",
     "robust_ext:AdaptedAttack(attack='robust_ext:APGD(steps=20)', eot=2, keep_best=True, projected=True)",
 )
-LIBRARIES = ("foolbox:L2PGD", "torchattacks:PGD(steps=20)", "art:ProjectedGradientDescent")
 
 
 class Table(nn.Module):
@@ -44,11 +45,10 @@ class Table(nn.Module):
         with torch.no_grad():
             for layer in self.net[::2]:
                 layer.weight.mul_(gain)
-        self.low, self.width = torch.tensor(LOW).float(), torch.tensor(HIGH - LOW).float()
-        self.eval()
+        self.eval().requires_grad_(False)
 
     def forward(self, x):
-        return self.net((x - self.low) / self.width)
+        return self.net((x - torch.tensor(LOW).float()) / torch.tensor(HIGH - LOW).float())
 
 
 def samples(net, count, seed=0):
@@ -57,59 +57,56 @@ def samples(net, count, seed=0):
 
 
 def table_model(norm, **more):
-    size = {"linf": 0.5, "l2": 0.8, "l1": 1.0}[norm]
-    given = {"epsilon": BUDGETS * size, "bounds": (LOW, HIGH), **more}
-    return ThreatModel(norm=norm, **given)
+    return ThreatModel(norm=norm, epsilon=BUDGETS * SIZES[norm], bounds=(LOW, HIGH), **more)
 
 
-def robust_by_grid(net, x, y, *, norm, size, mask, points=61):
+def robust(result):
+    return [one == "1" for one in result.content["worst_case"][0]["robust"]]
+
+
+def robust_by_grid(net, x, y, *, norm, mask, points=61):
     """Which samples no point of a grid breaks, computed from budgets, bounds and mask alone."""
-    found = []
+    found, reach = [], BUDGETS * SIZES[norm] * mask
     for row, label in zip(x.double().numpy(), y.tolist(), strict=True):
-        reach = BUDGETS * size * mask
         low, high = np.maximum(row - reach, LOW), np.minimum(row + reach, HIGH)
         axes = [np.linspace(a, b, points) if b > a else np.array([a]) for a, b in zip(low, high, strict=True)]
         grid = np.stack(np.meshgrid(*axes, indexing="ij"), -1).reshape(-1, 4)
         moved = (grid - row)[:, reach > 0] / reach[reach > 0]
-        grid = grid[np.linalg.norm(moved, ord={"linf": np.inf, "l2": 2, "l1": 1}[norm], axis=1) <= 1]
-        with torch.no_grad():
-            found.append(bool((net(torch.tensor(grid, dtype=torch.float32)).argmax(1) == label).all()))
-    return "".join("01"[one] for one in found)
+        grid = grid[np.linalg.norm(moved, ord=ORDERS[norm], axis=1) <= 1]
+        found.append(bool((net(torch.tensor(grid, dtype=torch.float32)).argmax(1) == label).all()))
+    return found
 
 
-@pytest.mark.parametrize("norm", ["linf", "l2", "l1"])
-@pytest.mark.parametrize("mask", [None, [True, True, False, True]])
+@pytest.mark.parametrize("norm", SIZES)
+@pytest.mark.parametrize("mask", [None, MASK])
 def test_own_attacks_find_what_every_point_of_a_grid_does(norm, mask):
-    net, size = Table(4), {"linf": 0.5, "l2": 0.8, "l1": 1.0}[norm]
+    net = Table(4)
     x, y = samples(net, 30)
-    expected = robust_by_grid(net, x, y, norm=norm, size=size, mask=np.ones(4) if mask is None else np.array(mask))
-    assert 5 <= expected.count("0") <= 25
-    result = robust_accuracy(net, OWN[0], x, y, table_model(norm, mask=mask))
-    assert result.content["worst_case"][0]["robust"] == expected
+    expected = robust_by_grid(net, x, y, norm=norm, mask=np.ones(4) if mask is None else np.array(mask))
+    assert 5 <= expected.count(False) <= 25
+    assert robust(robust_accuracy(net, OWN[0], x, y, table_model(norm, mask=mask))) == expected
 
 
 def attempted(net, attack, x, y, model, *, seed=0):
-    """What the engine makes of one attack, and the outcomes."""
+    """What the engine makes of one attack."""
     target = Target(module=net, bounds=model.bounds, classes=3, input_shape=tuple(x.shape[1:]), device=x.device)
 
     def work():
         task = Task(attack=as_attack(attack), target=target, inputs=x, labels=y, threat_model=model, stream=(seed,))
         return (yield task, Check(module=net, name="attack"))
 
-    found = drive(verified(work())).verified
-    return found, found.outcomes
+    return drive(verified(work())).verified
 
 
-def allowed(points, x, *, budgets, low, high, mask, norm, step=None):
+def allowed(points, x, *, budgets, mask, norm, step=None):
     """Which points are allowed, by numpy alone."""
     points, x = points.double().numpy(), x.double().numpy()
-    free = mask & (budgets > 0)
-    d = points - x
-    size = np.linalg.norm(d[:, free] / budgets[free], ord={"linf": np.inf, "l2": 2, "l1": 1}[norm], axis=1)
-    fine = (size <= 1 + 1e-4) & (np.abs(d[:, ~free]).max(1, initial=0) == 0)
-    fine &= ((points >= low - 1e-6 * np.abs(low)) & (points <= high + 1e-6 * np.abs(high))).all(1)
+    free, d = mask & (budgets > 0), points - x
+    fine = np.linalg.norm(d[:, free] / budgets[free], ord=ORDERS[norm], axis=1) <= 1 + 1e-4
+    fine &= np.abs(d[:, ~free]).max(1, initial=0) == 0
+    fine &= ((points >= LOW - 1e-6 * np.abs(LOW)) & (points <= HIGH + 1e-6 * np.abs(HIGH))).all(1)
     if step is not None:
-        off = (points - low) / step
+        off = (points - LOW) / step
         fine &= (np.abs(off - off.round()) < 1e-4).all(1)
     return fine
 
@@ -117,7 +114,7 @@ def allowed(points, x, *, budgets, low, high, mask, norm, step=None):
 @settings(max_examples=12)
 @given(
     seed=st.integers(0, 10**6),
-    norm=st.sampled_from(["linf", "l2", "l1"]),
+    norm=st.sampled_from([*SIZES]),
     attack=st.sampled_from(OWN),
     budgets=st.lists(st.just(0.0) | st.floats(0.05, 1.5), min_size=4, max_size=4).filter(any),
     mask=st.lists(st.booleans(), min_size=4, max_size=4).filter(any),
@@ -127,8 +124,7 @@ def test_nothing_outside_what_is_allowed_ever_counts(seed, norm, attack, budgets
     budgets, mask = np.array(budgets) * (HIGH - LOW) / 3, np.array(mask)
     if not (budgets * mask).any():
         mask = budgets > 0
-    one = as_attack(attack)
-    norm = norm if norm in one.traits.norms else "linf"
+    norm = norm if norm in as_attack(attack).traits.norms else "linf"
     net = Table(seed % 7)
     x, _ = samples(net, 6, seed)
     step = None if levels is None else (HIGH - LOW) / (levels - 1)
@@ -136,27 +132,21 @@ def test_nothing_outside_what_is_allowed_ever_counts(seed, norm, attack, budgets
         x = torch.tensor(LOW + ((x.numpy() - LOW) / step).round() * step, dtype=torch.float32)
     y = net(x).argmax(1)
     model = ThreatModel(norm=norm, epsilon=budgets, bounds=(LOW, HIGH), mask=mask, levels=levels)
-    found, outcomes = attempted(net, attack, x, y, model, seed=seed)
-    counts = np.array([one == "found" for one in outcomes])
-    given = {"budgets": budgets, "low": LOW, "high": HIGH, "mask": mask, "norm": norm, "step": step}
-    assert allowed(found.candidates, x, **given)[counts].all()
     # Whatever is handed in: points anywhere, of which only allowed ones may count.
     anywhere = x + torch.randn(6, 4, generator=torch.Generator().manual_seed(seed)) * torch.tensor(HIGH - LOW).float()
     judged = verify(anywhere, x, y, module=net, threat_model=model, attack="any")
-    counts = np.array([one == "found" for one in judged.outcomes])
-    assert allowed(judged.candidates, x, **given)[counts].all()
+    for found in (attempted(net, attack, x, y, model, seed=seed), judged):
+        counts = np.array([one == "found" for one in found.outcomes])
+        assert allowed(found.candidates, x, budgets=budgets, mask=mask, norm=norm, step=step)[counts].all()
 
 
 @pytest.mark.filterwarnings("ignore:Please import `gaussian_filter`:DeprecationWarning")
-@pytest.mark.parametrize("attack", LIBRARIES)
+@pytest.mark.parametrize("attack", ["foolbox:L2PGD", "torchattacks:PGD(steps=20)", "art:ProjectedGradientDescent"])
 def test_attacks_of_libraries_stay_in_the_limits_and_the_result_says_how(attack):
     library(attack.partition(":")[0])
-    norm = "l2" if "L2" in attack else "linf"
-    net = Table(4)
-    x, y = samples(net, 30)
-    model = table_model(norm, mask=[True, True, False, True])
+    net, norm = Table(4), "l2" if "L2" in attack else "linf"
     with pytest.warns(RobustExtWarning, match="one epsilon"):
-        result = robust_accuracy(net, attack, x, y, model)
+        result = robust_accuracy(net, attack, *samples(net, 30), table_model(norm, mask=MASK))
     (entry,) = result.content["attacks"]
     # Everything it returned was valid.
     assert set(entry["outcomes"]) <= {"found", "not_adversarial"}
@@ -165,29 +155,23 @@ def test_attacks_of_libraries_stay_in_the_limits_and_the_result_says_how(attack)
 
 @pytest.mark.parametrize(("norm", "epsilon"), [("linf", 0.2), ("linf", 0.4), ("l2", 0.35), ("l1", 0.45)])
 def test_levels_find_what_every_valid_input_does(norm, epsilon):
-    levels, count = 6, 40
-    torch.manual_seed(3)
-    net = Table(3, columns=3).net.eval()
+    levels, count, net = 6, 40, Table(3, columns=3).net
     x = torch.randint(0, levels, (count, 3), generator=torch.Generator().manual_seed(1)) / (levels - 1)
     y = net(x).argmax(1)
-    every = torch.tensor(list(itertools.product(range(levels), repeat=3))) / (levels - 1)
-    fine = torch.cartesian_prod(*[torch.linspace(0, 1, 61)] * 3)
-    power = {"linf": torch.inf, "l2": 2, "l1": 1}[norm]
 
-    def robust(points):
-        with torch.no_grad():
-            classes = net(points).argmax(1)
-        near = [torch.linalg.vector_norm(points - row, ord=power, dim=1) <= epsilon + 1e-6 for row in x]
+    def unbroken(points):
+        classes = net(points).argmax(1)
+        near = [torch.linalg.vector_norm(points - row, ord=ORDERS[norm], dim=1) <= epsilon + 1e-6 for row in x]
         return [bool((classes[one] == label).all()) for one, label in zip(near, y, strict=True)]
 
     model = ThreatModel(norm=norm, epsilon=epsilon, levels=levels)
     with pytest.warns(RobustExtWarning, match="rounded"):
         result = robust_accuracy(net, [OWN[0], "robust_ext:RandomSearch"], x, y, model)
-    (row,) = result.content["worst_case"]
-    assert row["robust"] == "".join("01"[one] for one in robust(every))
+    assert robust(result) == unbroken(torch.tensor(list(itertools.product(range(levels), repeat=3))) / (levels - 1))
     # The second number is that of inputs of any value: at most what a fine grid leaves.
+    (row,), fine = result.content["worst_case"], torch.cartesian_prod(*[torch.linspace(0, 1, 61)] * 3)
     assert row["robust_accuracy"] >= row["without_rounding"]
-    assert abs(row["without_rounding"] * count - sum(robust(fine))) <= 1
+    assert abs(row["without_rounding"] * count - sum(unbroken(fine))) <= 1
 
 
 def test_repair_finds_valid_inputs_that_rounding_alone_loses():
@@ -197,65 +181,53 @@ def test_repair_finds_valid_inputs_that_rounding_alone_loses():
     y, model = net(x).argmax(1), ThreatModel(norm="linf", epsilon=0.2, levels=16)
     # Its points lie just beyond the boundary, on whose other side half of their rounded ones are.
     attack = "robust_ext:BoundarySearch(budget=150)"
-    relaxed, before = attempted(net, attack, x, y, model.scalar)
+    relaxed = attempted(net, attack, x, y, model.scalar)
     rounded = verify(relaxed.candidates, x, y, module=net, threat_model=model, attack="rounded")
-    repaired, outcomes = attempted(net, attack, x, y, model)
-    found = [sum(one == "found" for one in some) for some in (rounded.outcomes, outcomes, before)]
-    assert found[0] < 0.8 * found[1]
-    assert found[1] > 0.95 * found[2]
+    repaired = attempted(net, attack, x, y, model)
+    alone, found, possible = (one.outcomes.count("found") for one in (rounded, repaired, relaxed))
+    assert alone < 0.8 * found
+    assert found > 0.95 * possible
     # Every sample that rounding alone undoes is named.
-    assert sum(one in ("found", "undone_by_rounding") for one in rounded.outcomes) == found[2]
-    steps = repaired.candidates[torch.tensor([one == "found" for one in outcomes])] * 15
+    assert alone + rounded.outcomes.count("undone_by_rounding") == possible
+    steps = repaired.candidates[torch.tensor([one == "found" for one in repaired.outcomes])] * 15
     assert (steps - steps.round()).abs().max() < 1e-5
 
 
 def test_kinds_find_what_every_valid_row_does():
-    net = Table(2, gain=3.0).net.eval()
-    levels, colours = torch.arange(4.0), torch.eye(3)
-    rows = torch.stack([torch.cat([n[None], c]) for n in levels for c in colours])
-    y = net(rows).argmax(1)
-    kinds = ["integer", *["one-hot:colour"] * 3]
-    bounds = (np.zeros(4), np.array([3.0, 1, 1, 1]))
+    net = Table(2, gain=3.0).net
+    rows = torch.stack([torch.cat([n[None], colour]) for n in torch.arange(4.0) for colour in torch.eye(3)])
+    y, kinds = net(rows).argmax(1), ["integer", *["one-hot:colour"] * 3]
     for budgets, near in (
         ([1.0, 0.5, 0.5, 0.5], lambda a, b: abs(a[0] - b[0]) <= 1 and (a[1:] == b[1:]).all()),
         ([1.0, 1, 1, 1], lambda a, b: abs(a[0] - b[0]) <= 1),
         ([0.4, 1, 1, 1], lambda a, b: a[0] == b[0]),
     ):
-        model = ThreatModel(norm="linf", epsilon=budgets, bounds=bounds, kinds=kinds)
-        expected = [all(y[j] == y[i] for j in range(12) if near(rows[i], rows[j])) for i in range(12)]
+        model = ThreatModel(norm="linf", epsilon=budgets, bounds=(np.zeros(4), np.array([3.0, 1, 1, 1])), kinds=kinds)
         with pytest.warns(RobustExtWarning):
             result = robust_accuracy(net, [*OWN[:2], "robust_ext:RandomSearch"], rows, y, model)
-        assert result.content["worst_case"][0]["robust"] == "".join("01"[one] for one in expected)
+        assert robust(result) == [all(y[j] == y[i] for j in range(12) if near(rows[i], rows[j])) for i in range(12)]
 
 
 def test_a_changed_mask_is_no_resumption(tmp_path):
     net = Table(4)
     x, y = samples(net, 4)
-    runs = {
-        "accuracy": lambda model, out: robust_accuracy(net, OWN[2], x, y, model, out=out),
-        "planted": lambda model, out: binarization_test(net, OWN[2], x, model, out=out),
-    }
-    for name, run in runs.items():
-        first, out = table_model("linf", mask=[True, True, False, True]), tmp_path / name
-        begun = run(first, out).content
-        again = run(table_model("linf", mask=torch.tensor([True, True, False, True])), out).content
+    for name, run in (
+        ("accuracy", lambda *given, **more: robust_accuracy(net, OWN[2], x, y, *given, **more)),
+        ("planted", lambda *given, **more: binarization_test(net, OWN[2], x, *given, **more)),
+    ):
+        begun = run(table_model("linf", mask=MASK), out=tmp_path / name).content
+        again = run(table_model("linf", mask=torch.tensor(MASK)), out=tmp_path / name).content
         assert again["time"]["resumed"] > 0
         assert again["settings"]["entries"] == begun["settings"]["entries"]
         with pytest.raises(RobustExtError):
-            run(table_model("linf", mask=[True, False, True, True]), out)
-
-
-def wide(count):
-    """A network on 16 columns in [0, 1], samples, and a threat model with budgets of their own and fixed columns."""
-    torch.manual_seed(2)
-    net = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 3)).eval()
-    x = torch.rand(count, 16, generator=torch.Generator().manual_seed(0))
-    model = ThreatModel(norm="linf", epsilon=np.linspace(0.1, 0.4, 16), mask=np.arange(16) != 5)
-    return net, x, net(x).argmax(1), model
+            run(table_model("linf", mask=[True, False, True, True]), out=tmp_path / name)
 
 
 def test_planted_examples_are_valid_and_found():
-    net, x, _, model = wide(32)
+    torch.manual_seed(2)
+    net = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 3)).eval()
+    x = torch.rand(32, 16, generator=torch.Generator().manual_seed(0))
+    model = ThreatModel(norm="linf", epsilon=np.linspace(0.1, 0.4, 16), mask=np.arange(16) != 5)
     result = binarization_test(net, "robust_ext:APGD(steps=50, loss='margin')", x, model)
     (found,) = result.content["attacks"]
     # As on the same network with one epsilon, where it finds .84 to .97 of them.

@@ -16,40 +16,29 @@ from robust_ext.evaluations.binarization.posing import planting_cost
 from robust_ext.evaluations.binarization.problems import measure
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 from tests.evaluations.diagnosis.zoo.layers import Rounding
-from tests.evaluations.small import call
+from tests.evaluations.small import LINF, call
 from tests.evaluations.subjects import SMALL, random_classifier, rounded
 
-THREAT_MODEL = ThreatModel(norm="linf", epsilon=0.1)
 APGD, OTHER, PGD = "robust_ext:APGD(steps=10)", "foolbox:LinfPGD(steps=4)", "foolbox:LinfPGD(steps=12)"
+GIVEN = NETWORK, INPUTS, LABELS = random_classifier()
 
-
-@pytest.fixture(scope="module")
-def given():
-    return random_classifier()
-
-
-PLAIN = {"depths": (1,), "canaries": 0, **SMALL}
 # Evaluations by their kind, attacks and settings, and the phases whose rows are known exactly before; others take at
 # most what is stated.
 CALLS = {
-    "binarization": ("binarization", APGD, PLAIN, {"features", "attack", "verify"}),
-    "deeper": ("binarization", [APGD, OTHER], SMALL, {"features"}),
-    "robust accuracy": ("robust_accuracy", [APGD], {"epsilons": (0.05, 0.1)}, {"attack", "verify"}),
-    "mead": ("mead", [APGD], {}, {"attack", "verify"}),
-    "test time": ("test_time", APGD, {"defense": rounded}, {"attack", "verify"}),
+    "binarization": (APGD, {"depths": (1,), "canaries": 0, **SMALL}, {"features", "attack", "verify"}),
+    "robust_accuracy": ([APGD], {"epsilons": (0.05, 0.1)}, {"attack", "verify"}),
+    "mead": ([APGD], {}, {"attack", "verify"}),
+    "test_time": (APGD, {"defense": rounded}, {"attack", "verify"}),
+    "binarization, deeper": ([APGD, OTHER], SMALL, {"features"}),
 }
 
 
-NAMES = [pytest.param(one, marks=pytest.mark.exhaustive) if one == "deeper" else one for one in CALLS]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_rows_before_and_after(given, tmp_path, name):
-    kind, attacks, settings, exact = CALLS[name]
+@pytest.mark.parametrize("name", CALLS)
+def test_rows_before_and_after(tmp_path, name):
+    attacks, settings, exact = CALLS[name]
 
     def run():
-        model, x, y = given
-        return call(kind, model, attacks, x, y, THREAT_MODEL, out=tmp_path / "run", **settings)
+        return call(name.split(",")[0], NETWORK, attacks, INPUTS, LABELS, out=tmp_path / "run", **settings)
 
     before = robust_ext.estimate(run)
     assert not (tmp_path / "run").exists()
@@ -61,9 +50,8 @@ def test_rows_before_and_after(given, tmp_path, name):
         for way in ("forward", "backward"):
             stated, counted = getattr(cost, way), rows[key][way]
             assert counted == pytest.approx(stated) if key[0] in exact else counted <= stated + 1e-6
-    total = content["time"]["total"]
     for column in ("forward", "backward", "seconds"):
-        assert sum(row[column] for row in rows.values()) == pytest.approx(total[column])
+        assert sum(row[column] for row in rows.values()) == pytest.approx(content["time"]["total"][column])
     assert rows["rest", None]["seconds"] >= 0
     after = robust_ext.estimate(run)
     assert (after.samples, after.done, after.total.forward) == (before.samples, before.samples, 0)
@@ -71,16 +59,13 @@ def test_rows_before_and_after(given, tmp_path, name):
     assert taken / 3 < before.size < taken * 3
 
 
-@pytest.mark.parametrize(
-    ("norm", "masked"), [("linf", False), ("l2", False), pytest.param("l2", True, marks=pytest.mark.exhaustive)]
-)
-def test_an_evaluation_is_estimated_with_its_certificate_and_search_at_most(given, tmp_path, norm, masked):
-    network, *samples = given
-    model = nn.Sequential(Rounding(), network).eval() if masked else network
+@pytest.mark.parametrize(("norm", "masked"), [("linf", False), pytest.param("l2", True, marks=pytest.mark.exhaustive)])
+def test_an_evaluation_is_estimated_with_its_certificate_and_search_at_most(tmp_path, norm, masked):
+    model = nn.Sequential(Rounding(), NETWORK).eval() if masked else NETWORK
 
     def call():
         options = {"budget": "quick", "planted": 8, "out": tmp_path / "run"}
-        return robust_ext.evaluate(model, *samples, ThreatModel(norm=norm, epsilon=0.02), **options).content
+        return robust_ext.evaluate(model, INPUTS, LABELS, ThreatModel(norm=norm, epsilon=0.02), **options).content
 
     before = robust_ext.estimate(call)
     assert not (tmp_path / "run").exists()
@@ -101,27 +86,32 @@ def test_an_evaluation_is_estimated_with_its_certificate_and_search_at_most(give
     assert taken["rest"].forward <= most
 
 
-def run(*arguments):
-    return CliRunner().invoke(app, [*arguments, "--model=digits", "--data=digits", "--in-process"])
-
-
-COMMANDS = {
-    "binarization": ("--attack", APGD, "--eps=0.1", "--samples=4"),
-    "diagnose": ("--attack", APGD, "--eps=0.1", "--samples=4"),
-    "mead": ("--detector=lid", "--arm=linf:0.1=robust_ext:APGD()", "--samples=4"),
-    "test-time": ("--defense=hd(steps=2)", "--eps=0.1", "--samples=4"),
-}
-
-
 @pytest.mark.parametrize(
-    "command", [one if one == "mead" else pytest.param(one, marks=pytest.mark.exhaustive) for one in COMMANDS]
+    "words",
+    [
+        "mead --detector=lid --arm=linf:0.1=robust_ext:APGD()",
+        pytest.param(f"binarization --attack={APGD} --eps=0.1", marks=pytest.mark.exhaustive),
+        pytest.param(f"diagnose --attack={APGD} --eps=0.1", marks=pytest.mark.exhaustive),
+        pytest.param("test-time --defense=hd(steps=2) --eps=0.1", marks=pytest.mark.exhaustive),
+    ],
 )
-def test_a_dry_run_of_a_command_prints_its_cost_and_writes_nothing(tmp_path, command):
+def test_a_dry_run_of_a_command_prints_its_cost_and_writes_nothing(tmp_path, words):
     out = tmp_path / "run"
-    found = run(command, *COMMANDS[command], "--dry-run", f"--out={out}")
+    options = ["--samples=4", "--dry-run", f"--out={out}", "--model=digits", "--data=digits", "--in-process"]
+    found = CliRunner().invoke(app, [*words.split(), *options])
     assert found.exit_code == 0, found.output
     assert re.search(r"^in all +[\d,]+ +[\d,]+ +[\d.]+$", found.output, re.M)
     assert not out.exists()
+
+
+@pytest.mark.parametrize("settings", [{}, {"draws": 3}, {"boundary_points": 3, "inner_points": 7}])
+def test_of_planting_is_exact(settings):
+    checked = BinarizationSettings(threat_model=LINF, **{**SMALL, **settings})
+    counter = PassCounter()
+    features = counted_parts(NETWORK, INPUTS, checked, counter).features
+    before = counter.forward
+    measure(Forward(checked.fitting.measured(features, seed=0), 64), INPUTS, range(8), checked)
+    assert counter.forward - before == planting_cost(checked).forward * 8
 
 
 def estimated(call):
@@ -130,21 +120,9 @@ def estimated(call):
     return [stated.forward, stated.backward], call().content
 
 
-@pytest.mark.parametrize("settings", [{}, {"draws": 3}, {"boundary_points": 3, "inner_points": 7}])
-def test_of_planting_is_exact(given, settings):
-    network, inputs, _ = given
-    checked = BinarizationSettings(threat_model=THREAT_MODEL, **{**SMALL, **settings})
-    counter = PassCounter()
-    features = counted_parts(network, inputs, checked, counter).features
-    before = counter.forward
-    measure(Forward(checked.fitting.measured(features, seed=0), 64), inputs, range(8), checked)
-    assert counter.forward - before == planting_cost(checked).forward * 8
-
-
 @pytest.mark.parametrize(
     ("attacks", "forward", "backward"),
     [
-        ([APGD], 11, 10),
         (["robust_ext:APGD(steps=5,restarts=2,loss='margin')"], 12, 10),
         (["robust_ext:ObjectivePGD(steps=7,objective='kl',best=True)"], 9, 7),
         (["robust_ext:SpatialTransformation(mode='random',samples=4)"], 4, 0),
@@ -152,9 +130,8 @@ def test_of_planting_is_exact(given, settings):
         (["art:ProjectedGradientDescent(max_iter=6)"], 7, 6),
     ],
 )
-def test_of_robust_accuracy(given, attacks, forward, backward):
-    network, inputs, labels = given
-    stated, content = estimated(lambda: robust_ext.robust_accuracy(network, attacks, inputs, labels, THREAT_MODEL))
+def test_of_robust_accuracy(attacks, forward, backward):
+    stated, content = estimated(lambda: robust_ext.robust_accuracy(NETWORK, attacks, INPUTS, LABELS, LINF))
     # One row an attack to verify what it found.
     assert stated == [8 * (forward + len(attacks)), 8 * backward]
     counted = [sum(one["passes"][way] for one in content["attacks"]) for way in ("forward", "backward")]
@@ -162,20 +139,13 @@ def test_of_robust_accuracy(given, attacks, forward, backward):
     assert counted[1] <= stated[1] <= 1.5 * counted[1]
 
 
-def test_of_a_test_time_defense(given):
-    network, inputs, labels = given
+class Twice(nn.Module):
+    def forward(self, x):
+        return NETWORK(x) + NETWORK(x.flip(3))
 
-    class Twice(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.network = network
 
-        def forward(self, x):
-            return self.network(x) + self.network(x.flip(3))
-
-    stated, content = estimated(
-        lambda: robust_ext.evaluate_defense(Twice().eval(), APGD, inputs, labels, THREAT_MODEL, classifier=network)
-    )
+def test_of_a_test_time_defense():
+    stated, content = estimated(lambda: call("test_time", NETWORK, APGD, INPUTS, LABELS, defense=Twice().eval()))
     # Predictions of clean inputs and candidates, and the attack, of which each takes two rows of the static model.
     assert stated == [8 * (4 + 4 + 22), 8 * 20]
     (step,) = content["defended"]["attacks"]

@@ -22,10 +22,8 @@ pytestmark = [
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes are found in /proc"),
     pytest.mark.filterwarnings("ignore:This process:DeprecationWarning"),
 ]
-
 # Each process is forked from this one, which has imported what they need: the imports take longer than the runs.
 PROCESSES = multiprocessing.get_context("fork")
-
 NET = """
 import time
 import torch
@@ -63,14 +61,13 @@ def files(tmp_path_factory):
     """The network, the data, and for each command what an undisturbed run leaves."""
     folder, draw = tmp_path_factory.mktemp("kills"), np.random.default_rng(0)
     (folder / "net.py").write_text(NET)
-    given = {}
+    given, undisturbed = {}, {}
     exec(NET, given)  # noqa: S102
     for name, count in (("data", 24), ("train", 40)):
         x = draw.random((count, 4, 4))
         # Labels that a setup check takes for the network's own.
         y = given["make"]()(torch.from_numpy(x).float()).argmax(1).numpy()
         np.savez(folder / f"{name}.npz", x=x, y=y)
-    undisturbed = {}
 
     def expected(*words):
         if words not in undisturbed:
@@ -119,30 +116,25 @@ def children(process):
         return []
 
 
-def workers(process):
-    """Ids of the processes that attacks run in: children of the one that was started for them."""
-    return [one for child in children(process) for one in children(child)]
-
-
-def written(out):
-    return sum(file.stat().st_size for file in out.rglob("*.jsonl")) if out.exists() else 0
-
-
 def kill_once(process, out, draw, victims):
     """Kill a process at a random moment after something new was written; which it was, None where all had ended."""
-    before, victim = written(out), draw.choice(victims)
-    while process.is_alive() and written(out) == before:
+
+    def written():
+        return sum(file.stat().st_size for file in out.rglob("*.jsonl")) if out.exists() else 0
+
+    before, victim = written(), draw.choice(victims)
+    while process.is_alive() and written() == before:
         time.sleep(0.002)
     time.sleep(draw.uniform(0, 0.1))
-    while victim == "worker" and process.is_alive():
-        for found in workers(process.pid):
+    while process.is_alive():
+        # Attacks run in children of the process that was started for them.
+        workers = [one for child in children(process.pid) for one in children(child)]
+        for found in [process.pid] if victim == "command" else workers:
             os.kill(found, signal.SIGKILL)
+            if victim == "command":
+                process.join()
             return victim
-    if victim == "worker" or not process.is_alive():
-        return None
-    process.kill()
-    process.join()
-    return victim
+    return None
 
 
 def survive(files, out, command, *, kills, victims, seed, extra=()):

@@ -14,7 +14,7 @@ from robust_ext.models.outputs import LogitsOf, TwoClass
 
 X = torch.rand(40, 1, 4, 4, generator=torch.Generator().manual_seed(0))
 LINF = ThreatModel(norm="linf", epsilon=0.05)
-ATTACK = "robust_ext:APGD(steps=5)"
+ATTACK = "robust_ext:APGD(steps=20)"
 
 
 def network():
@@ -58,42 +58,32 @@ def flawed(z):
     return torch.where((torch.arange(len(z)) % 2 == 0)[:, None], z, z.roll(1, 1))
 
 
+AGREE, TWO_CLASSES = "which the labels agree with", "TwoClass"
 TAKEN = {
-    "features first": (lambda z, f: (f, z), Y),
-    "features first, as many as classes": (lambda z, f: (f[:, :3], z), Y),
-    "in a dict": (lambda z, f: {"embedding": f, "scores": z}, Y),
-    "an early exit": (lambda z, f: [flawed(z), z], Y),
-    "beside an uncertainty": (lambda z, f: (z.std(1, keepdim=True), z, f), Y),
-    "one sigmoid in a tuple": (lambda z, f: (f, margin(z).sigmoid()), BINARY),
+    "features first": (lambda z, f: (f, z), Y, AGREE),
+    "features first, as many as classes": (lambda z, f: (f[:, :3], z), Y, AGREE),
+    "in a dict": (lambda z, f: {"embedding": f, "scores": z}, Y, AGREE),
+    "an early exit": (lambda z, f: [flawed(z), z], Y, AGREE),
+    "beside an uncertainty": (lambda z, f: (z.std(1, keepdim=True), z, f), Y, AGREE),
+    "one sigmoid in a tuple": (lambda z, f: (f, margin(z).sigmoid()), BINARY, AGREE),
+    "a sigmoid": (lambda z, f: margin(z).sigmoid(), BINARY, TWO_CLASSES),
+    "a column of a sigmoid": (lambda z, f: margin(z).sigmoid()[:, None], BINARY, TWO_CLASSES),
+    "half precision": (lambda z, f: margin(z).half().sigmoid(), BINARY, TWO_CLASSES),
+    "named": (lambda z, f: SimpleNamespace(logits=margin(z)[:, None]), BINARY, TWO_CLASSES),
+    "a logit": (lambda z, f: margin(z), BINARY, TWO_CLASSES),
+    "its tanh": (lambda z, f: margin(z).tanh()[:, None], BINARY, TWO_CLASSES),
 }
 
 
 @pytest.mark.parametrize("name", TAKEN)
-def test_of_several_outputs_the_one_that_the_labels_agree_with_is_taken_and_stated(name):
-    function, labels = TAKEN[name]
-    with pytest.warns(RobustExtWarning, match="which the labels agree with"):
+def test_of_several_outputs_the_one_that_the_labels_agree_with_is_taken_and_one_means_two_classes(name):
+    function, labels, words = TAKEN[name]
+    with pytest.warns(RobustExtWarning, match=words):
         given = prepared(Returns(function), labels)
     assert given.correct.mean() == 1
-    assert any(isinstance(part, LogitsOf) for part in given.module.modules())
-
-
-TWO = {
-    "a sigmoid": lambda z, f: margin(z).sigmoid(),
-    "a column of it": lambda z, f: margin(z).sigmoid()[:, None],
-    "half precision": lambda z, f: margin(z).half().sigmoid(),
-    "named": lambda z, f: SimpleNamespace(logits=margin(z)[:, None]),
-    "a logit": lambda z, f: margin(z),
-    "its tanh": lambda z, f: margin(z).tanh()[:, None],
-}
-
-
-@pytest.mark.parametrize("name", TWO)
-def test_one_output_is_a_model_of_two_classes(name):
-    with pytest.warns(RobustExtWarning, match="TwoClass"):
-        given = prepared(Returns(TWO[name]), BINARY)
-    assert given.correct.mean() == 1
     assert bool(given.logits.isfinite().all())
-    if name in ("a sigmoid", "a column of it"):
+    assert words == TWO_CLASSES or any(isinstance(part, LogitsOf) for part in given.module.modules())
+    if name in ("a sigmoid", "a column of a sigmoid"):
         expected = torch.stack([-margin(network()(X)), margin(network()(X))], 1).sigmoid().log()
         torch.testing.assert_close(given.logits, expected.detach(), rtol=1e-3, atol=1e-4)
 
@@ -108,13 +98,11 @@ def test_a_sigmoid_that_rounds_to_0_or_1_has_finite_logits_and_gradients():
 
 
 def test_a_sigmoid_is_evaluated_like_the_two_logits_it_came_from():
-    explicit = Returns(lambda z, f: torch.stack([torch.zeros(len(z)), margin(z)], 1))
     found = []
-    for model in (explicit, Returns(TWO["a column of it"])):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RobustExtWarning)
-            result = robust_ext.robust_accuracy(model, ATTACK, X, BINARY, LINF)
-            planted = robust_ext.binarization_test(model, "robust_ext:APGD(steps=20)", X[:16], LINF, inner_points=50)
+    for function in (lambda z, f: torch.stack([torch.zeros(len(z)), margin(z)], 1), TAKEN["a column of a sigmoid"][0]):
+        model = Returns(function)
+        result = robust_ext.robust_accuracy(model, "robust_ext:APGD(steps=5)", X, BINARY, LINF)
+        planted = robust_ext.binarization_test(model, ATTACK, X[:16], LINF, inner_points=50)
         found.append((result.robust_accuracy(LINF.epsilon), planted.score))
     assert found[0] == found[1]
     assert found[0][1] >= 0.9
@@ -152,28 +140,27 @@ def test_other_tasks_are_refused_by_name_by_the_diagnosis_too(name):
 
 
 def test_without_labels_several_candidates_are_refused_and_named_and_with_them_tested():
-    model, attack = Returns(TAKEN["features first"][0]), "robust_ext:APGD(steps=20)"
+    model = Returns(TAKEN["features first"][0])
     with pytest.raises(ModelError, match="LogitsOf"):
-        robust_ext.binarization_test(model, attack, X, LINF)
-    with pytest.warns(RobustExtWarning, match="which the labels agree with"):
-        result = robust_ext.binarization_test(model, attack, X[:16], LINF, labels=Y[:16], inner_points=50)
-    named = robust_ext.binarization_test(LogitsOf(model, 1), attack, X[:16], LINF, inner_points=50)
+        robust_ext.binarization_test(model, ATTACK, X, LINF)
+    with pytest.warns(RobustExtWarning, match=AGREE):
+        result = robust_ext.binarization_test(model, ATTACK, X[:16], LINF, labels=Y[:16], inner_points=50)
+    named = robust_ext.binarization_test(LogitsOf(model, 1), ATTACK, X[:16], LINF, inner_points=50)
     assert (result.verdict, result.score) == (named.verdict, named.score)
 
 
-SOUND = {
-    "logits": lambda z, f: z,
-    "logits in [0, 1]": lambda z, f: (z / 100 + 0.5).clamp(0, 1),
-    "a sigmoid inside": lambda z, f: z.sigmoid() * 5,
-    "two of three": lambda z, f: z[:, :2],
-    "logits and softmax": lambda z, f: (z, z.softmax(1)),
-    "log-softmax": lambda z, f: z.log_softmax(1),
-}
-
-
-@pytest.mark.parametrize("name", SOUND)
-def test_logits_are_taken_in_silence(name):
-    model = Returns(SOUND[name])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda z, f: z,
+        lambda z, f: (z / 100 + 0.5).clamp(0, 1),
+        lambda z, f: z.sigmoid() * 5,
+        lambda z, f: z[:, :2],
+        lambda z, f: (z, z.softmax(1)),
+        lambda z, f: z.log_softmax(1),
+    ],
+)
+def test_logits_are_taken_in_silence(function):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        prepared(model, Y.clamp(max=1))
+        prepared(Returns(function), Y.clamp(max=1))

@@ -1,30 +1,38 @@
-"""Results as objects: equality, files, tables and plots, of every kind."""
+"""Results as objects: equality, files, tables and plots, of every kind; and callbacks that are told of them."""
 
 import copy
 import csv
-import html.parser
 import io
 import json
+import logging
+import math
 import pickle
+import re
 import types
+from unittest.mock import MagicMock, Mock
+from xml.etree import ElementTree
 
 import pytest
 
 import robust_ext
+from robust_ext.evaluations.callbacks import metrics, params
 from tests.evaluations import small
 
 HOSTILE = '<script>alert("$x_1$")</script> & 100% {of} ~^\\ #'
+GIVEN = small.NETWORK, small.INPUTS, small.LABELS, small.LINF
 
 
-def diagnosis(out, attacks):
-    step = {"step": attacks["step"]}
-    settings = {"inner_points": 20, "queries": 20, "references": False, "planted": 4}
-    return robust_ext.diagnose(small.NETWORK, step, small.INPUTS, small.LABELS, small.LINF, out=out, **settings)
+def still(model, x, y):
+    return x
+
+
+def diagnosis(out):
+    settings = {"inner_points": 20, "queries": 20, "planted": 4}
+    return small.call("diagnosis", small.NETWORK, {"step": small.sign_step}, *GIVEN[1:3], out=out, **settings)
 
 
 def evaluation(out):
-    given = {"budget": "quick", "planted": 4, "claim": 60, "out": out}
-    return robust_ext.evaluate(small.NETWORK, small.INPUTS, small.LABELS, small.LINF, **given)
+    return robust_ext.evaluate(*GIVEN, budget="quick", planted=4, claim=60, out=out)
 
 
 @pytest.fixture(scope="module")
@@ -34,18 +42,15 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def results(folder):
-    step = robust_ext.as_attack(small.sign_step, name=HOSTILE)
-    plain = {"step": robust_ext.as_attack(small.sign_step, name="step")}
-    attacks = {HOSTILE: step, "still": lambda model, x, y: x}
+    attacks = {HOSTILE: robust_ext.as_attack(small.sign_step, name=HOSTILE), "still": still}
     kinds = {name: evaluate(folder / name, attacks) for name, evaluate in small.EVALUATIONS.items()}
-    others = {"diagnosis": diagnosis(folder / "diagnosis", plain), "evaluation": evaluation(folder / "evaluation")}
-    return {**kinds, **others}
+    return {**kinds, "diagnosis": diagnosis(folder / "diagnosis"), "evaluation": evaluation(folder / "evaluation")}
 
 
-KINDS = [*small.EVALUATIONS, "diagnosis", "evaluation"]
+every_kind = pytest.mark.parametrize("kind", [*small.EVALUATIONS, "diagnosis", "evaluation"])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@every_kind
 def test_copies_and_what_is_loaded_are_equal(results, folder, kind):
     result = results[kind]
     others = [
@@ -56,46 +61,14 @@ def test_copies_and_what_is_loaded_are_equal(results, folder, kind):
     ]
     for other in others:
         assert other == result
-        assert hash(other) == hash(result)
-        assert str(other) == str(result)
-        assert type(other) is type(result)
+        assert (hash(other), str(other), type(other)) == (hash(result), str(result), type(result))
     assert type(result)({**result.content, "seed": 1}) != result
     assert result != result.content
     # A security curve keeps a row for each run and sample in this process alone.
     assert list(others[2].records) == ([] if kind == "robust_accuracy" else list(result.records))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_bare_result_in_a_notebook_is_a_line_or_a_table(results, kind):
-    result = results[kind]
-    parser = _Parser()
-    parser.feed(result._repr_html_())
-    assert parser.open == []
-    assert parser.tags <= {"div", "table", "thead", "tbody", "tr", "th", "td"}
-    assert parser.rows == 1 + len(result.rows())
-
-
-class _Parser(html.parser.HTMLParser):
-    """The tags of a fragment, and those that were not closed."""
-
-    def __init__(self):
-        super().__init__()
-        self.open, self.tags, self.rows = [], set(), 0
-
-    def handle_starttag(self, tag, attrs):
-        self.open.append(tag)
-        self.tags.add(tag)
-        self.rows += tag == "tr"
-        # Only what stands on dark and on light ground.
-        style = dict(attrs).get("style", "")
-        assert "color:" not in style.replace("color: inherit", "")
-        assert "background: " not in style.replace("background: transparent", "")
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-
-@pytest.mark.parametrize("kind", KINDS)
+@every_kind
 def test_tables_agree(results, kind, tmp_path):
     pandas = pytest.importorskip("pandas")
     result, rows = results[kind], results[kind].rows()
@@ -115,8 +88,14 @@ def test_tables_agree(results, kind, tmp_path):
     assert pandas.read_csv(io.StringIO(text)).shape == frame.shape
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_latex_is_escaped_and_plots_are_drawn(results, kind):
+@every_kind
+def test_html_and_latex_are_escaped_and_plots_are_drawn(results, kind):
+    elements = [*ElementTree.fromstring(results[kind]._repr_html_()).iter()]
+    tags, styles = [one.tag for one in elements], ";".join(one.get("style", "") for one in elements)
+    # Only what stands on dark and on light ground.
+    assert set(re.findall(r"(?<!-)color: \w+|background: \w+", styles)) <= {"color: inherit", "background: transparent"}
+    assert set(tags) <= {"div", "table", "thead", "tbody", "tr", "th", "td"}
+    assert tags.count("tr") == 1 + len(results[kind].rows())
     lines = results[kind].to_latex().splitlines()
     assert lines[1] == r"\toprule"
     assert lines[-2:] == [r"\bottomrule", r"\end{tabular}"]
@@ -124,8 +103,7 @@ def test_latex_is_escaped_and_plots_are_drawn(results, kind):
     for line in (lines[2], *lines[4:-2]):
         assert line.replace(r"\&", "").count("&") == columns - 1
         bare = line.replace(r"\&", "").replace("{}", "").removesuffix(r"\\")
-        for char in "%$#_{}":
-            assert bare.count(char) == bare.count(f"\\{char}")
+        assert all(bare.count(char) == bare.count(f"\\{char}") for char in "%$#_{}")
     pyplot = pytest.importorskip("matplotlib.pyplot")
     pyplot.switch_backend("agg")
     _, axes = pyplot.subplots()
@@ -141,7 +119,6 @@ BAD = {
     "not a number": lambda text: text.replace('"seed": 0', '"seed": NaN'),
     "deep": lambda text: "[" * 100_000,
     "newer": lambda text: text.replace('"format": 2', '"format": 99'),
-    "no format": lambda text: text.replace('"format": 2', '"format": "one"'),
     "unknown kind": lambda text: text.replace('"kind": "mead"', '"kind": "__import__"'),
     "no kind": lambda text: text.replace('"kind": "mead"', '"kind": ["mead"]'),
     "another kind": lambda text: text.replace('"kind": "mead"', '"kind": "binarization"'),
@@ -156,3 +133,61 @@ def test_files_that_are_no_results_are_refused(results, folder, tmp_path, damage
     file.write_text(BAD[damage]((folder / "mead" / "result.json").read_text("utf-8")), encoding="utf-8")
     with pytest.raises(robust_ext.DataError, match=r"result\.json: "):
         robust_ext.load_result(tmp_path)
+
+
+def listener(**more):
+    return Mock(spec=["on_record", "on_result"], **more)
+
+
+def heard(one):
+    """The records and results that a listener was told of."""
+    return [[call.args[0] for call in each.call_args_list] for each in (one.on_record, one.on_result)]
+
+
+def listened(*callbacks, **more):
+    attacks = {"still": still, "<b> 1%": small.sign_step, "b_1": still}
+    return robust_ext.robust_accuracy(small.NETWORK, attacks, *GIVEN[1:], callbacks=callbacks, batch_size=4, **more)
+
+
+def test_callbacks_get_every_record_and_then_the_result_and_what_one_raises_loses_nothing(tmp_path, caplog):
+    bad, good, again = listener(), listener(), listener()
+    bad.on_record.side_effect = bad.on_result.side_effect = ValueError("no disk")
+    result = listened(bad, good, Mock(spec=["on_result"]), out=tmp_path)
+    records, told = heard(good)
+    assert told == [result] == [robust_ext.load_result(tmp_path)]
+    runs = [f"{name} linf 0.1" for name in ("still", "<b> 1%", "b_1")]
+    assert [(one["run"], one["sample"]) for one in records] == [(run, sample) for run in runs for sample in range(10)]
+    assert (bad.on_record.call_count, bad.on_result.call_count) == (1, 1)
+    assert len([record for record in caplog.records if record.levelno == logging.ERROR]) == 2
+    # What is in the folder already is told too.
+    listened(again, out=tmp_path)
+    assert heard(again)[0] == records
+
+
+@pytest.mark.parametrize("kind", small.KINDS)
+def test_every_evaluation_has_callbacks(kind):
+    """A diagnosis tells of itself alone, and not of the evaluations that it is made of."""
+    one, own = listener(), {"batch_size": 4} if kind != "diagnosis" else {"planted": 2, "inner_points": 9}
+    result = small.call(kind, small.NETWORK, still, small.INPUTS, small.LABELS, callbacks=[one], **own)
+    records, told = heard(one)
+    assert told == [result]
+    assert {record["sample"] for record in records} >= set(range(10))
+
+
+def test_trackers_get_the_numbers_of_the_rows():
+    client, run, writer = Mock(), MagicMock(), Mock()
+    result = listened(robust_ext.MLflowCallback(client), robust_ext.WandbCallback(run))
+    robust_ext.TensorBoardCallback(writer, step=7).on_result(result)
+    found = metrics(result)
+    assert found["robust_accuracy/still/0.1/robust_accuracy"] == result.robust_accuracy(0.1, attack="still")
+    assert found["robust_accuracy/worst_case/0.1/samples"] == 10
+    # Names that are alike when they are made plain stay apart.
+    assert {"robust_accuracy/b_1/0.1/seconds", "robust_accuracy/b_1/0.1_2/seconds"} <= set(found)
+    assert len([name for name in found if name.endswith("/forward")]) == 3
+    assert all(math.isfinite(value) for value in found.values())
+    assert params(result)["robust_accuracy/batch_size"] == "4"
+    assert {one[0] for one in client.method_calls} == {"log_params", "log_metrics"}
+    assert set(client.log_metrics.call_args.args[0]) == set(run.log.call_args.args[0]) == set(found)
+    assert all(len(text) <= 250 for text in client.log_params.call_args.args[0].values())
+    run.config.update.assert_called_once_with(params(result), allow_val_change=True)
+    assert {one.args[0] for one in writer.add_scalar.call_args_list} == set(found)

@@ -1,6 +1,7 @@
 """Warnings reach Python users once, with their line; the result keeps them, and the command line shows them once."""
 
 import os
+import re
 import subprocess
 import sys
 import warnings
@@ -11,20 +12,23 @@ import torch
 from torch import nn
 
 import robust_ext
-from robust_ext import RobustExtWarning, ThreatModel
+from robust_ext import RobustExtWarning
+from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
-from tests.evaluations.small import KINDS, call
+from tests.evaluations.small import INPUTS, KINDS, call
+from tests.evaluations.steps import gradient
 
-LINF = ThreatModel(norm="linf", epsilon=0.1)
-X = torch.rand(12, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
 class Outputs(nn.Module):
     """Logits, and features of another width."""
 
-    def __init__(self):
+    def __init__(self, network=None):
         super().__init__()
-        self.network = nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
+        torch.manual_seed(1)
+        self.network = network or nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
+        self.eval()
 
     def forward(self, x):
         return self.network(x), x.flatten(1)
@@ -46,61 +50,53 @@ def threads(model, x, y):
     return x
 
 
-def make():
-    torch.manual_seed(1)
-    return Outputs().eval()
+def network():
+    """For the command line."""
+    return Outputs(digits_network())
 
 
-def issued_by(call):
-    """The texts that a call warned with, all of them this package's and at a line of these tests, and its result."""
+def issued_by(kind, model, attack, **given):
+    """The texts that an evaluation warned with, all of them at a line of these tests, and its result."""
+    output = model(INPUTS)
+    labels = (output[0] if isinstance(output, tuple) else output).argmax(1)
+    given |= {"labels": labels} if kind == "binarization" else {}
     with warnings.catch_warnings(record=True) as issued:
         warnings.simplefilter("always")
-        result = call()
+        result = call(kind, model, attack, INPUTS, labels, **given)
     assert {(one.category, Path(one.filename).parent) for one in issued} <= {(RobustExtWarning, Path(__file__).parent)}
     return [str(one.message) for one in issued], result
 
 
-def labels(model):
-    output = model(X)
-    return (output[0] if isinstance(output, tuple) else output).argmax(1)
-
-
-def accuracy(model, attack, **settings):
-    return call("robust_accuracy", model, attack, X, labels(model), LINF, batch_size=4, **settings)
-
-
-@pytest.mark.parametrize("kind", KINDS)
+@every_kind
 def test_what_an_evaluation_warns_of_is_issued_once_and_kept(kind):
-    model = make()
-    own = {"labels": labels(model)} if kind == "binarization" else {}
-    texts, result = issued_by(lambda: call(kind, model, threads, X, labels(model), LINF, **own))
+    texts, result = issued_by(kind, Outputs(), threads)
     assert len(texts) == len(set(texts))
     assert set(result.content["warnings"]) <= set(texts)
     for words in ("is taken as the logits", "left the number of threads changed"):
         assert sum(words in text for text in result.content["warnings"]) == 1, words
 
 
-@pytest.mark.parametrize("given", ["lost", "own process", "resumed"])
-def test_wherever_they_come_from(given, tmp_path):
-    """The result's own, those of an attack's process, and those of blocks that were finished before."""
-    if given == "lost":
-        texts, result = issued_by(lambda: accuracy(Flat().eval(), dies, isolate=True))
+@pytest.mark.parametrize("isolate", [True, False])
+def test_those_of_an_attacks_process_and_of_an_earlier_run_are_issued_too(isolate, tmp_path):
+    given = "robust_accuracy", Flat().eval(), "robust_ext:APGD(steps=2)"
+    texts, result = issued_by(*given, isolate=isolate, out=tmp_path)
+    (text,) = result.content["warnings"]
+    assert texts == [text]
+    assert "the gradient of some rows" in text
+    if isolate:
+        texts, result = issued_by("robust_accuracy", Flat().eval(), dies, isolate=True)
+        assert texts == result.content["warnings"]
+        assert len(texts) == 1
     else:
-        keywords = {"isolate": given != "resumed", "out": tmp_path}
-        attack = "robust_ext:APGD(steps=2)"
-        texts, result = issued_by(lambda: accuracy(Flat().eval(), attack, **keywords))
-        assert any("the gradient of some rows" in text for text in texts)
-        if given == "resumed":
-            assert issued_by(lambda: accuracy(Flat().eval(), attack, **keywords)) == (texts, result)
-    assert texts == result.content["warnings"]
-    assert len(texts) == 1
+        assert issued_by(*given, isolate=isolate, out=tmp_path) == (texts, result)
 
 
 def test_as_errors_they_end_the_call_when_its_files_are_written(tmp_path):
+    labels = Outputs()(INPUTS)[0].argmax(1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with pytest.raises(RobustExtWarning) as raised:
-            accuracy(make(), lambda model, x, y: x, out=tmp_path)
+            call("robust_accuracy", Outputs(), lambda model, x, y: x, INPUTS, labels, out=tmp_path)
     assert str(raised.value) == robust_ext.load_result(tmp_path).content["warnings"][0]
 
 
@@ -115,8 +111,61 @@ def test_the_command_line_shows_each_once(more):
     assert "RobustExtWarning" not in found.stderr
 
 
-def network():
-    """For the command line."""
-    model = Outputs()
-    model.network = digits_network()
-    return model.eval()
+X, Y = load_dataset("digits").take(range(16))
+
+
+def carlini_wagner(model, x, y):
+    """As Foolbox's own documentation calls it, with a list of budgets."""
+    foolbox = pytest.importorskip("foolbox")
+    model = foolbox.PyTorchModel(model, bounds=(0, 1), device="cpu")
+    _, candidates, _ = foolbox.attacks.L2CarliniWagnerAttack(steps=20)(model, x, y, epsilons=[2.0])
+    return candidates[0]
+
+
+def step(size, lowest=0.0, highest=1.0):
+    return lambda model, x, y: (x + size * gradient(model, x, y).sign()).clamp(lowest, highest)
+
+
+OUTSIDE = {
+    "l2 CW for linf": (carlini_wagner, "beyond epsilon"),
+    "no projection": (step(0.25), "beyond epsilon"),
+    "no clipping": (step(0.1, -1.0, 2.0), "out of the bounds"),
+    "images in [-1, 1]": (lambda model, x, y: 2 * x - 1, "out of the bounds"),
+}
+
+
+def outside(result):
+    return [text for text in result.content["warnings"] if "Candidates lay" in text]
+
+
+@every_kind
+@pytest.mark.parametrize("case", ["no projection", "no clipping"])
+def test_candidates_outside_the_threat_model_are_a_warning_in_every_evaluation(kind, case):
+    """No more samples are counted than were given, or these and the problems planted in some of them."""
+    attack, what = OUTSIDE[case]
+    given = {"planted": 12, "inner_points": 50} if kind == "diagnosis" else {}
+    with pytest.warns(RobustExtWarning, match=f"Candidates lay {what}"):
+        result = call(kind, digits_network(), attack, X, Y, **given)
+    assert len(outside(result)) == 1
+    for one in result.findings:
+        planted = kind == "diagnosis" and one.unit == "samples and planted problems"
+        assert planted or one.of is None or (one.of <= len(X) and one.unit == "samples"), one
+
+
+@pytest.mark.parametrize("case", OUTSIDE)
+def test_it_is_said_how_many_lie_outside_and_how_far(case):
+    attack, what = OUTSIDE[case]
+    (text,) = outside(call("robust_accuracy", digits_network(), {case: attack}, X, Y))
+    candidates = attack(digits_network(), X, Y)
+    distances = (candidates - X).flatten(1).abs().amax(1) / 0.1
+    out = (candidates.flatten(1).amin(1) < -1e-5) | (candidates.flatten(1).amax(1) > 1 + 1e-5)
+    rows = out if what == "out of the bounds" else (distances > 1.001) & ~out
+    counts = re.search(r": (\d+) of (\d+), at ([\d.]+) .* and ([\d.]+) at most", text).groups()
+    expected = [int(rows.sum()), len(X), float(distances[rows].quantile(0.5)), float(distances[rows].max())]
+    assert [float(one) for one in counts] == pytest.approx(expected, rel=0.01)
+
+
+@pytest.mark.parametrize("kind", ["robust_accuracy", "binarization"])
+def test_nothing_is_said_of_sound_attacks_and_of_perturbations_that_have_to_be_larger(kind):
+    for attack in ("foolbox:LinfPGD(steps=3)", "foolbox:LinfDeepFoolAttack(steps=20)", step(0.1)):
+        assert outside(call(kind, digits_network(), attack, X, Y)) == []
