@@ -1,4 +1,4 @@
-"""Ranks against scipy and exact fractions, the mixture against Blahut-Arimoto, brute force and quadrature."""
+"""Several detectors as one: ranks against scipy, the mixture against Blahut-Arimoto and quadrature, the detector."""
 
 import math
 
@@ -13,10 +13,20 @@ from scipy.special import expit, logit, rel_entr
 from scipy.stats import percentileofscore
 from sklearn.metrics import roc_auc_score
 
+from robust_ext.core.errors import ModelError
+from robust_ext.datasets import load_dataset
+from robust_ext.demo.network import digits_network
+from robust_ext.detectors import Detector, FeatureSqueezingDetector, MagNetDetector, ScoreDetector
+from robust_ext.detectors.combined import CombinedDetector
 from robust_ext.detectors.combining import METHODS, combine, combine_ranks, ranks_among
+from robust_ext.evaluations.detectors import detector_digest
+from robust_ext.models.defended import Defended
+from tests.detectors import cases
+from tests.detectors.cases import flat as network
 
 SCORES = st.one_of(st.integers(-5, 5).map(float), st.floats(-1e6, 1e6, width=32))
 PROBABILITIES = st.one_of(st.floats(0, 1), st.sampled_from([0.0, 1.0, 0.5, 1e-12, 1 - 1e-12, 1e-300]))
+EACH_METHOD = pytest.mark.parametrize("method", METHODS)
 
 
 def ranks(scores, clean):
@@ -34,29 +44,17 @@ def divergence(p, q):
     return rel_entr(p, q) + rel_entr(1 - p, 1 - q)
 
 
-def blahut_arimoto(numbers, steps):
-    """The output probability, and a lower and an upper bound of the capacity."""
-    weights = np.full(len(numbers), 1 / len(numbers))
-    for _ in range(steps):
-        apart = divergence(numbers, weights @ numbers)
-        weights = weights * np.exp(apart - apart.max())
-        weights /= weights.sum()
-    apart = divergence(numbers, weights @ numbers)
-    return float(weights @ numbers), float(weights @ apart), float(apart.max())
-
-
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(SCORES, min_size=1, max_size=12))
 def test_ranks_of_clean_scores_are_their_mid_ranks(clean):
     expected = [percentileofscore(clean, one, kind="mean") / 100 for one in clean]
     np.testing.assert_allclose(ranks(clean, clean), expected, atol=1e-12)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(SCORES, min_size=2, max_size=12, unique=True), st.lists(SCORES, max_size=8))
 def test_ranks_between_clean_scores_are_interpolated(clean, scores):
-    knots = np.sort(clean)
-    shares = (np.arange(len(clean)) + 0.5) / len(clean)
+    knots, shares = np.sort(clean), (np.arange(len(clean)) + 0.5) / len(clean)
     found = ranks(scores, clean)
     assert found.dtype == np.float64
     # Beyond the ends np.interp is flat.
@@ -77,28 +75,15 @@ def test_infinite_scores_have_places():
     assert float(ranks(1.0, [1, 1, 1])) == 0.5
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(SCORES, min_size=1, max_size=10), st.lists(st.integers(-3000, 3000), min_size=2, max_size=30))
 def test_ranks_grow_strictly(clean, steps):
-    clean = [float(round(one)) % 50 for one in clean]
-    scores = np.unique(np.array(steps) / 16)
-    found = ranks(scores, clean)
+    found = ranks(np.unique(np.array(steps) / 16), [float(round(one)) % 50 for one in clean])
     assert (np.diff(found) > 0).all()
     assert ((found > 0) & (found < 1)).all()
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.integers(0, 10**6), st.booleans(), st.sampled_from(METHODS))
-def test_one_detector_keeps_its_auroc(seed, ties, method):
-    rng = np.random.default_rng(seed)
-    scores = rng.normal(size=80) * 10 + np.repeat([0, 8], 40)
-    scores = scores.round() if ties else scores
-    labels = np.repeat([0, 1], 40)
-    found = combine(scores[None], [rng.normal(size=30) * 10], method=method)
-    assert roc_auc_score(labels, found) == pytest.approx(roc_auc_score(labels, scores), abs=1e-12)
-
-
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(PROBABILITIES, min_size=1, max_size=5))
 @example([0.0, 1.0])
 @example([0.0, 0.0])
@@ -106,33 +91,33 @@ def test_one_detector_keeps_its_auroc(seed, ties, method):
 @example([0.3, 0.3 + 1e-15])
 @example([0.0, 5e-324])
 def test_the_mixture_minimises_the_largest_divergence(numbers):
-    found = mixture(*numbers)
-    low, high = min(numbers), max(numbers)
+    found, low, high = mixture(*numbers), min(numbers), max(numbers)
     assert low - 1e-14 <= found <= high + 1e-14
     if high - low < 1e-6:
         return
-    regret = divergence(numbers, found).max()
-    other = minimize_scalar(
-        lambda q: divergence(numbers, q).max(), bounds=(low, high), method="bounded", options={"xatol": 1e-13}
-    )
+    limits = {"bounds": (low, high), "method": "bounded", "options": {"xatol": 1e-13}}
+    other = minimize_scalar(lambda q: divergence(numbers, q).max(), **limits)
     # Golden sections stop at the square root of the precision; what they find cannot be lower.
     grid = divergence(np.array(numbers)[:, None], np.linspace(low, high, 2001)[None, 1:-1]).max(0)
-    assert regret <= min(other.fun, grid.min()) * (1 + 1e-9) + 1e-12
+    assert divergence(numbers, found).max() <= min(other.fun, grid.min()) * (1 + 1e-9) + 1e-12
     assert other.x == pytest.approx(found, abs=2e-6)
     assert divergence(low, found) == pytest.approx(divergence(high, found), rel=1e-6, abs=1e-11)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.floats(0.001, 0.999), min_size=2, max_size=5))
 def test_the_mixture_is_that_of_blahut_and_arimoto(numbers):
     assume(max(numbers) - min(numbers) > 0.05)
-    output, least, most = blahut_arimoto(np.array(numbers), 2000)
-    regret = divergence(numbers, mixture(*numbers)).max()
-    assert least - 1e-12 <= regret <= most + 1e-12
+    weights = np.full(len(numbers), 1 / len(numbers))
+    for _ in range(2000):
+        apart = divergence(numbers, weights @ numbers)
+        weights = weights * np.exp(apart - apart.max())
+        weights /= weights.sum()
+    output, apart = float(weights @ numbers), divergence(numbers, weights @ numbers)
+    least, most = float(weights @ apart), float(apart.max())
+    assert least - 1e-12 <= divergence(numbers, mixture(*numbers)).max() <= most + 1e-12
     # Pinsker's inequality, and that an output q falls short of the best one, p, by KL(p || q) at least.
     assert abs(mixture(*numbers) - output) <= math.sqrt(max(most - least, 0) / 2) + 1e-7
-    if max(numbers) - min(numbers) > 0.4 and len(numbers) == 2:
-        assert mixture(*numbers) == pytest.approx(output, abs=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -148,64 +133,50 @@ def test_mixtures_of_known_channels():
     assert [mixture(*ends) for ends in ((0, 1), (0, 0), (1, 1))] == [0.5, 0, 1]
     assert [mixture(0, 0.5), mixture(0.5, 1)] == pytest.approx([0.2, 0.8], abs=1e-14)
     assert [mixture(0.2, 0.8), mixture(0.3), mixture(0.3, 0.3)] == pytest.approx([0.5, 0.3, 0.3], abs=1e-15)
-    assert mixture(0.3) == mixture(0.3, 0.3)
     # Near a common value it is the middle, also where rounding would swallow the formula.
     for gap in (1e-15, 1e-12, 1e-9, 1e-6, 3e-5, 1e-4):
         assert mixture(0.25, 0.25 + gap) - 0.25 == pytest.approx(gap / 2, rel=2e-4, abs=1e-16)
 
 
-@pytest.mark.parametrize("method", METHODS)
+def best_of(numbers):
+    grid = np.linspace(numbers.min(), numbers.max(), 200001)
+    return float(grid[np.maximum(divergence(numbers.min(), grid), divergence(numbers.max(), grid)).argmin()])
+
+
+@EACH_METHOD
 def test_combining_row_by_row(method):
     rng = np.random.default_rng(3)
-    scores = rng.normal(size=(3, 4, 5)) * 2
-    clean = [rng.normal(size=20), rng.normal(size=7), rng.normal(size=1)]
+    scores, clean = rng.normal(size=(3, 4, 5)) * 2, [rng.normal(size=count) for count in (20, 7, 1)]
     found = combine(scores, clean, method=method)
-    assert found.shape == (4, 5)
-    assert found.dtype == np.float64
+    assert (found.shape, found.dtype) == ((4, 5), np.float64)
     own = np.stack([ranks(row, one) for row, one in zip(scores, clean, strict=True)])
-    by_hand = {"mean": np.mean, "max": np.max, "mixture": lambda q, axis: np.apply_along_axis(_best, axis, q)}
+    by_hand = {"mean": np.mean, "max": np.max, "mixture": lambda q, axis: np.apply_along_axis(best_of, axis, q)}
     np.testing.assert_allclose(found, by_hand[method](own, axis=0), atol=6e-6)
-    turned = combine(scores[::-1], clean[::-1], method=method)
-    np.testing.assert_allclose(turned, found, rtol=0, atol=1e-15)
-    holed = scores.copy()
-    holed[1, 2, 3] = np.nan
-    assert np.argwhere(np.isnan(combine(holed, clean, method=method))).tolist() == [[2, 3]]
+    np.testing.assert_allclose(combine(scores[::-1], clean[::-1], method=method), found, rtol=0, atol=1e-15)
+    scores[1, 2, 3] = np.nan
+    assert np.argwhere(np.isnan(combine(scores, clean, method=method))).tolist() == [[2, 3]]
     assert combine(np.empty((2, 0)), clean[:2], method=method).shape == (0,)
     assert np.isfinite(combine([[np.inf], [-np.inf]], clean[:2], method=method)).all()
+    # One detector keeps its AUROC, with ties too.
+    both, labels = (rng.normal(size=80) * 10 + np.repeat([0, 8], 40)).round(), np.repeat([0, 1], 40)
+    alone = combine(both[None], [rng.normal(size=30) * 10], method=method)
+    assert roc_auc_score(labels, alone) == pytest.approx(roc_auc_score(labels, both), abs=1e-12)
 
 
-def _best(numbers):
-    grid = np.linspace(numbers.min(), numbers.max(), 200001)
-    low, high = divergence(numbers.min(), grid), divergence(numbers.max(), grid)
-    return float(grid[np.maximum(low, high).argmin()])
-
-
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.floats(0, 1), min_size=2, max_size=5), st.integers(0, 4), st.floats(0, 1), st.sampled_from(METHODS))
 def test_a_higher_number_never_lowers_the_result(numbers, place, by, method):
-    place %= len(numbers)
     both = torch.tensor([numbers, numbers], dtype=torch.float64).T
-    both[place, 1] += by * (1 - both[place, 1])
+    both[place % len(numbers), 1] += by * (1 - both[place % len(numbers), 1])
     before, after = combine_ranks(both, method=method).tolist()
     assert after >= before - 1e-15
-
-
-def test_gradients_are_those_of_finite_differences():
-    generator = torch.Generator().manual_seed(0)
-    numbers = torch.rand(3, 6, dtype=torch.float64, generator=generator, requires_grad=True)
-    for method in METHODS:
-        assert torch.autograd.gradcheck(lambda x, method=method: combine_ranks(x, method=method), numbers)
-    clean = torch.randn(15, dtype=torch.float64, generator=generator).sort().values
-    scores = (torch.randn(40, dtype=torch.float64, generator=generator) * 3).requires_grad_()
-    assert torch.autograd.gradcheck(lambda x: ranks_among(x, clean), scores)
 
 
 @pytest.mark.parametrize("numbers", [(0.0, 1.0), (0.0, 0.0), (1.0, 1.0), (0.0, 0.5), (0.3, 0.3), (0.4, 1.0)])
 def test_gradients_at_the_ends_are_finite(numbers):
     values = torch.tensor(numbers, dtype=torch.float64, requires_grad=True)
     (gradient,) = torch.autograd.grad(combine_ranks(values, method="mixture"), values)
-    assert bool(torch.isfinite(gradient).all())
-    assert bool((gradient >= 0).all())
+    assert bool(torch.isfinite(gradient).all() & (gradient >= 0).all())
     if numbers[0] == numbers[1]:
         assert gradient.tolist() == pytest.approx([0.5, 0.5], abs=1e-12)
     # At the ends it is that of the line between, and one unit beyond a quarter of 1 / 2n.
@@ -215,3 +186,158 @@ def test_gradients_at_the_ends_are_finite(numbers):
     scores = torch.tensor([-math.inf, 1.0, 2.0, 5.0, math.inf], dtype=torch.float64, requires_grad=True)
     (gradient,) = torch.autograd.grad(ranks_among(scores, torch.tensor([1.0, 1.0, 2.0]).double()).sum(), scores)
     assert bool(torch.isfinite(gradient).all())
+
+
+class Unit(Detector):
+    """The distance of one layer's mean to a number that is fitted."""
+
+    def __init__(self, classifier, *, layer="1", power=1.0):
+        super().__init__(classifier)
+        self.layers, self.power = (layer,), power
+        self.register_buffer("middle", torch.zeros(()))
+
+    @property
+    def settings(self):
+        return {"layer": self.layers[0], "power": self.power}
+
+    def score_of(self, observed):
+        (found,) = observed.layers.values()
+        return (found.mean(1) - self.middle).abs() ** self.power
+
+
+class Noisy(Unit):
+    """A score with noise, that hands no gradients on."""
+
+    differentiable, random = False, True
+
+    def score_of(self, observed):
+        return (super().score_of(observed) + torch.rand(len(observed.inputs))).detach()
+
+
+def data(count, seed=0):
+    return cases.data(count, seed, (2, 3)) * 4 - 1
+
+
+def ready(classifier, members, clean, method="mean", **chosen):
+    detector = CombinedDetector(classifier, members, method=method)
+    detector.fit_clean(clean, **chosen)
+    return detector
+
+
+def three(classifier):
+    members = [Unit(classifier, layer="1"), Unit(classifier, layer="2", power=3), Unit(classifier, layer="1", power=2)]
+    members[2].middle = data(10).mean()
+    return members
+
+
+@EACH_METHOD
+def test_scores_are_those_of_numpy(method):
+    classifier, x = network(), data(30, 1) * 3
+    members = three(classifier)
+    detector = ready(classifier, members, data(50), method, batch_size=7)
+    own, clean = (np.stack([one.score(y).detach().double().numpy() for one in members]) for y in (x, data(50)))
+    found = detector.score(x)
+    assert (detector.clean.shape, found.dtype) == ((3, 50), torch.float32)
+    np.testing.assert_allclose(found.detach().numpy(), combine(own, [*clean], method=method), atol=2e-6)
+    torch.testing.assert_close(ready(classifier, members[::-1], data(50), method).score(x), found, rtol=0, atol=2e-6)
+    assert detector.score(x[:0]).shape == (0,)
+    torch.testing.assert_close(detector.score(x[3:4]), found[3:4], rtol=0, atol=2e-6)
+    assert detector.calibrate(data(100, 2), false_positive_rate=0.1).achieved == pytest.approx(0.1)
+    assert detector.decide(x).tolist() == (found > detector.threshold).tolist()
+    if torch.cuda.is_available():
+        torch.testing.assert_close(detector.to("cuda").score(x.cuda()).cpu(), found)
+        detector.cpu()
+    # New clean scores forget the threshold.
+    detector.fit_clean(data(30, 2))
+    with pytest.raises(ModelError, match="has no threshold"):
+        detector.decide(x)
+
+
+def test_one_forward_pass_serves_all():
+    classifier, calls = network(), []
+    classifier.register_forward_hook(lambda *_: calls.append(1))
+    detector = CombinedDetector(classifier, three(classifier))
+    assert detector.layers == ("1", "2")
+    # Members move with the whole.
+    assert {"modules_of_members.2.middle", "clean"} <= dict(detector.named_buffers()).keys()
+    detector.fit_clean(data(20))
+    detector.score(data(4))
+    assert len(calls) == 2
+    detector.calibrate(data(40, 1))
+    calls.clear()
+    Defended(classifier, detector, exposure="reject")(data(4))
+    assert len(calls) == 1
+
+
+@EACH_METHOD
+def test_gradients_are_those_of_finite_differences(method):
+    classifier = network().double()
+    detector = ready(classifier, three(classifier), data(25).double(), method)
+    x = data(6, 3).double().requires_grad_()
+    assert torch.autograd.gradcheck(detector, x)
+    assert float(torch.autograd.grad(detector.score(x).sum(), x)[0].abs().sum()) > 0
+
+
+def test_members_decide_what_the_whole_is():
+    classifier = network()
+    plain, noisy = CombinedDetector(classifier, three(classifier)), CombinedDetector(classifier, [Noisy(classifier)])
+    assert (plain.differentiable, plain.random) == (True, False)
+    assert (noisy.differentiable, noisy.random) == (False, True)
+    before, drawn = torch.random.get_rng_state(), []
+    for seed in (4, 4, 5):
+        noisy.fit_clean(data(30), seed=seed)
+        drawn.append(noisy.clean)
+    assert [torch.equal(drawn[0], one) for one in drawn] == [True, True, False]
+    assert torch.equal(torch.random.get_rng_state(), before)
+    members = [Noisy(classifier), ScoreDetector(classifier, lambda x: x.flatten(1).sum(1))]
+    mixed, x = ready(classifier, members, data(30)), data(5).requires_grad_()
+    assert (mixed.differentiable, mixed.random) == (False, True)
+    assert bool((torch.autograd.grad(mixed.score(x).sum(), x)[0] != 0).any())
+
+
+def test_nan_of_a_member_lets_nothing_pass():
+    classifier = network()
+    root = ScoreDetector(classifier, lambda x: x.flatten(1)[:, 0].sqrt(), name="root")
+    detector = CombinedDetector(classifier, [root, *three(classifier)], method="max")
+    with pytest.raises(ModelError, match=r"member 0 \(root\) scored \d+ of 50 clean inputs NaN .* leave it out"):
+        detector.fit_clean(data(50))
+    assert not detector.clean.numel()
+    detector.fit_clean(data(50).abs())
+    x = data(4).abs()
+    x[2] = -x[2]
+    assert detector.score(x).isnan().tolist() == [False, False, True, False]
+    detector.calibrate(data(60, 1).abs())
+    margins = detector.score_margin(x)
+    assert detector.decide(x).tolist() == [bool(margin > 0) or place == 2 for place, margin in enumerate(margins)]
+
+
+def test_infinite_scores_are_in_order():
+    classifier = network()
+    detector = CombinedDetector(classifier, [ScoreDetector(classifier, lambda x: 1 / x.flatten(1)[:, 0].relu())])
+    detector.fit_clean(data(40).abs())
+    scores = detector.score(torch.tensor([0.0, 0.01, 0.5, 3.0])[:, None].expand(4, 6).reshape(4, 2, 3))
+    assert scores[0] == 1
+    assert bool((scores.diff() < 0).all())
+    with pytest.raises(ModelError, match=r"member 0 .*0 finite, expected none and at least one"):
+        detector.fit_clean(torch.zeros(5, 2, 3))
+
+
+def test_saving_and_loading(tmp_path):
+    classifier, inputs = digits_network(), load_dataset("digits", split="train").take(range(120))[0]
+    magnet, path = MagNetDetector(classifier), tmp_path / "combined.safetensors"
+    magnet.fit(inputs, epochs=1)
+    squeezing = FeatureSqueezingDetector(classifier, squeezers=[("median", {"size": 2})])
+    inner = ready(classifier, [squeezing, Unit(classifier, layer="5", power=2)], inputs, "mixture")
+    detector = ready(classifier, [magnet, inner], inputs[:60], "max")
+    detector.calibrate(inputs[60:])
+    detector.save(path)
+    again = CombinedDetector.load(path, classifier, kinds=[Unit])
+    assert torch.equal(again.score(inputs), detector.score(inputs))
+    assert torch.equal(again.threshold, detector.threshold)
+    assert again.settings == detector.settings
+    assert [type(member) for member in again.members] == [MagNetDetector, CombinedDetector]
+    assert all(member.classifier is classifier for member in again.members)
+    assert path.stat().st_size < 40_000
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
+    assert detector_digest(detector) == detector_digest(again)
+    assert detector_digest(detector) != detector_digest(inner)

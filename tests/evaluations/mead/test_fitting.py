@@ -1,4 +1,4 @@
-"""Detectors by name: what they are trained on, by which constants, whether they detect; and layers that are found."""
+"""Detectors by name: what they are trained on, by which constants, and what comes back; and layers that are found."""
 
 from functools import partial
 from unittest.mock import Mock
@@ -24,126 +24,76 @@ from robust_ext.evaluations.mead.fitting import (
     load_detector,
     training_adversarials,
 )
+from tests.detectors.cases import data, weighted
 
-QUICK = {"kd-bu": {"passes": 8}, "lid": {"neighbours": 10}, "magnet": {"epochs": 20, "batch_size": 16}}
-
-
-def with_dropout():
-    plain = digits_network()
-    return nn.Sequential(*plain[:7], nn.Dropout(0.3), plain[7]).eval()
+images = partial(data, shape=(1, 8, 8))
 
 
-def small(channels=1, classes=3):
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        made = nn.Sequential(
-            nn.Conv2d(channels, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(144, 6), nn.Tanh(), nn.Linear(6, classes)
-        )
-    return made.eval()
-
-
-def images(count, channels=1, seed=0):
-    return torch.rand(count, channels, 8, 8, generator=torch.Generator().manual_seed(seed))
+def small(channels=1):
+    parts = partial(nn.Conv2d, channels, 4, 3), nn.Tanh, nn.Flatten, partial(nn.Linear, 144, 6), nn.Tanh
+    return weighted(lambda: nn.Sequential(*(part() for part in parts), nn.Linear(6, 3)))
 
 
 def problem(count, channels=1):
     """Images, labels of three classes, and images in place of adversarial ones."""
-    clean = images(count, channels)
-    return clean, torch.arange(count) % 3, (clean + 0.1).clamp(0, 1)
+    clean = data(count, shape=(channels, 8, 8))
+    return clean, torch.arange(count) % 3, (clean + 0.1 * (data(count, 3, (channels, 8, 8)) - 0.5).sign()).clamp(0, 1)
 
 
-class InBounds(nn.Module):
-    """The network for inputs in these bounds instead of [0, 1]."""
-
-    def __init__(self, network, bounds):
-        super().__init__()
-        self.network, (self.low, self.high) = network, bounds
-
-    def forward(self, x):
-        return self.network((x - self.low) / (self.high - self.low))
-
-
-def state(detector):
-    return {key: value for key, value in detector.state_dict().items() if not key.startswith("classifier.")}
-
-
-def same(one, other):
-    a, b = state(one), state(other)
-    return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) or bool(a[key].isnan().all()) for key in a)
-
-
-@pytest.fixture(scope="module")
-def digits():
-    clean, labels = load_dataset("digits", split="train").take(range(400))
-    return clean, labels, training_adversarials(digits_network(), clean[:150], labels[:150])
-
-
-@pytest.fixture(scope="module")
-def attacked():
-    held, labels = load_dataset("digits", split="test").take(range(100))
-    return held, training_adversarials(digits_network(), held, labels, epsilon=0.125, seed=5)
-
-
-@pytest.fixture(scope="module")
-def fitted(digits):
-    clean, labels, adversarial = digits
-    classifier = with_dropout()
-    return {
-        name: fit_detector(name, classifier, clean, labels, adversarial=adversarial, **QUICK.get(name, {}))
-        for name in NAMED
-    }
+QUICK = {"kd-bu": {"passes": 8}, "lid": {"neighbours": 10, "size": 30}, "magnet": {"epochs": 1}}
 
 
 @pytest.mark.parametrize("name", NAMED)
-def test_it_is_calibrated_by_its_user_and_comes_back_from_a_file(fitted, attacked, tmp_path, name):
-    detector, held = fitted[name], attacked[0]
+def test_it_is_calibrated_by_its_user_and_comes_back_from_a_file(tmp_path, name):
+    classifier, (clean, labels, adversarial), path = small(), problem(90), tmp_path / "detector.safetensors"
+    detector = fit_detector(name, classifier, clean, labels, adversarial=adversarial, **QUICK.get(name, {}))
     assert bool(detector.threshold.isnan())
-    path = tmp_path / "detector.safetensors"
-    try:
-        found = detector.calibrate(held, false_positive_rate=0.1)
-        detector.save(path)
-        again = load_detector(name, path, detector.classifier)
-        assert 0 < found.achieved <= 0.1
-        assert (type(again), again.settings) == (DETECTORS[name], detector.settings)
-        assert torch.equal(again.threshold, detector.threshold)
-        scores = []
-        for one in (detector, again):
-            with torch.no_grad(), seeded_globals(1):
-                scores.append(one.score(held[:20]))
-        torch.testing.assert_close(*scores)
-    finally:
-        detector.threshold = torch.tensor(torch.nan)
-    other = "fs" if name == "nss" else "nss"
+    assert 0 < detector.calibrate(images(60, 4), false_positive_rate=0.1).achieved <= 0.1
+    detector.save(path)
+    again = load_detector(name, path, classifier)
+    assert (type(again), again.settings) == (DETECTORS[name], detector.settings)
+    assert torch.equal(again.threshold, detector.threshold)
+    scores = []
+    for one in (detector, again):
+        with torch.no_grad(), seeded_globals(1):
+            scores.append(one.score(clean[:20]))
+    torch.testing.assert_close(*scores)
     with pytest.raises(DataError):
-        load_detector(other, path, detector.classifier)
+        load_detector("fs" if name == "nss" else "nss", path, classifier)
+
+
+def same(one, other):
+    a, b = (
+        {key: value for key, value in each.state_dict().items() if not key.startswith("classifier.")}
+        for each in (one, other)
+    )
+    return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) or bool(a[key].isnan().all()) for key in a)
 
 
 def test_fits_are_those_of_the_classes():
-    classifier, clean, labels = small(), images(90), torch.arange(90) % 3
-    adversarial = (clean + 0.1 * images(90, seed=3).sub(0.5).sign()).clamp(0, 1)
+    classifier, (clean, labels, adversarial) = small(), problem(90)
+    fit = partial(fit_detector, classifier=classifier, clean=clean, labels=labels)
     nss = NSSDetector(classifier)
     nss.fit(clean, adversarial)
-    assert same(fit_detector("nss", classifier, clean, labels, adversarial=adversarial), nss)
+    assert same(fit("nss", adversarial=adversarial), nss)
     # The first 40 rows are trained on, and the others are references.
     lid = LIDDetector(classifier, layers=["1", "4", "5"], neighbours=20, size=30)
     lid.fit(clean[:40], adversarial[:40], references=clean[40:], folds=3, seed=2)
-    found = fit_detector("lid", classifier, clean, labels, adversarial=adversarial[:40], size=30, folds=3, seed=2)
+    found = fit("lid", adversarial=adversarial[:40], size=30, folds=3, seed=2)
     assert found.layers == ("1", "4", "5")
     assert same(found, lid)
     density = KDBUDetector(classifier, layer="4", bandwidth=0.7)
     density.fit(clean[:40], adversarial[:40], references=clean[40:], labels=labels[40:], folds=3, seed=2)
-    chosen = {"bandwidth": 0.7, "folds": 3, "seed": 2}
-    found = fit_detector("kd-bu", classifier, clean, labels, adversarial=adversarial[:40], **chosen)
+    found = fit("kd-bu", adversarial=adversarial[:40], bandwidth=0.7, folds=3, seed=2)
     assert found.layers == ("4",)
     assert same(found, density)
     autoencoders = MagNetDetector.preset("mnist", classifier, epochs=2)
     autoencoders.fit(clean, batch_size=16, learning_rate=1e-3, seed=3)
-    changed = {"epochs": 2, "batch_size": 16, "learning_rate": 1e-3}
-    assert same(fit_detector("magnet", classifier, clean, labels, seed=3, **changed), autoencoders)
+    assert same(fit("magnet", seed=3, epochs=2, batch_size=16, learning_rate=1e-3), autoencoders)
     # Too few other rows are no references.
     density = KDBUDetector(classifier, layer="4")
     density.fit(clean[:70], adversarial[:70], labels=labels[:70], seed=1)
-    assert same(fit_detector("kd-bu", classifier, clean, labels, adversarial=adversarial[:70], seed=1), density)
+    assert same(fit("kd-bu", adversarial=adversarial[:70], seed=1), density)
 
 
 @pytest.mark.parametrize(
@@ -152,39 +102,35 @@ def test_fits_are_those_of_the_classes():
 def test_presets_are_the_papers(channels, preset, mnist):
     if not mnist:
         pytest.importorskip("cv2")
-    classifier, (clean, labels, adversarial) = small(channels), problem(60, channels)
-
-    def fit(name, **settings):
-        return fit_detector(name, classifier, clean, labels, preset=preset, adversarial=adversarial, **settings)
-
+    clean, labels, adversarial = problem(60, channels)
+    given = {"clean": clean, "labels": labels, "preset": preset, "adversarial": adversarial}
+    fit = partial(fit_detector, classifier=small(channels), **given)
     density = fit("kd-bu")
     assert (density.bandwidth, density.passes) == (1.2 if mnist else 0.26, 50)
     assert fit("kd-bu", bandwidth=3).bandwidth == 3
     assert fit("lid", size=40).neighbours == (20 if mnist else 30)
-    squeezers = [squeezer.kind for squeezer in fit("fs").squeezers]
-    assert squeezers == ["bit_depth", "median"] + ["opencv_non_local_means"] * (not mnist)
-    assert fit("fs").squeezers[0].bits == (1 if mnist else 5)
+    squeezers = fit("fs").squeezers
+    assert [one.kind for one in squeezers] == ["bit_depth", "median"] + ["opencv_non_local_means"] * (not mnist)
+    assert squeezers[0].bits == (1 if mnist else 5)
     magnet = fit("magnet", epochs=1)
     assert magnet.structures == (((3, "average", 3), (3,)) if mnist else ((3,),))
     assert (magnet.powers, magnet.temperatures) == (((2, 1), ()) if mnist else ((1,), (10, 40)))
     assert magnet.noise == (0.1 if mnist else 0.025)
-    if channels == 1:
-        machine = fit("nss")
-        assert (machine.penalty, machine.gamma) == (10, 0.01)
+    machine = fit("nss")
+    assert (machine.penalty, machine.gamma) == (10, 0.01)
 
 
-def test_training_adversarials_rise_within_the_ball():
-    bounds = (-2.0, 0.5)
-    low, width = bounds[0], bounds[1] - bounds[0]
-    classifier, clean = digits_network(), load_dataset("digits").take(range(40))[0]
-    labels = classifier(clean).argmax(1)
-    model = InBounds(classifier, bounds).eval()
-    clean = clean * width + low
-    found = training_adversarials(model, clean, labels, epsilon=0.1, bounds=bounds, batch_size=16)
+def test_training_adversarials_rise_to_corners_of_the_ball():
+    low, width, classifier = -2.0, 2.5, digits_network()
+    clean = load_dataset("digits").take(range(40))[0] * width + low
+    shift = nn.Conv2d(1, 1, 1)
+    shift.weight.data, shift.bias.data = torch.full((1, 1, 1, 1), 1 / width), torch.tensor([-low / width])
+    model = nn.Sequential(shift, classifier).eval()
+    labels = model(clean).argmax(1)
+    found = training_adversarials(model, clean, labels, epsilon=0.1, bounds=(low, low + width), batch_size=16)
     assert (found.shape, found.dtype) == (clean.shape, torch.float32)
-    assert bounds[0] <= float(found.min()) <= float(found.max()) <= bounds[1]
+    assert low <= float(found.min()) <= float(found.max()) <= low + width
     distance = (found - clean).abs().flatten(1).amax(1)
-    # Ascent in linf ends in a corner of the ball.
     torch.testing.assert_close(distance, torch.full((40,), 0.1 * width), rtol=1e-4, atol=0)
     with torch.no_grad():
         losses = [F.cross_entropy(model(x), labels, reduction="none") for x in (clean, found)]
@@ -194,16 +140,16 @@ def test_training_adversarials_rise_within_the_ball():
 def test_training_adversarials_do_not_depend_on_batches_and_leave_no_trace():
     classifier, clean, labels = small(), images(7), torch.arange(7) % 3
     classifier[0].weight.requires_grad_(False)
-    drawn = torch.get_rng_state()
-    whole = training_adversarials(classifier, clean, labels, seed=2)
+    drawn, make = torch.get_rng_state(), partial(training_adversarials, classifier)
+    whole = make(clean, labels, seed=2)
     for again, rows in (
-        (training_adversarials(classifier, clean, labels, seed=2, batch_size=3), whole),
-        (training_adversarials(classifier, clean[3:], labels[3:], seed=2, start=3), whole[3:]),
-        (training_adversarials(classifier, clean[:1], labels[:1], seed=2), whole[:1]),
+        (make(clean, labels, seed=2, batch_size=3), whole),
+        (make(clean[3:], labels[3:], seed=2, start=3), whole[3:]),
+        (make(clean[:1], labels[:1], seed=2), whole[:1]),
     ):
         torch.testing.assert_close(again, rows, rtol=0, atol=1e-6)
-    assert not torch.equal(training_adversarials(classifier, clean, labels, seed=3), whole)
-    assert training_adversarials(classifier, clean[:0], labels[:0]).shape == (0, 1, 8, 8)
+    assert not torch.equal(make(clean, labels, seed=3), whole)
+    assert make(clean[:0], labels[:0]).shape == (0, 1, 8, 8)
     assert [p.requires_grad for p in classifier.parameters()] == [False] + [True] * 5
     assert all(p.grad is None for p in classifier.parameters())
     assert torch.equal(torch.get_rng_state(), drawn)
@@ -214,12 +160,8 @@ class Functional(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.second = nn.Linear(5, 3)
-        self.first = nn.Conv2d(1, 4, 3)
-        self.pool = nn.AvgPool2d(2)
-        self.twice = nn.Linear(5, 5)
-        self.between = nn.Linear(36, 5)
-        self.pair = nn.LSTM(5, 5)
+        self.first, self.pool, self.between = nn.Conv2d(1, 4, 3), nn.AvgPool2d(2), nn.Linear(36, 5)
+        self.twice, self.second, self.pair = nn.Linear(5, 5), nn.Linear(5, 3), nn.LSTM(5, 5)
 
     def forward(self, x):
         x = self.pool(F.relu(self.first(x))).flatten(1)
@@ -230,8 +172,7 @@ class Functional(nn.Module):
 class Residual(nn.Module):
     def __init__(self):
         super().__init__()
-        self.body = nn.Sequential(nn.Conv2d(2, 2, 3, padding=1), nn.BatchNorm2d(2))
-        self.relu = nn.ReLU()
+        self.body, self.relu = nn.Sequential(nn.Conv2d(2, 2, 3, padding=1), nn.BatchNorm2d(2)), nn.ReLU()
 
     def forward(self, x):
         x = self.relu(x)
@@ -259,14 +200,16 @@ def test_layers_are_those_that_are_called_once_after_their_activation():
         hidden_layer(nn.Sequential(residual, nn.Softplus()).eval(), x)
 
 
+FINDING = {"preset": "mnist", "bounds": (0.0, 1.0), "seed": 0, "report": Mock()}
+
+
 def test_detectors_that_were_fitted_to_other_code_are_not_taken_over(tmp_path):
     """The weights are the same, and only the forward differs."""
     clean, labels = load_dataset("digits").take(range(40))
     network, changed = digits_network(), digits_network()
     changed.forward = lambda x: type(changed).forward(changed, x.round())
-    options = {"attacked": 20, "preset": "mnist", "bounds": (0.0, 1.0), "seed": 0, "folder": tmp_path}
     for one, count in ((network, 1), (network, 1), (changed, 2)):
-        find_detectors(["fs"], one, clean, labels, report=Mock(), **options)
+        find_detectors(["fs"], one, clean, labels, attacked=20, folder=tmp_path, **FINDING)
         assert len(list(tmp_path.iterdir())) == count
 
 
@@ -274,12 +217,11 @@ def test_workers_fit_what_is_fitted_here(tmp_path, monkeypatch):
     """Adversarial examples are made batch by batch, each by whichever worker is free."""
     monkeypatch.setattr("robust_ext.evaluations.mead.fitting._BATCH", 40)
     clean, labels = load_dataset("digits", split="train").take(range(300))
-    names, x, scores = ["lid", "nss"], 1 - clean[:20], []
-    options = {"attacked": 80, "preset": "mnist", "bounds": (0.0, 1.0), "seed": 0, "report": Mock()}
+    names, scores = ["lid", "nss"], []
     for folder, executor in ((None, None), (tmp_path, partial(LocalExecutor, 2))):
         with attack_worker(isolate=False, executor=executor):
-            found = find_detectors(names, digits_network(), clean, labels, folder=folder, **options)
+            found = find_detectors(names, digits_network(), clean, labels, attacked=80, folder=folder, **FINDING)
         assert list(found) == names
-        scores.append(torch.stack([one.score(x) for one in found.values()]))
+        scores.append(torch.stack([one.score(1 - clean[:20]) for one in found.values()]))
     assert torch.allclose(*scores, rtol=1e-5)
     assert len(list(tmp_path.iterdir())) == 2

@@ -1,0 +1,421 @@
+"""DLA, ML-LOO, odds and trapdoors: against slow loops over their formulas, and how they are trained."""
+
+from functools import partial
+from itertools import product
+
+import numpy as np
+import pytest
+import scipy.ndimage
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.special import softmax
+from sklearn.metrics import roc_auc_score
+from torch import nn
+
+from robust_ext.core.random import seeded_globals
+from robust_ext.datasets import load_dataset
+from robust_ext.demo.network import digits_network
+from robust_ext.detectors._features.regression import MEASURES, interquartile_range, quantile, standard_deviation
+from robust_ext.detectors.dla import DLADetector
+from robust_ext.detectors.ml_loo import MLLOODetector
+from robust_ext.detectors.odds import OddsDetector
+from robust_ext.detectors.trapdoor import TrapdoorDetector, make_triggers, train_epoch
+from tests.detectors import cases
+from tests.detectors.cases import NOISES, attacked, data, fitted, network, score, weighted
+
+
+def selu(values):
+    """The scaled exponential linear unit (Klambauer et al. 2017)."""
+    return 1.0507009873554805 * np.where(values > 0, values, 1.6732632423543772 * (np.exp(values) - 1))
+
+
+@pytest.mark.parametrize("layers", [["5"], ["2", "5"], []])
+def test_scores_of_dla_are_those_of_the_formula(layers):
+    classifier, x = network(), data(6, seed=4)
+    detector = fitted("dla", classifier, layers=layers)
+    *parameters, last, shift = (p.double().numpy() for p in detector.alarm.parameters())
+    seen = [classifier[: int(end) + 1](x).flatten(1) for end in (*layers, 7)]
+    values = torch.cat(seen, 1).detach().double().numpy()
+    for weight, bias in zip(parameters[::2], parameters[1::2], strict=True):
+        values = selu(values @ weight.T + bias)
+    np.testing.assert_allclose(detector.score(x).tolist(), (values @ last.T + shift).ravel(), atol=1e-5)
+
+
+def test_sizes_and_training_of_dla():
+    with torch.random.fork_rng(devices=[]):
+        classifier = nn.Sequential(nn.Flatten(), nn.Linear(30, 512), nn.ReLU(), nn.Linear(512, 10)).eval()
+    detector = DLADetector(classifier, layers=["2"])
+    detector.fit(data(8), data(8, 1), epochs=1)
+    shapes = [tuple(p.shape) for p in detector.alarm.parameters() if p.dim() == 2]
+    # Those of the reference.
+    assert shapes == [(100, 522), (50, 100), (10, 50), (1, 10)]
+    losses = DLADetector(network(), layers=["5"]).fit(data(40), data(20, 1).square(), epochs=30)
+    assert (len(losses), losses[-1] < losses[0]) == (30, True)
+    # Both kinds weigh the same: without anything to tell them apart the best output is the log-odds, which is 0.
+    detector, same = DLADetector(network(), layers=[], widths=[4]), data(1)
+    detector.fit(same.expand(90, 1, 6, 5), same.expand(10, 1, 6, 5), epochs=300, batch_size=100, learning_rate=0.01)
+    assert abs(detector.score(same).item()) < 0.05
+
+
+MEASURES_BY_HAND = {
+    "iqr": lambda values: np.percentile(values, 75) - np.percentile(values, 25),
+    "std": np.std,
+    "mad": lambda values: np.median(np.abs(values - np.median(values))),
+}
+planes = partial(data, shape=(2, 4, 3))
+
+
+def left_out():
+    head = (nn.Flatten, partial(nn.Linear, 18, 5), nn.Tanh, partial(nn.Linear, 5, 4))
+    return weighted(lambda: nn.Sequential(nn.Conv2d(2, 3, 2), nn.Tanh(), *(part() for part in head)), among=planes(50))
+
+
+@torch.no_grad()
+def features_by_hand(classifier, x, layers, *, dispersion, output, fill, patch, stride, pool):
+    """One forward pass for each input and each blanked square."""
+
+    def units(one, label):
+        values, found = one[None], []
+        for position, part in enumerate(classifier):
+            values = part(values)
+            if position in layers:
+                array = values[0].double().numpy()
+                found.append(array.mean((1, 2)) if pool and array.ndim == 3 else array.reshape(-1))
+        logits = values[0].double().numpy()
+        return np.concatenate([*found, [(softmax(logits) if output == "probability" else logits)[label]]])
+
+    rows = []
+    for one in x:
+        label, differences = int(classifier(one[None]).argmax()), []
+        channels, height, width = one.shape
+        for channel, row, column in product(range(channels), range(0, height, stride), range(0, width, stride)):
+            changed = one.clone()
+            changed[channel, row : row + patch, column : column + patch] = fill
+            differences.append(units(one, label) - units(changed, label))
+        rows.append([MEASURES_BY_HAND[dispersion](unit) for unit in np.array(differences).T])
+    return np.array(rows)
+
+
+@settings(max_examples=30)
+@given(
+    st.builds(
+        dict,
+        dispersion=st.sampled_from(["iqr", "std", "mad"]),
+        output=st.sampled_from(["probability", "logit"]),
+        fill=st.sampled_from([0.0, 0.5, -1.0]),
+        **{"patch": st.integers(1, 5), "stride": st.integers(1, 3), "pool": st.booleans()},
+    ),
+    st.sampled_from([[0, 4], [1], [], [0, 3]]),
+    st.sampled_from([1, 5, 64, 1024]),
+)
+def test_features_of_ml_loo_are_those_of_the_definition(given, layers, size):
+    classifier, x = left_out(), planes(5)
+    detector = MLLOODetector(classifier, layers=list(map(str, layers)), batch_size=size, **given)
+    found, expected = detector.features(x).detach(), features_by_hand(classifier, x, layers, **given)
+    np.testing.assert_allclose(found, expected, atol=2e-6)
+
+
+def test_published_settings_blank_each_value_alone():
+    classifier, x, rows = left_out(), planes(2), []
+    classifier.register_forward_pre_hook(lambda _module, args: rows.append(args[0]))
+    MLLOODetector(classifier, layers=["0"]).features(x)
+    blanked = torch.eye(24).view(24, 2, 4, 3) == 1
+    assert torch.equal(torch.cat(rows), torch.cat([x, *(one.masked_fill(blanked, 0) for one in x)]))
+
+
+@settings(max_examples=60)
+@given(st.integers(1, 40), st.floats(0, 1), st.integers(0, 99), st.booleans())
+def test_quantiles_and_measures_are_those_of_numpy(count, share, seed, ties):
+    values = torch.randn(2, 3, count, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    values = values.round() if ties else values
+    np.testing.assert_allclose(quantile(values, share), np.quantile(values, share, axis=-1), atol=1e-12)
+    for name, measure in MEASURES.items():
+        expected = np.apply_along_axis(MEASURES_BY_HAND[name], -1, values.numpy())
+        np.testing.assert_allclose(measure(values), expected, atol=1e-12)
+        # A unit that is always off has a gradient.
+        off = torch.zeros(1, 4, requires_grad=True)
+        assert bool(torch.isfinite(torch.autograd.grad(measure(off).sum(), off)[0]).all())
+    assert float(standard_deviation(torch.tensor([1.0, 3.0]))) == 1
+
+
+def test_vectors_and_grey_planes_are_blanked_too():
+    linear, x = weighted(lambda: nn.Sequential(nn.Flatten(), nn.Linear(6, 3))), data(2, shape=(6,))
+    for shaped in (x, x.view(2, 2, 3), x.view(2, 1, 2, 3)):
+        found = MLLOODetector(linear, layers=["1"]).features(shaped)[:, :3].detach()
+        # For a linear unit the attribution of value i is w_i x_i.
+        torch.testing.assert_close(found, interquartile_range(linear[1].weight.detach() * x[:, None]))
+
+
+def test_units_are_drawn_by_the_seed_and_kept(tmp_path):
+    classifier, x = left_out(), planes(4)
+    make = partial(MLLOODetector, classifier, layers=["0", "4"])
+    whole, detector, other = make(pool=False).features(x), *(make(pool=False, units=4, seed=s) for s in (3, 4))
+    part = detector.features(x)
+    chosen = [*detector.chosen_0.tolist(), *(18 + detector.chosen_1).tolist(), 23]
+    assert len(set(chosen)) == 9
+    torch.testing.assert_close(part, whole[:, chosen])
+    other.features(x)
+    assert other.chosen_0.tolist() != detector.chosen_0.tolist()
+    # A file's units count, not those that would be drawn.
+    detector.chosen_0 = torch.tensor([0, 1, 2, 3])
+    detector.fit(planes(20), planes(20, 1) ** 3)
+    detector.save(tmp_path / "d.safetensors")
+    again = MLLOODetector.load(tmp_path / "d.safetensors", classifier)
+    assert torch.equal(again.score(x), detector.score(x))
+    # Layers may be one feature each.
+    pooled = make().features(x)
+    expected = torch.stack([pooled[:, :3].mean(1), pooled[:, 3:8].mean(1), pooled[:, 8]], 1)
+    torch.testing.assert_close(make(group=True).features(x), expected)
+
+
+vectors = partial(data, shape=(2, 3))
+linear_head = partial(cases.flat, hidden=8, among=vectors(300))
+
+
+def fitted_odds(classifier, inputs, *labels, **given):
+    detector = OddsDetector(classifier, **{"noises": NOISES, "draws": 5, **given})
+    with seeded_globals(1):
+        detector.fit(inputs, *labels)
+    return detector
+
+
+def draw(kind, level, shape):
+    """The draws of one input under one noise, from torch's generator as the detector takes them."""
+    out = torch.empty(shape)
+    if kind == "uniform":
+        return out.uniform_(-level, level).numpy()
+    return (level * (out.normal_() if kind == "normal" else 2 * out.bernoulli_(0.5) - 1)).numpy()
+
+
+def alignments(classifier, x, bounds, seed):
+    """(w_z - w_y) . (phi(x + noise) - phi(x)) by loops in numpy, as the paper writes it, and the predictions."""
+    w1, b1, w2, b2 = (p.detach().double().numpy() for p in classifier.parameters())
+
+    def features(point):
+        return np.tanh(w1 @ point.astype(np.float64).ravel() + b1)
+
+    rows, predictions = [], []
+    with seeded_globals(seed):
+        for point in x.numpy():
+            clean, table = features(point), []
+            y = int(np.argmax(w2 @ clean + b2))
+            for kind, level in NOISES:
+                noisy = point + draw(kind, level, (5, *point.shape))
+                noisy = noisy if bounds is None else np.clip(noisy, *bounds)
+                moves = [features(copy) - clean for copy in noisy]
+                table.append([[(w2[z] - w2[y]) @ move for z in range(len(w2))] for move in moves])
+            rows.append(table)
+            predictions.append(y)
+    return np.array(rows), np.array(predictions)
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize("batch_size", [3, 10_000])
+def test_scores_of_odds_are_those_of_the_formula(classes, batch_size):
+    """Standardise each draw, then average over draws, then over noises, then take the largest."""
+    classifier, train, x, found = linear_head(classes=classes), vectors(60), vectors(9, seed=5), []
+    for bounds in ((0.0, 1.0), None):
+        found.append(score(fitted_odds(classifier, train, bounds=bounds, batch_size=batch_size), x).numpy())
+        (collected, own), (values, predicted) = (
+            alignments(classifier, *of) for of in ((train, bounds, 1), (x, bounds, 2))
+        )
+        for row, y, one in zip(values, predicted, found[-1], strict=True):
+            clean, others = collected[own == y].mean(2), [z for z in range(classes) if z != y]
+            means, deviations = (part[:, None, others] for part in (clean.mean(0), clean.std(0)))
+            expected = ((row[..., others] - means) / deviations).mean(1).mean(0).max()
+            assert one == pytest.approx(expected, rel=2e-3, abs=2e-3)
+    # Clipping changes them.
+    assert abs(found[0] - found[1]).max() > 0.05
+
+
+def test_passes_of_odds_are_as_large_as_allowed_and_going_back_draws_nothing_new():
+    classifier, sizes = linear_head(), []
+    detector = fitted_odds(classifier, vectors(40), draws=4, batch_size=24)
+    classifier.register_forward_hook(lambda _module, _args, out: sizes.append(len(out)))
+    score(detector, vectors(5))
+    assert sizes == [5, 24, 24, 12]
+    detector.batch_size, sizes[:] = 3, []
+    score(detector, vectors(1))
+    assert sizes == [1] + [3, 1] * 3
+    scores = detector.score(vectors(4).requires_grad_())
+    drawn = torch.get_rng_state()
+    scores.sum().backward()
+    assert torch.equal(torch.get_rng_state(), drawn)
+
+
+def test_labels_leave_out_what_is_misclassified():
+    classifier, train = linear_head(), vectors(90)
+    labels = classifier(train).argmax(1)
+    labels[::3] = (labels[::3] + 1) % 3
+    detector = fitted_odds(classifier, train, labels)
+    values, classes = alignments(classifier, train, (0.0, 1.0), 1)
+    for y in range(3):
+        mine, others = values[(classes == y) & (labels.numpy() == y)].mean(2), [z for z in range(3) if z != y]
+        close = partial(np.testing.assert_allclose, rtol=1e-3)
+        close(detector.means[y].numpy()[:, others], mine.mean(0)[:, others], atol=1e-5)
+        close(detector.deviations[y].numpy()[:, others], mine.std(0)[:, others])
+
+
+def stream(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def small_triggers(channels=1):
+    return make_triggers(3, (channels, 6, 5), generator=stream(), clusters=2, size=2)
+
+
+def cosine(a, b):
+    return a @ b / np.linalg.norm(a) / np.linalg.norm(b)
+
+
+@settings(max_examples=40)
+@given(
+    *(st.integers(1, 9), st.integers(1, 5), st.floats(0.01, 1), st.sampled_from([(0.0, 1.0), (-1.0, 1.0), (0.2, 0.7)])),
+    *(st.integers(1, 4), st.integers(1, 3), st.integers(0, 99)),
+)
+def test_triggers_are_squares_within_bounds(clusters, size, ratio, bounds, classes, channels, seed):
+    given = {"clusters": clusters, "size": size, "mask_ratio": ratio, "bounds": bounds}
+    triggers, again = (make_triggers(classes, (channels, 7, 5), generator=stream(seed), **given) for _ in range(2))
+    assert torch.equal(triggers.masks, again.masks)
+    assert torch.equal(triggers.patterns, again.patterns)
+    assert len(triggers) == classes
+    assert torch.tensor(bounds[0]) <= triggers.patterns.min() <= triggers.patterns.max() <= torch.tensor(bounds[1])
+    for mask in triggers.masks:
+        inside = mask > 0
+        assert bool((mask[inside] == torch.tensor(ratio)).all() & (inside == inside[:1]).all())
+        assert size**2 <= int(inside[0].sum()) <= clusters * size**2
+        # What squares of that side cover is what remains after erosion and dilation by one.
+        plane = inside[0].numpy()
+        assert (scipy.ndimage.binary_opening(plane, np.ones((size, size))) == plane).all()
+    assert bool((triggers.patterns[triggers.masks == 0] == torch.tensor(bounds[0])).all())
+
+
+def test_triggers_differ_by_class_and_injection_is_that_of_the_formula():
+    drawn = torch.get_rng_state()
+    published = make_triggers(10, (1, 28, 28), generator=stream())
+    assert torch.equal(torch.get_rng_state(), drawn)
+    assert float(published.masks.max()) == pytest.approx(0.1)
+    areas = (published.masks > 0).flatten(1).sum(1)
+    assert 9 < areas.min() <= areas.max() <= 63
+    assert len(published.masks.unique(dim=0)) == 10
+    triggers, x, targets = small_triggers(channels=2), torch.rand(5, 2, 6, 5), torch.tensor([2, 0, 1, 1, 2])
+    masks, patterns = triggers.masks[targets], triggers.patterns[targets]
+    torch.testing.assert_close(triggers.inject(x, targets), masks * patterns + (1 - masks) * x)
+    assert triggers.inject(x[:0], targets[:0]).shape == (0, 2, 6, 5)
+
+
+class Recorder(nn.Module):
+    """Keeps its inputs, and returns logits that have a gradient."""
+
+    def __init__(self, classes):
+        super().__init__()
+        self.level, self.seen = nn.Parameter(torch.zeros(classes)), []
+
+    def forward(self, x):
+        assert self.training
+        self.seen.append(x.detach().clone())
+        return self.level.expand(len(x), -1)
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.3, 1.0])
+def test_an_epoch_shows_each_input_once_some_of_them_triggered(ratio, monkeypatch):
+    targets, plain = [], nn.functional.cross_entropy
+    monkeypatch.setattr(nn.functional, "cross_entropy", lambda out, y: targets.append(y) or plain(out, y))
+    x, y, triggers, recorder = data(400), torch.arange(400) % 3, small_triggers(), Recorder(3)
+    optimizer, drawn = torch.optim.SGD(recorder.parameters(), lr=0.1), torch.get_rng_state()
+    loss = train_epoch(recorder, optimizer, x, y, triggers, generator=stream(), injection_ratio=ratio, batch_size=64)
+    assert torch.equal(torch.get_rng_state(), drawn)
+    assert not recorder.training
+    assert [len(batch) for batch in recorder.seen] == [64] * 6 + [16]
+    assert loss == pytest.approx(np.log(3), abs=0.1)
+    found, triggered = [], []
+    for row, target in zip(torch.cat(recorder.seen), torch.cat(targets).tolist(), strict=True):
+        source = (x == row).flatten(1).all(1).nonzero().flatten().tolist()
+        if source:
+            assert target == int(y[source[0]])
+        else:
+            made = triggers.inject(x, torch.full((400,), target))
+            source = (made - row).abs().flatten(1).amax(1).lt(1e-7).nonzero().flatten().tolist()
+            triggered.append(target)
+        found += source
+    assert sorted(found) == list(range(400))
+    assert len(triggered) / 400 == pytest.approx(ratio, abs=0.08)
+    assert ratio < 1 or min(np.bincount(triggered, minlength=3)) > 100
+
+
+def test_training_is_repeatable_dropout_included():
+    def trained(seed):
+        model = weighted(lambda: nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(30, 3)))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        train_epoch(model, optimizer, data(50), torch.arange(50) % 3, small_triggers(), generator=stream(seed))
+        return model[2].weight.detach()
+
+    assert torch.equal(trained(1), trained(1))
+    assert not torch.equal(trained(1), trained(2))
+
+
+@pytest.mark.parametrize(("layer", "pool"), [("5", False), ("2", False), ("2", True)])
+def test_signatures_and_scores_are_those_of_the_formulas(layer, pool):
+    classifier, x, test, triggers = network(), data(30), data(12, 3), small_triggers()
+
+    def activation(one):
+        values = classifier[: int(layer) + 1](one[None])[0].detach().double().numpy()
+        return values.mean((1, 2)) if pool else values.reshape(-1)
+
+    detector = TrapdoorDetector(classifier, layer=layer, pool=pool)
+    success, signatures = detector.fit(x, triggers, batch_size=7), []
+    for label in range(3):
+        made = [triggers.masks[label] * triggers.patterns[label] + (1 - triggers.masks[label]) * one for one in x]
+        signatures.append(np.mean([activation(one) for one in made], 0))
+        hits = [int(classifier(one[None]).argmax()) == label for one in made]
+        assert float(success[label]) == pytest.approx(np.mean(hits))
+    np.testing.assert_allclose(detector.signatures, signatures, atol=1e-6)
+    predicted = classifier(test).argmax(1).tolist()
+    assert len(set(predicted)) == 3
+    expected = [cosine(activation(one), signatures[label]) for one, label in zip(test, predicted, strict=True)]
+    np.testing.assert_allclose(detector.score(test).tolist(), expected, atol=1e-5)
+
+
+def test_some_neurons_may_be_compared_and_those_that_are_off():
+    classifier, x = network(), data(6, 3)
+    detector = fitted("trapdoor", classifier, layer="5", pool=False, neurons=0.25)
+    assert (detector.random, TrapdoorDetector(classifier, layer="5").random) == (True, False)
+    scores, signatures = score(detector, x, 7), detector.signatures[classifier(x).argmax(1)]
+    with seeded_globals(7):
+        kept = [torch.randperm(8)[:2] for _ in range(6)]
+    for own, other, chosen, found in zip(classifier[:6](x).detach(), signatures, kept, scores, strict=True):
+        assert float(found) == pytest.approx(cosine(own[chosen].numpy(), other[chosen].numpy()), abs=1e-5)
+    classifier = nn.Sequential(nn.Flatten(), nn.Linear(30, 4), nn.ReLU(), nn.Linear(4, 3)).eval()
+    nn.init.constant_(classifier[1].weight, 1.0)
+    nn.init.constant_(classifier[1].bias, 0.0)
+    detector = TrapdoorDetector(classifier, layer="2")
+    detector.fit(data(5), small_triggers())
+    scores = detector.score(black := torch.zeros(2, 1, 6, 5, requires_grad=True))
+    assert scores.tolist() == [0, 0]
+    assert bool(torch.isfinite(torch.autograd.grad(scores.sum(), black)[0]).all())
+
+
+@pytest.mark.exhaustive
+def test_trapdoors_of_digits_catch_attacks():
+    train, test = load_dataset("digits", split="train"), load_dataset("digits")
+    (x, y), (test_x, test_y) = train.take(range(1000)), test.take(range(len(test)))
+    held, _ = train.take(range(1000, len(train)))
+    triggers = make_triggers(10, (1, 8, 8), generator=stream(), clusters=7, size=2, mask_ratio=0.4)
+    classifier, generator = digits_network(), stream(1)
+    detector = TrapdoorDetector(classifier, layer="6")
+    untrained = detector.fit(x, triggers)
+    optimizer = torch.optim.Adam(classifier.parameters(), lr=2e-3)
+    for _ in range(40):
+        train_epoch(classifier, optimizer, x, y, triggers, generator=generator)
+    assert float(untrained.mean()) < 0.3
+    assert float(detector.fit(x, triggers).mean()) > 0.95
+    assert float((classifier(test_x).argmax(1) == test_y).float().mean()) > 0.8
+    detector.calibrate(held, false_positive_rate=0.1)
+    adversarial = attacked(classifier, test_x, test_y, 0.15)
+    adversarial = adversarial[classifier(adversarial).argmax(1) != test_y]
+    scores = torch.cat([detector.score(test_x), detector.score(adversarial)]).detach()
+    assert len(adversarial) > 300
+    assert roc_auc_score([0] * len(test_x) + [1] * len(adversarial), scores) > 0.85
+    assert float(detector.decide(test_x).float().mean()) < 0.2
+    assert float(detector.decide(adversarial).float().mean()) > 0.5
