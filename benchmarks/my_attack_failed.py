@@ -3,7 +3,7 @@
     python benchmarks/my_attack_failed.py [--only WORDS] [--write]
 
 ``--write`` puts findings and numbers into the pages, and makes the table of contents of docs/my_attack_failed.md. The
-examples are the pages' own, see tests/evaluations/diagnosis/failures.py.
+examples are the pages' own, see tests/evaluations/diagnosis/test_my_attack_failed.py.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from common import page_options
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from robust_ext.evaluations.causes.finding import CODES
-from tests.evaluations.diagnosis.failures import PAGE, PAGES, change, results, sections, shown
+from tests.evaluations.diagnosis.test_my_attack_failed import PAGE, PAGES, change, results, sections, shown
 
 BEGIN, END = "<!-- begin: contents -->\n", "<!-- end: contents -->"
 

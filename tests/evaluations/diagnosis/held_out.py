@@ -15,21 +15,6 @@ from tests.evaluations.diagnosis.models import Apply
 from tests.evaluations.diagnosis.zoo.cases import Fault
 from tests.evaluations.steps import climb, gradient, into_ball
 
-L2 = ThreatModel(norm="l2", epsilon=0.5)
-STEPS = 40
-
-
-def before(name, function):
-    """The digits network behind a module of this name."""
-    return nn.Sequential(OrderedDict([(name, Apply(function)), ("network", digits_network())])).eval()
-
-
-def within(name, function):
-    """The digits network with a module of this name after its second activation."""
-    layers = [(f"layer{number}", layer) for number, layer in enumerate(digits_network())]
-    return nn.Sequential(OrderedDict([*layers[:4], (name, Apply(function)), *layers[4:]])).eval()
-
-
 LEVELS = torch.linspace(1 / 32, 31 / 32, 16)
 
 
@@ -52,18 +37,11 @@ def decoy(x):
 class Alternating(nn.Module):
     """Two sets of features, one for every even and one for every odd call; it draws nothing."""
 
-    def __init__(self, *, alternate):
-        super().__init__()
-        self.calls, self.alternate = 0, alternate
+    calls = 0
 
     def forward(self, x):
-        self.calls += self.alternate
+        self.calls += 1
         return x.roll(1, -1) if self.calls % 2 else x
-
-
-def alternating(*, faulty):
-    layers = [("alternate", Alternating(alternate=faulty)), ("network", digits_network())]
-    return nn.Sequential(OrderedDict(layers)).eval()
 
 
 def standardised(x):
@@ -71,28 +49,18 @@ def standardised(x):
     return (x - x.mean()) / x.std() * 0.376 + 0.306
 
 
-def fixed_standardised(x):
-    return (x - 0.306) / 0.376 * 0.376 + 0.306
-
-
 def in_half(x):
     """Activations in a unit that half precision cannot hold all of: what lies above 4.85 is infinite."""
     return (x * 13_500).half().float() / 13_500
 
 
-def in_single(x):
-    return (x * 13_500).float() / 13_500
-
-
-def pgd(model, x, y, *, epsilon):
-    """The twin of the faulty attacks on linf."""
-    return climb(model, x, y, epsilon=epsilon, steps=STEPS)
+pgd = partial(climb, steps=40)
 
 
 def from_the_start(model, x, y, *, epsilon):
     """Every step sets out from the clean input, so the path is one step long."""
     point = x
-    for _ in range(STEPS):
+    for _ in range(40):
         point = into_ball(x + epsilon / 8 * gradient(model, point, y).sign(), x, epsilon)
     return point
 
@@ -100,9 +68,8 @@ def from_the_start(model, x, y, *, epsilon):
 def lost_update(model, x, y, *, epsilon):
     """The step goes to a variable that nothing reads."""
     point = x
-    for _ in range(STEPS):
-        moved = point + epsilon / 8 * gradient(model, point, y).sign()
-        into_ball(moved, x, epsilon)
+    for _ in range(40):
+        into_ball(point + epsilon / 8 * gradient(model, point, y).sign(), x, epsilon)
     return point
 
 
@@ -121,37 +88,31 @@ def inverted_mask(model, x, y, *, epsilon):
     return torch.where(fooled.view(-1, 1, 1, 1), x, point)
 
 
-def l2_step(model, point, y, epsilon):
-    slope = gradient(model, point, y)
-    # Squares of the gradients of cross-entropy far from the decision boundary round to 0.
-    slope = slope / slope.abs().amax((1, 2, 3), keepdim=True).clamp_min(1e-38)
-    return point + epsilon / 8 * slope / slope.flatten(1).norm(dim=1).clamp_min(1e-12).view(-1, 1, 1, 1)
+def _length(x):
+    return x.flatten(1).norm(dim=1).clamp_min(1e-12).view(-1, 1, 1, 1)
 
 
-def l2_pgd(model, x, y, *, epsilon):
+def l2_pgd(model, x, y, *, epsilon, cube=False):
+    """Steps in l2, and a projection into its ball, or into the linf ball (a ``cube``) of the same radius."""
     point = x
-    for _ in range(STEPS):
-        moved = l2_step(model, point, y, epsilon) - x
-        length = moved.flatten(1).norm(dim=1).clamp_min(1e-12).view(-1, 1, 1, 1)
-        point = (x + moved * (epsilon / length).clamp_max(1)).clamp(0, 1)
+    for _ in range(40):
+        slope = gradient(model, point, y)
+        # Squares of the gradients of cross-entropy far from the decision boundary round to 0.
+        slope = slope / slope.abs().amax((1, 2, 3), keepdim=True).clamp_min(1e-38)
+        moved = point + epsilon / 8 * slope / _length(slope) - x
+        moved = moved.clamp(-epsilon, epsilon) if cube else moved * (epsilon / _length(moved)).clamp_max(1)
+        point = (x + moved).clamp(0, 1)
     return point
 
 
-def cube_for_sphere(model, x, y, *, epsilon):
-    """Steps in l2, and a projection into the linf ball of the same radius."""
-    point = x
-    for _ in range(STEPS):
-        point = into_ball(l2_step(model, point, y, epsilon), x, epsilon)
-    return point
-
-
-def _placed(place, name, functions, *, faulty):
-    return place(name, functions[not faulty])
-
-
-def of_layer(title, code, name, faulty, sound, place=before):
+def of_layer(title, code, name, broken, sound, place=0):
     """A fault of a module of this name in the digits network, and the sound one in its place."""
-    model = partial(_placed, place, name, (faulty, sound))
+
+    def model(*, faulty):
+        layers = [(f"layer{number}", layer) for number, layer in enumerate(digits_network())]
+        layers.insert(place, (name, broken() if faulty else Apply(sound)))
+        return nn.Sequential(OrderedDict(layers)).eval()
+
     return Fault(name=title, code=code, layer=name, model=model, attack=pgd)
 
 
@@ -159,18 +120,23 @@ def of_attack(title, code, attack, twin=pgd, **more):
     return Fault(name=title, code=code, model=digits_network, attack=attack, twin=twin, **more)
 
 
+L2 = ThreatModel(norm="l2", epsilon=0.5)
 FAULTS = (
-    of_layer("thermometer encoding", "cut_gradient", "encode", thermometer, soft_thermometer),
-    of_layer("gradient of a decoy", "wrong_gradient", "align", decoy, torch.clone),
-    Fault(
-        name="another model at every other call", code="random_output", layer="alternate", model=alternating, attack=pgd
+    of_layer("thermometer encoding", "cut_gradient", "encode", partial(Apply, thermometer), soft_thermometer),
+    of_layer("gradient of a decoy", "wrong_gradient", "align", partial(Apply, decoy), torch.clone),
+    of_layer("another model at every other call", "random_output", "alternate", Alternating, torch.clone),
+    of_layer(
+        *("inputs standardised by their batch", "batch_dependent", "standardise"),
+        *(partial(Apply, standardised), lambda x: (x - 0.306) / 0.376 * 0.376 + 0.306),
     ),
-    of_layer("inputs standardised by their batch", "batch_dependent", "standardise", standardised, fixed_standardised),
-    of_layer("half precision overflows", "non_finite_logits", "halves", in_half, in_single, within),
+    of_layer(
+        *("half precision overflows", "non_finite_logits", "halves"),
+        *(partial(Apply, in_half), lambda x: x * 13_500 / 13_500, 4),
+    ),
     # Written down as a path that is too short, before there was a code for steps that are not kept.
     of_attack("every step from the clean input", "vanishing_steps", from_the_start),
     of_attack("update lost", "unmoved", lost_update),
     of_attack("labels counted from one", "predicted_labels", labels_from_one),
     of_attack("success mask inverted", "best_not_returned", inverted_mask),
-    of_attack("linf ball for an l2 ball", "left_ball", cube_for_sphere, l2_pgd, threat_model=L2),
+    of_attack("linf ball for an l2 ball", "left_ball", partial(l2_pgd, cube=True), l2_pgd, threat_model=L2),
 )

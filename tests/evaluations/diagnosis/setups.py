@@ -3,37 +3,27 @@
 Classifiers of digits are fitted in closed form: a ridge regression on what a random body returns.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections import namedtuple
 from functools import lru_cache, partial
-from typing import Any
+from operator import itemgetter
 
 import torch
+from sklearn.datasets import make_moons
 from torch import nn
 
 import robust_ext
 from robust_ext import ThreatModel
+from robust_ext.adapters.foolbox.library import foolbox
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
 from robust_ext.models import Normalized
-from tests.evaluations.diagnosis.models import Apply as Apply
+from tests.evaluations.diagnosis.models import Apply, Attention, seeded
 
 ATTACK = "robust_ext:APGD(steps=20)"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Setup:
-    """What :func:`robust_ext.diagnose` is given, and what it has to name first.
-
-    ``named`` is the code of a finding, or what the text of a refusal holds; None where the setup is sound.
-    """
-
-    model: Any
-    inputs: torch.Tensor
-    labels: torch.Tensor
-    threat_model: ThreatModel
-    named: str | None = None
-    attack: Any = ATTACK
+# What is diagnosed, and what has to be named first: the code of a finding, or what a refusal says; else None.
+Setup = namedtuple("Setup", ["model", "inputs", "labels", "threat_model", "named"], defaults=[None])
 
 
 def linf(epsilon=0.1, bounds=(0.0, 1.0)):
@@ -49,88 +39,51 @@ def digits(split="test"):
     return x[order], y[order]
 
 
-def samples(count=32, of=None):
+TRAIN, CLASSES = digits("train")
+
+
+def samples(count=32, of=range(10)):
     """Some digits of the test split, of some classes."""
     x, y = digits()
-    kept = torch.isin(y, torch.tensor(of if of is not None else range(10)))
+    kept = torch.isin(y, torch.tensor(of))
     return x[kept][:count].clone(), y[kept][:count].clone()
 
 
-def setup(model=None, threat_model=None, x=None, y=None, **more):
+def setup(model=None, threat_model=None, x=None, y=None):
     """A setup on digits; the demo's network and 32 samples where nothing else is given."""
-    some, labels = samples()
-    return Setup(
-        model=digits_network() if model is None else model,
-        inputs=some if x is None else x,
-        labels=labels if y is None else y,
-        threat_model=threat_model or linf(),
-        **more,
-    )
+    inputs, labels = samples()
+    given = inputs if x is None else x, labels if y is None else y
+    return Setup(model or digits_network(), *given, threat_model or linf())
 
 
-def fitted(body, x=None, y=None, classes=10, ridge=1e-2):
+def fitted(body, x=TRAIN, y=CLASSES, classes=10, ridge=1e-2):
     """A body and the linear readout that fits training digits best, as logits of some size."""
-    more, labels = digits("train")
-    x, y = (more, labels) if x is None else (x, y)
-    body.eval()
     with torch.no_grad():
-        features = body(x).flatten(1).double()
+        features = body.eval()(x).flatten(1).double()
         features = torch.cat([features, torch.ones(len(features), 1)], 1)
-        target = nn.functional.one_hot(y, classes).double()
         gram = features.T @ features + ridge * len(x) * torch.eye(features.shape[1])
-        weights = torch.linalg.solve(gram, features.T @ target)
+        weights = 10 * torch.linalg.solve(gram, features.T @ nn.functional.one_hot(y, classes).double())
         head = nn.Linear(features.shape[1] - 1, classes)
-        head.weight.copy_(10 * weights[:-1].T)
-        head.bias.copy_(10 * weights[-1])
+        head.weight.copy_(weights[:-1].T)
+        head.bias.copy_(weights[-1])
     return nn.Sequential(body, nn.Flatten(), head).eval()
 
 
-def seeded(make):
-    """What a function makes with random numbers of its own."""
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        return make()
-
-
 def mlp(values=64):
-    """A hidden layer of random weights."""
     return seeded(lambda: nn.Sequential(nn.Flatten(), nn.Linear(values, 300), nn.ReLU()))
 
 
 def convolutions():
-    """Two convolutions of random weights."""
     layers = (nn.Conv2d(1, 40, 3, padding=1), nn.ReLU(), nn.Conv2d(40, 40, 3, stride=2, padding=1), nn.ReLU())
     return nn.Sequential(*layers)
 
 
-class Attention(nn.Module):
-    """Rows as tokens, with places, through one layer of a transformer."""
-
-    def __init__(self):
-        super().__init__()
-        self.embed = nn.Linear(8, 64)
-        self.places = nn.Parameter(torch.randn(8, 64))
-        self.layer = nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, batch_first=True)
-
-    def forward(self, x):
-        return self.layer(self.embed(x.flatten(1).view(-1, 8, 8)) + self.places)
-
-
-class Recurrent(nn.Module):
-    """Rows as a sequence."""
-
-    def __init__(self):
-        super().__init__()
-        self.gru = nn.GRU(8, 128, batch_first=True)
-
-    def forward(self, x):
-        return self.gru(x)[0]
+def recurrent():
+    return nn.Sequential(nn.GRU(8, 128, batch_first=True), Apply(itemgetter(0)))
 
 
 def standard(body, mean=0.3, std=0.38):
-    """A network of standardised digits."""
-    x, y = digits("train")
-    return fitted(body, (x - mean) / std, y)
+    return fitted(body, (TRAIN - mean) / std)
 
 
 def scaled(slope, shift=0.0, model=None):
@@ -140,35 +93,23 @@ def scaled(slope, shift=0.0, model=None):
 
 def binary(*after, labels=8):
     """3 against 8, and what comes after the two logits."""
-    x, y = digits("train")
-    kept = (y == 3) | (y == 8)
-    two = fitted(mlp(), x[kept], (y[kept] == 8).long(), classes=2)
+    kept = (CLASSES == 3) | (CLASSES == 8)
+    two = fitted(mlp(), TRAIN[kept], (CLASSES[kept] == 8).long(), classes=2)
     some, found = samples(of=(3, 8))
     return setup(nn.Sequential(two, *after).eval(), x=some, y=(found == labels).long())
 
 
-def common(count, model=None):
-    """Zeros, and few ones."""
-    zeros, ones = samples(count, of=[0])[0], samples(4, of=[1])[0]
+def common(model=None):
+    zeros, ones = samples(28, of=[0])[0], samples(4, of=[1])[0]
     return setup(model, x=torch.cat([zeros, ones]), y=torch.tensor([0] * len(zeros) + [1] * len(ones)))
 
 
 def one_sided():
-    """A model that says the common class."""
-    x, y = digits("train")
-    rows = torch.cat([(y == 0).nonzero()[:100, 0], (y == 1).nonzero()[:3, 0]])
-    return fitted(mlp(), x[rows], y[rows], classes=2, ridge=1.0)
-
-
-def rows_as_sequence():
-    x, y = digits("train")
-    some, labels = samples()
-    return setup(fitted(seeded(Recurrent), x[:, 0], y), linf(0.05), x=some[:, 0], y=labels)
+    rows = torch.cat([(CLASSES == 0).nonzero()[:100, 0], (CLASSES == 1).nonzero()[:3, 0]])
+    return fitted(mlp(), TRAIN[rows], CLASSES[rows], classes=2, ridge=1.0)
 
 
 def moons():
-    from sklearn.datasets import make_moons
-
     x, y = (torch.tensor(one) for one in make_moons(600, noise=0.1, random_state=0))
     x = x.float()
     model = fitted(mlp(2), x[:500], y[:500], classes=2, ridge=1e-4)
@@ -181,20 +122,14 @@ def misclassified():
     return setup(x=x[wrong][:4], y=y[wrong][:4])
 
 
-def weak():
-    x, y = digits("train")
-
-    def hard(x):
-        noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(len(x)))
-        return (x + 0.55 * noise).clamp(0, 1)
-
-    return setup(fitted(mlp(), hard(x), y), x=hard(samples(64)[0]), y=samples(64)[1])
+def hard(x):
+    return (x + 0.55 * torch.randn(x.shape, generator=torch.Generator().manual_seed(len(x)))).clamp(0, 1)
 
 
 def corrupted(change, model=None):
     """A network of clean digits, given 64 changed ones that it gets right more often with more contrast."""
     x, y = samples(64)
-    return setup(fitted(mlp()) if model is None else model, linf(0.05), change(x).clamp(0, 1), y)
+    return setup(model or fitted(mlp()), linf(0.05), change(x).clamp(0, 1), y)
 
 
 def haze(x, strength):
@@ -209,82 +144,66 @@ def noise(x, strength):
     return strength * (2 * torch.rand(x.shape, generator=torch.Generator().manual_seed(0)) - 1)
 
 
-def foolbox_model():
-    import foolbox
+def grey(x):
+    return 0.2 * x + 0.8 * x.mean((1, 2, 3), keepdim=True)
 
-    return foolbox.PyTorchModel(standard(mlp()), bounds=(0, 1), preprocessing={"mean": 0.3, "std": 0.38}, device="cpu")
+
+def foolbox_model():
+    given = {"bounds": (0, 1), "preprocessing": {"mean": 0.3, "std": 0.38}, "device": "cpu"}
+    return setup(foolbox.PyTorchModel(standard(mlp()), **given))
 
 
 def art_classifier():
     from art.estimators.classification import PyTorchClassifier
 
     shape = {"input_shape": (1, 8, 8), "nb_classes": 10, "clip_values": (0.0, 1.0), "device_type": "cpu"}
-    return PyTorchClassifier(standard(mlp()), loss=nn.CrossEntropyLoss(), preprocessing=(0.3, 0.38), **shape)
+    return setup(PyTorchClassifier(standard(mlp()), nn.CrossEntropyLoss(), preprocessing=(0.3, 0.38), **shape))
 
 
-def with_features():
-    network = digits_network()
-    return Apply(lambda x: (network[:7](x), network(x))).eval()
+def dark(x):
+    return x - noise(x[:, :1, :1, :1], 0.1) - 0.4
 
 
-SOUND: dict[str, Callable[[], Setup]] = {
+ATTENTIVE = fitted(seeded(Attention))
+MORE, CONVOLUTIONS = samples(64)[0], fitted(seeded(convolutions), ridge=1e-3)
+NETWORK, DIFFERENCE = digits_network(), Apply(lambda z: z[:, 1:] - z[:, :1])
+IMAGES, LABELS = samples()
+BYTES, SIGNED = linf(25.5, (0, 255)), linf(16 / 255, (-1, 1))
+UNITS = linf(0.1 / 0.38, (-0.3 / 0.38, 0.7 / 0.38))
+SOUND = {
     "CNN, linf .1 in [0, 1]": setup,
     "normalisation inside the model": lambda: setup(Normalized(standard(mlp()), mean=0.3, std=0.38)),
-    "inputs in [0, 255], divided inside the model": lambda: setup(
-        scaled(1 / 255), linf(25.5, (0, 255)), x=255 * samples()[0]
-    ),
-    "inputs in [-1, 1], epsilon twice as large": lambda: setup(
-        scaled(0.5, 0.5), linf(16 / 255, (-1, 1)), x=2 * samples()[0] - 1
-    ),
-    "standardised inputs, epsilon in their units": lambda: setup(
-        standard(mlp()), linf(0.1 / 0.38, (-0.3 / 0.38, 0.7 / 0.38)), x=(samples()[0] - 0.3) / 0.38
-    ),
+    "inputs in [0, 255], divided inside the model": lambda: setup(scaled(1 / 255), BYTES, 255 * IMAGES),
+    "inputs in [-1, 1], epsilon twice as large": lambda: setup(scaled(0.5, 0.5), SIGNED, 2 * IMAGES - 1),
+    "standardised inputs, epsilon in their units": lambda: setup(standard(mlp()), UNITS, (IMAGES - 0.3) / 0.38),
     "MLP, l2 .5": lambda: setup(fitted(mlp()), ThreatModel(norm="l2", epsilon=0.5)),
-    "transformer, linf .05": lambda: setup(fitted(seeded(Attention)), linf(0.05)),
-    "RNN over rows (N, 8, 8)": rows_as_sequence,
-    "one-dimensional data (N, 64)": lambda: setup(
-        fitted(mlp(), digits("train")[0].flatten(1), digits("train")[1]), x=samples()[0].flatten(1)
-    ),
+    "transformer, linf .05": lambda: setup(ATTENTIVE, linf(0.05)),
+    "RNN over rows (N, 8, 8)": lambda: setup(fitted(seeded(recurrent), TRAIN[:, 0]), linf(0.05), IMAGES[:, 0]),
+    "one-dimensional data (N, 64)": lambda: setup(fitted(mlp(), TRAIN.flatten(1)), x=IMAGES.flatten(1)),
     "two features in two moons, l2 .2": moons,
     "binary problem, 3 against 8": binary,
-    "imbalanced classes, 28 of 32 of one class": lambda: common(28),
-    "imbalanced binary problem, a model that says the common class": lambda: common(28, one_sided()),
+    "imbalanced classes, 28 of 32 of one class": common,
+    "imbalanced binary problem, a model that says the common class": lambda: common(one_sided()),
     "one sample": lambda: setup(None, None, *samples(1)),
     "one class only": lambda: setup(None, None, *samples(24, of=[7])),
     "four misclassified samples": misclassified,
-    "weak and honest: 40% on hard data": weak,
-    "a network of clean digits on noise": lambda: corrupted(
-        lambda x: x + noise(x, 0.5), fitted(seeded(convolutions), ridge=1e-3)
-    ),
+    "weak and honest: 40% on hard data": lambda: setup(fitted(mlp(), hard(TRAIN)), None, hard(MORE), samples(64)[1]),
+    "a network of clean digits on noise": lambda: corrupted(lambda x: x + noise(x, 0.5), CONVOLUTIONS),
     "a network of clean digits on glare": lambda: corrupted(lambda x: x + noise(x[:, :1, :1, :1], 0.1) + 0.4),
     "a network of clean digits on haze": lambda: corrupted(lambda x: haze(x, 1.0)),
-    "a network of clean digits on little contrast": lambda: corrupted(
-        lambda x: 0.2 * x + 0.8 * x.mean((1, 2, 3), keepdim=True)
-    ),
-    "a network of clean digits on dark images": lambda: corrupted(
-        lambda x: x - noise(x[:, :1, :1, :1], 0.1) - 0.4, digits_network()
-    ),
+    "a network of clean digits on little contrast": lambda: corrupted(grey),
+    "a network of clean digits on dark images": lambda: corrupted(dark, NETWORK),
     "robust to all that is tried: linf .01": lambda: setup(fitted(nn.Flatten()), linf(0.01)),
     "tiny epsilon, .5/255": lambda: setup(threat_model=linf(0.5 / 255)),
     "large epsilon, linf .3": lambda: setup(threat_model=linf(0.3)),
     "float64 model": lambda: setup(digits_network().double()),
     "bfloat16 model": lambda: setup(digits_network().bfloat16()),
-    "Foolbox model with preprocessing": lambda: setup(foolbox_model()),
-    "ART classifier with preprocessing": lambda: setup(art_classifier()),
-    "one output, the logit of the second of two classes": lambda: binary(Apply(lambda z: z[:, 1:] - z[:, :1])),
-    "one output, a sigmoid": lambda: binary(Apply(lambda z: z[:, 1:] - z[:, :1]), nn.Sigmoid()),
-    "a tuple of features and logits": lambda: setup(with_features()),
+    "Foolbox model with preprocessing": foolbox_model,
+    "ART classifier with preprocessing": art_classifier,
+    "one output, the logit of the second of two classes": lambda: binary(DIFFERENCE),
+    "one output, a sigmoid": lambda: binary(DIFFERENCE, nn.Sigmoid()),
+    "a tuple of features and logits": lambda: setup(Apply(lambda x: (NETWORK[:7](x), NETWORK(x))).eval()),
 }
-
-
-def background():
-    x, y = digits("train")
-    return setup(fitted(mlp(), x, y + 1, classes=11))
-
-
-def shuffled():
-    y = samples()[1]
-    return setup(y=y[torch.randperm(len(y), generator=torch.Generator().manual_seed(0))])
 
 
 def alphabetical():
@@ -308,16 +227,14 @@ def always_three():
 
 
 def distances():
-    x, y = digits("train")
-    centres = torch.stack([x[y == one].flatten(1).mean(0) for one in range(10)])
+    centres = torch.stack([TRAIN[one == CLASSES].flatten(1).mean(0) for one in range(10)])
     return setup(Apply(lambda x: torch.cdist(x.flatten(1), centres)).eval())
 
 
 def without_statistics():
-    x, _ = digits("train")
     body = nn.Sequential(mlp(), nn.BatchNorm1d(300), nn.Tanh(), Apply(lambda z: z * z))
     with torch.no_grad():
-        hidden = body[0](x)
+        hidden = body[0](TRAIN)
         body[1].running_mean.copy_(hidden.mean(0))
         body[1].running_var.copy_(hidden.var(0))
     model = fitted(body)
@@ -330,96 +247,94 @@ def token_ids():
     return setup(model, x=torch.arange(640).remainder(100).view(32, 20))
 
 
-def several_labels():
-    y = samples()[1]
-    return setup(y=nn.functional.one_hot(y, 10) + nn.functional.one_hot((y + 1) % 10, 10))
-
-
 def after(function):
     """The demo's network, and what is made of its logits."""
-    module = function if isinstance(function, nn.Module) else Apply(function)
-    return setup(nn.Sequential(digits_network(), module).eval())
+    return setup(nn.Sequential(NETWORK, function if isinstance(function, nn.Module) else Apply(function)).eval())
 
 
 def standard_bounds():
-    some = ((samples()[0] - 0.485) / 0.225).clamp(-2.118, 2.2)
+    some = ((IMAGES - 0.485) / 0.225).clamp(-2.118, 2.2)
     return setup(standard(mlp(), 0.485, 0.225), linf(8 / 255, (-2.118, 2.64)), x=some)
 
 
-# What makes each, and the code that names it, or a part of the error that refuses it.
-_MISTAKES: dict[str, tuple[str, Callable[[], Setup]]] = {
-    # Labels
-    "labels counted from 1": (
-        "label_offset", lambda: setup(x=samples(of=range(9))[0], y=samples(of=range(9))[1] + 1)
-    ),
-    "labels 1 to 10 of ten classes": ("labels - 1", lambda: setup(y=samples()[1] + 1)),
-    "a model with a background class before the others": ("label_offset", background),
-    "shuffled labels": ("chance_accuracy", shuffled),
-    "classes in alphabetical order": ("label_order", alphabetical),
-    "labels of the next sample": ("label_order", lambda: setup(x=samples(33)[0][:-1], y=samples(33)[1][1:])),
-    "the two classes swapped": ("label_offset", lambda: binary(labels=3)),
-    # Inputs
-    "inputs divided by 255 twice": ("input_scale", lambda: setup(x=samples()[0] / 255)),
-    "inputs in [0, 255] for a model of [0, 1]": (
-        "input_scale", lambda: setup(fitted(seeded(Attention)), linf(8, (0, 255)), x=255 * samples()[0])
-    ),
-    "inputs in [0, 1] for a model of [0, 255]": ("input_scale", lambda: setup(scaled(1 / 255))),
-    "inputs in [0, 1] for a model of [-1, 1]": (
-        "input_scale", lambda: setup(standard(seeded(Attention), 0.5, 0.5))
-    ),
-    "normalisation missing": (
-        "input_scale", lambda: setup(standard(seeded(Attention)), linf(0.05), *samples(64))
-    ),
-    "normalisation missing before a network to which scale hardly matters": (
-        "input_scale",
-        lambda: setup(scaled(0.3081, 0.1307, fitted(seeded(convolutions))), linf(0.05), *samples(64)),
-    ),
-    "normalisation applied twice": ("input_scale", normalised_twice),
-    "images turned by their diagonal": ("input_layout", lambda: setup(x=samples()[0].mT)),
-    "channels last": ("input_layout", lambda: setup(x=samples()[0].permute(0, 2, 3, 1))),
-    "dark on light where the model knows light on dark": ("input_layout", lambda: setup(x=1 - samples()[0])),
-    # Model
-    "always class 3": ("constant_output", always_three),
-    "outputs that ignore the input": ("constant_output", lambda: after(lambda z: 0 * z + torch.arange(10.0))),
-    "an untrained model": ("chance_accuracy", lambda: setup(seeded(lambda: digits_network(trained=False)))),
-    "distances to class centres as logits": ("reversed_logits", distances),
-    "BatchNorm without its running statistics": ("batch_statistics", without_statistics),
-    "train mode": (
-        "train_mode",
-        lambda: setup(nn.Sequential(*digits_network()[:-1], nn.Dropout(0.5), digits_network()[-1]).train()),
-    ),
-    # Outputs
-    "probabilities": ("probabilities", lambda: after(nn.Softmax(1))),
-    "a regression of the digit": (
-        "Regression is not supported",
-        lambda: after(lambda z: (z.softmax(1) * torch.arange(10.0)).sum(1, keepdim=True)),
-    ),
-    "scores of each pixel": (
-        "Segmentation is not supported", lambda: setup(nn.Conv2d(1, 10, 3, padding=1).eval())
-    ),
-    "several labels a sample": ("multi-label targets", several_labels),
-    "token ids": ("token ids", token_ids),
-    "predicted classes": ("predicted classes have no gradients", lambda: after(lambda z: z.argmax(1))),
-    # Threat model
-    "epsilon 8 in [0, 1]": ("threat_scale", lambda: setup(threat_model=linf(8))),
-    "epsilon 8/255 in [0, 255]": (
-        "threat_scale", lambda: setup(scaled(1 / 255), linf(8 / 255, (0, 255)), x=255 * samples()[0])
-    ),
-    "standardised inputs, epsilon 8/255": ("threat_scale", standard_bounds),
-    "l2 as large as linf would be in [0, 255]": (
-        "threat_scale", lambda: setup(threat_model=ThreatModel(norm="l2", epsilon=8))
-    ),
-    "epsilon divided by 255 twice": ("threat_scale", lambda: setup(threat_model=linf(8 / 255 / 255))),
-    "inputs in [0, 1], bounds of [0, 255]": ("wrong_bounds", lambda: setup(threat_model=linf(8, (0, 255)))),
-    "inputs in [0, 1], bounds of [-1, 1]": ("wrong_bounds", lambda: setup(threat_model=linf(16 / 255, (-1, 1)))),
-}  # fmt: skip
-MISTAKES = {words: partial(lambda named, make: replace(make(), named=named), *one) for words, one in _MISTAKES.items()}
+def expected(z):
+    return (z.softmax(1) * torch.arange(10.0)).sum(1, keepdim=True)
+
+
+SHUFFLED = LABELS[torch.randperm(32, generator=torch.Generator().manual_seed(0))]
+SEVERAL = nn.functional.one_hot(LABELS, 10) + nn.functional.one_hot((LABELS + 1) % 10, 10)
+BEFORE_NORMALISED = scaled(0.3081, 0.1307, fitted(seeded(convolutions)))
+NINE, NEXT = samples(of=range(9)), samples(33)
+# What makes each, by the code that names it, or by a part of the error that refuses it.
+_MISTAKES = {
+    "label_offset": {
+        "labels counted from 1": lambda: setup(x=NINE[0], y=NINE[1] + 1),
+        "a model with a background class before the others": lambda: setup(fitted(mlp(), y=CLASSES + 1, classes=11)),
+        "the two classes swapped": lambda: binary(labels=3),
+    },
+    "label_order": {
+        "classes in alphabetical order": alphabetical,
+        "labels of the next sample": lambda: setup(x=NEXT[0][:-1], y=NEXT[1][1:]),
+    },
+    "labels - 1": {"labels 1 to 10 of ten classes": lambda: setup(y=LABELS + 1)},
+    "input_scale": {
+        "inputs divided by 255 twice": lambda: setup(x=IMAGES / 255),
+        "inputs in [0, 255] for a model of [0, 1]": lambda: setup(ATTENTIVE, linf(8, (0, 255)), x=255 * IMAGES),
+        "inputs in [0, 1] for a model of [0, 255]": lambda: setup(scaled(1 / 255)),
+        "inputs in [0, 1] for a model of [-1, 1]": lambda: setup(standard(seeded(Attention), 0.5, 0.5)),
+        "normalisation missing": lambda: setup(standard(seeded(Attention)), linf(0.05), *samples(64)),
+        "normalisation missing before a network to which scale hardly matters": lambda: setup(
+            BEFORE_NORMALISED, linf(0.05), *samples(64)
+        ),
+        "normalisation applied twice": normalised_twice,
+    },
+    "input_layout": {
+        "images turned by their diagonal": lambda: setup(x=IMAGES.mT),
+        "channels last": lambda: setup(x=IMAGES.permute(0, 2, 3, 1)),
+        "dark on light where the model knows light on dark": lambda: setup(x=1 - IMAGES),
+    },
+    "constant_output": {
+        "always class 3": always_three,
+        "outputs that ignore the input": lambda: after(lambda z: 0 * z + torch.arange(10.0)),
+    },
+    "chance_accuracy": {
+        "shuffled labels": lambda: setup(y=SHUFFLED),
+        "an untrained model": lambda: setup(seeded(partial(digits_network, trained=False))),
+    },
+    "reversed_logits": {"distances to class centres as logits": distances},
+    "batch_statistics": {"BatchNorm without its running statistics": without_statistics},
+    "train_mode": {"train mode": lambda: setup(digits_network().insert(7, nn.Dropout(0.5)).train())},
+    "probabilities": {"probabilities": lambda: after(nn.Softmax(1))},
+    "Regression is not supported": {"a regression of the digit": lambda: after(expected)},
+    "Segmentation is not supported": {"scores of each pixel": lambda: setup(nn.Conv2d(1, 10, 3, padding=1).eval())},
+    "multi-label targets": {"several labels a sample": lambda: setup(y=SEVERAL)},
+    "token ids": {"token ids": token_ids},
+    "predicted classes have no gradients": {"predicted classes": lambda: after(lambda z: z.argmax(1))},
+    "threat_scale": {
+        "epsilon 8 in [0, 1]": lambda: setup(threat_model=linf(8)),
+        "epsilon 8/255 in [0, 255]": lambda: setup(scaled(1 / 255), linf(8 / 255, (0, 255)), x=255 * IMAGES),
+        "standardised inputs, epsilon 8/255": standard_bounds,
+        "l2 as large as linf would be in [0, 255]": lambda: setup(threat_model=ThreatModel(norm="l2", epsilon=8)),
+        "epsilon divided by 255 twice": lambda: setup(threat_model=linf(8 / 255 / 255)),
+    },
+    "wrong_bounds": {
+        "inputs in [0, 1], bounds of [0, 255]": lambda: setup(threat_model=linf(8, (0, 255))),
+        "inputs in [0, 1], bounds of [-1, 1]": lambda: setup(threat_model=SIGNED),
+    },
+}
+
+
+def _named(make, named):
+    return make()._replace(named=named)
+
+
+MISTAKES = {words: partial(_named, make, named) for named, group in _MISTAKES.items() for words, make in group.items()}
 
 
 def diagnosed(one, **settings):
     """The diagnosis of a setup, or the error that refused it."""
     try:
-        return robust_ext.diagnose(one.model, one.attack, one.inputs, one.labels, one.threat_model, **settings)
+        return robust_ext.diagnose(one.model, ATTACK, one.inputs, one.labels, one.threat_model, **settings)
     except robust_ext.RobustExtError as error:
         return error
 

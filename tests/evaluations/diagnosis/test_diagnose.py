@@ -1,24 +1,38 @@
-"""A diagnosis as a whole: what it runs, finds and tries, against the evaluations it is made of, for every library."""
+"""A diagnosis as a whole: what it runs, finds and tries; attacks that raise, refused models; trials and references."""
 
 import copy
-from collections import OrderedDict
+from functools import partial
 
 import pytest
+import torch
 from torch import nn
+from torch.nn import functional as F
 
 import robust_ext
-from robust_ext import ThreatModel
+from robust_ext import AttackError, ModelError, ThreatModel
+from robust_ext.attacks.adapted import AdaptedAttack
+from robust_ext.attacks.apgd import APGD
+from robust_ext.core import finding_texts as reports
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
 from robust_ext.engine.context import RunContext, run_context
-from robust_ext.evaluations.causes.finding import Finding, Remedy
+from robust_ext.engine.inputs import prepare_inputs
+from robust_ext.engine.task import run_task
+from robust_ext.evaluations.causes.finding import COMPARISONS, Finding, Remedy
 from robust_ext.evaluations.diagnosis.content import next_steps
+from robust_ext.evaluations.diagnosis.examination import Examination
+from robust_ext.evaluations.diagnosis.examining import Examiner
+from robust_ext.evaluations.diagnosis.settings import DiagnosisSettings
+from robust_ext.evaluations.diagnosis.trying import Trials, reordered
+from tests.evaluations.diagnosis.models import inserted
+from tests.evaluations.diagnosis.zoo import cases
+from tests.evaluations.diagnosis.zoo.layers import Rounding
+from tests.evaluations.diagnosis.zoo.networks import convolutional, digits, scaled
 from tests.evaluations.small import INPUTS, LABELS, LINF, NETWORK, essence
-from tests.evaluations.steps import climb
+from tests.evaluations.steps import climb, into_ball
 
 SMALL = {"planted": 6, "inner_points": 30, "queries": 10, "random_points": 10}
-
-
+ALONE = {"planted": 0, "references": False}
 STRONG = "robust_ext:APGD(steps=20, loss='margin')"
 
 
@@ -26,27 +40,32 @@ def diagnose(model=NETWORK, attacks=STRONG, **changes):
     return robust_ext.diagnose(model, attacks, INPUTS, LABELS, LINF, **{**SMALL, **changes})
 
 
+def codes(result):
+    return [one.code for one in result.findings if one.weight != "low"]
+
+
 def crawl(model, x, y, threat_model):
-    """Twenty steps that end at a fifth of the budget."""
     return climb(model, x, y, epsilon=threat_model.epsilon, step=0.01)
 
 
-def raising(model, x, y):
-    raise AssertionError
+def climbed(model, x, y, *, epsilon, steps=20, step=0.1, loss=None, mask=1.0):
+    """Sign steps from the input, of which other losses, and moves times a mask, are faults."""
+    loss, points = loss or partial(F.cross_entropy, reduction="sum"), x
+    for _ in range(steps):
+        points = points.detach().requires_grad_()
+        (gradient,) = torch.autograd.grad(loss(model(points), y), points)
+        points = into_ball(points.detach() + step * epsilon * gradient.sign() * mask, x, epsilon)
+    return points.detach()
 
 
-class Rounding(nn.Module):
-    """Sixteen levels."""
+class Does(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.network, self.function = NETWORK, function
+        self.eval()
 
     def forward(self, x):
-        return (x * 15).round() / 15
-
-
-class Cut(nn.Module):
-    """Attacks get no gradient of it."""
-
-    def forward(self, x):
-        return NETWORK(x.detach())
+        return self.function(self.network, x)
 
 
 def test_numbers_are_those_of_the_evaluations():
@@ -61,6 +80,10 @@ def test_numbers_are_those_of_the_evaluations():
             assert found["robust_accuracy"] == alone.robust_accuracy(epsilon)
         planted = robust_ext.binarization_test(NETWORK, given, INPUTS[:6], LINF, **settings)
         assert (attacks[name]["score"], attacks[name]["planted"]) == (planted.score, 6)
+        indicators = attacks[name]["ioaf"]
+        assert indicators["unavailable_gradients"] == indicators["unconstrained_attack_failure"] == 0.0
+        assert 0 < indicators["unstable_predictions"] <= 1
+        assert indicators["transfer_failure"] is None
     assert attacks["crawl"]["score"] < attacks["strong"]["score"]
     assert result.likely.attack == "crawl"
 
@@ -72,14 +95,6 @@ def test_what_goes_on_in_a_folder_ends_the_same(tmp_path):
     assert results[1] == diagnose(**given)
     assert results[1].content["attacks"][0]["seconds"] == results[0].content["attacks"][0]["seconds"]
     assert (tmp_path / "report.html").exists()
-
-
-@pytest.mark.parametrize(("model", "codes"), [(NETWORK, ["crashed"]), (Cut().eval(), ["cut_gradient", "crashed"])])
-def test_an_attack_that_raises_is_a_finding(model, codes):
-    attack = raising if model is NETWORK else crawl
-    result = diagnose(model, {"mine": attack}, references=False)
-    assert [finding.code for finding in result.findings] == codes
-    assert result.content["attacks"][0]["error"].startswith("mine: ")
 
 
 def test_what_attacks_get_past_is_no_cause():
@@ -102,42 +117,31 @@ def test_a_model_that_cannot_be_evaluated_is_a_finding():
     assert tried["confirmed"]
     assert tried["after"]["score"] == diagnose(copy.deepcopy(network).eval()).content["attacks"][0]["score"]
     assert network.training, "the model is left as it was"
+    # Where the mode is refused, gradients are not talked about.
+    rounding = nn.Sequential(nn.Dropout(0.5), Rounding(), NETWORK).train()
+    assert {*codes(diagnose(rounding, **ALONE))} == {"train_mode"}
+    NETWORK.eval()
 
 
 def test_remedies_are_tried_on_the_same_samples():
     weak = "robust_ext:ObjectivePGD(steps=20, step_size=0.002)"
-    result = diagnose(attacks=weak, try_remedies=True)
-    tried = result.content["tried"]
+    tried = diagnose(attacks=weak, try_remedies=True).content["tried"]
     assert tried[0]["confirmed"]
     helped = [entry for entry in tried if (entry["after"]["score"] or 0) >= 0.95]
     assert len(helped) == 1, "nothing is tried after what lets the attack find what is planted"
     for entry in tried:
         if entry["remedy"]["attack"] is not None and entry["after"] is not None:
-            alone = robust_ext.robust_accuracy(
-                NETWORK, {weak: entry["remedy"]["attack"]}, INPUTS, LABELS, LINF
-            ).robust_accuracy(0.1)
-            assert entry["after"]["robust_accuracy"] == alone
-
-
-FAULT = Finding(code="short_path", cause="Short.", remedies=(Remedy(words="Go on.", attack="foolbox:X(loss='a')"),))
-
-
-MODEL = Finding(code="train_mode", cause="Train.", remedies=(Remedy(words="Evaluate.", code="model.eval()"),))
-
-
-GIVEN = "diagnose --model m.py --attack A --eps=8/255 --out here --samples 9 --no-references --layer fc --attack=B"
-
-
-TRIED = {
-    "confirmed": True,
-    "outcome": "confirmed",
-    "beside": [],
-    "after": {"robust_accuracy": 0.5},
-    "remedy": FAULT.remedies[0].to_dict(),
-}
+            alone = robust_ext.robust_accuracy(NETWORK, {weak: entry["remedy"]["attack"]}, INPUTS, LABELS, LINF)
+            assert entry["after"]["robust_accuracy"] == alone.robust_accuracy(0.1)
 
 
 TEXT = "robust_ext:X(loss='a')"
+FAULT = Finding(code="short_path", cause="Short.", remedies=(Remedy(words="Go on.", attack="foolbox:X(loss='a')"),))
+MODEL = Finding(code="train_mode", cause="Train.", remedies=(Remedy(words="Evaluate.", code="model.eval()"),))
+GIVEN = "diagnose --model m.py --attack A --eps=8/255 --out here --samples 9 --no-references --layer fc --attack=B"
+TRIED = {"confirmed": True, "outcome": "confirmed", "beside": [], "after": {"robust_accuracy": 0.5}}
+TRIED |= {"remedy": FAULT.remedies[0].to_dict(), "text": TEXT}
+BESIDE = {"name": "Y", "text": "Y", "robust_accuracy": 0.4}
 
 
 @pytest.mark.parametrize(
@@ -145,13 +149,9 @@ TEXT = "robust_ext:X(loss='a')"
     [
         (None, None, "binarization --model m.py --attack A --eps=8/255 --layer fc --attack=B"),
         (FAULT, None, f"{GIVEN} --try-remedies"),
-        (FAULT, [TRIED | {"text": TEXT}], f'binarization --model m.py --eps=8/255 --layer fc --attack "{TEXT}"'),
+        (FAULT, [TRIED], f'binarization --model m.py --eps=8/255 --layer fc --attack "{TEXT}"'),
         (FAULT, [TRIED | {"outcome": "within noise"}], GIVEN),
-        (
-            FAULT,
-            [TRIED | {"text": TEXT, "beside": [{"name": "Y", "text": "Y", "robust_accuracy": 0.4}]}],
-            "binarization --model m.py --eps=8/255 --layer fc --attack Y",
-        ),
+        (FAULT, [TRIED | {"beside": [BESIDE]}], "binarization --model m.py --eps=8/255 --layer fc --attack Y"),
         (MODEL, None, GIVEN),
     ],
 )
@@ -161,90 +161,285 @@ def test_what_to_run_next(likely, tried, expected):
     assert steps[0]["command"] == f"robust-ext {expected}"
 
 
-BALL = robust_ext.ThreatModel(norm="linf", epsilon=0.1)
+def key(model, x, y):
+    return model(x.clone().requires_grad_()) * {}["steps"]
 
 
-class Quantise(nn.Module):
-    def forward(self, x):
-        return (x * 15).round() / 15
+def graph_twice(model, x, y):
+    x = x.clone().requires_grad_()
+    loss = model(x).pow(2).sum()
+    return torch.autograd.grad(loss, x)[0] + torch.autograd.grad(loss, x)[0]
 
 
-class Enlarge(nn.Module):
-    def forward(self, logits):
-        return logits * 1000
-
-
-def plain(model, x, y, *, epsilon):
-    return climb(model, x, y, epsilon=epsilon, steps=40, step=0.1)
-
-
-def plain_tiny(model, x, y, *, epsilon):
-    return climb(model, x, y, epsilon=epsilon, step=0.02)
-
-
-# Without random starts, so that a path ends where its steps end.
-GOOD = {
-    "foolbox": "foolbox:LinfPGD(steps=40, rel_stepsize=0.1, random_start=False)",
-    "art": "art:ProjectedGradientDescent(max_iter=40, eps_step=0.01)",
-    "torchattacks": "torchattacks:PGD(steps=40, alpha=0.01, random_start=False)",
-    "adv_lib": "adv_lib:pgd_linf(steps=40, relative_step_size=0.1, random_init=False)",
-    "plain": plain,
-}
-
-
-TINY = {
-    "foolbox": "foolbox:LinfPGD(steps=20, rel_stepsize=0.02, random_start=False)",
-    "art": "art:ProjectedGradientDescent(max_iter=20, eps_step=0.002)",
-    "torchattacks": "torchattacks:PGD(steps=20, alpha=0.002, random_start=False)",
-    "adv_lib": "adv_lib:pgd_linf(steps=20, relative_step_size=0.02, random_init=False)",
-    "plain": plain_tiny,
-}
-
-
-PACKAGES = ("foolbox", "art", "torchattacks", "adv_lib")
-
-
-def rounded():
-    return nn.Sequential(OrderedDict(quantise=Quantise(), network=digits_network())).eval()
-
-
-def enlarged():
-    return nn.Sequential(OrderedDict(network=digits_network(), enlarge=Enlarge())).eval()
-
-
-FAULTS = {
-    "rounding layer": (rounded, GOOD, ("zero_gradient", "quantise")),
-    "steps too small": (digits_network, TINY, ("short_path", None)),
-    "logits x 1000": (enlarged, GOOD, ("saturated_loss", None)),
-}
-
-
-def first_finding(fault, library, *, isolate, samples=16, **settings):
-    make, attacks, expected = FAULTS[fault]
-    if library in PACKAGES:
-        pytest.importorskip(library)
-    digits = load_dataset("digits")
-    inputs, labels = digits.take(digits.choose(samples, seed=0))
-    found = robust_ext.diagnose(make(), attacks[library], inputs, labels, BALL, isolate=isolate, **settings)
-    if settings.get("try_remedies"):
-        assert found.content["tried"][0]["confirmed"]
-    first = found.findings[0]
-    return (first.code, first.layer), expected
-
-
-@pytest.mark.exhaustive
 @pytest.mark.parametrize(
-    ("library", "isolate"), [*((name, False) for name in GOOD), ("foolbox", True), ("plain", True)]
+    ("attack", "raised"), [(key, "KeyError: 'steps'"), (graph_twice, "backward through the graph a second time")]
 )
-@pytest.mark.parametrize("fault", FAULTS)
-def test_every_library_has_the_same_first_finding(fault, library, isolate):
-    # A function of the user's has no settings that are known here.
-    first, expected = first_finding(
-        fault, library, isolate=isolate, try_remedies=fault == "steps too small" and library != "plain"
-    )
-    assert first == expected
+def test_what_was_raised_is_the_cause(attack, raised):
+    result = diagnose(attacks=attack, **ALONE)
+    assert codes(result) == ["crashed"]
+    assert raised in result.likely.cause
+    assert "graph (detach" not in str(result)
+    with pytest.raises(AttackError) as error:
+        robust_ext.binarization_test(NETWORK, attack, INPUTS, LINF, inner_points=50)
+    assert "cuts the graph" not in str(error.value)
 
 
-def test_a_plain_function_has_it():
-    first, expected = first_finding("rounding layer", "plain", isolate=False, samples=6, planted=0, references=False)
-    assert first == expected
+def test_what_cuts_the_graph_comes_before_what_was_raised_for_it():
+    result = diagnose(Does(lambda network, x: network(x.detach())), {"mine": crawl}, references=False)
+    assert codes(result) == ["cut_gradient", "crashed"]
+    assert result.content["attacks"][0]["error"].startswith("mine: ")
+
+
+def label(z, y):
+    return z.gather(1, y[:, None]).sum()
+
+
+# Some run on a model and not on planted problems, which have two classes.
+OF_TEN = {
+    "a target": (partial(climbed, steps=10, step=0.25, loss=lambda z, y: z[:, 3].sum() - label(z, y)), "IndexError"),
+    "one-hot of ten": (
+        partial(climbed, steps=10, step=0.25, loss=lambda z, y: ((1 - F.one_hot(y, 10)) * z).sum()),
+        "RuntimeError",
+    ),
+    "the third of the logits": (
+        partial(climbed, steps=10, step=0.25, loss=lambda z, y: z.topk(3, 1).values[:, 2].sum() - label(z, y)),
+        "out of range",
+    ),
+    "targets among the classes": (
+        partial(climbed, steps=10, step=0.25, loss=lambda z, y: -F.cross_entropy(z, (y + 1) % z.shape[1])),
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OF_TEN)
+def test_the_samples_are_shown_and_judged_beside_what_an_attack_raised_on_planted_problems(name):
+    function, error = OF_TEN[name]
+    settings = {"planted": 4, "inner_points": 60, "references": False}
+    result = robust_ext.diagnose(digits_network(), function, *digits(6), cases.LINF, **settings)
+    (attack,) = result.content["attacks"]
+    assert attack["robust_accuracy"] is not None
+    assert attack["error"] is None
+    assert (attack["score"] is None) == (error is not None)
+    raised = [one for one in result.findings if one.code.startswith("crashed")]
+    assert [one.code for one in raised] == ([] if error is None else ["crashed_planted"])
+    for one in raised:
+        assert error in one.evidence[0]
+        assert "10" in one.cause  # With ten classes, of which eight are empty, it runs.
+
+
+def of_size(*sizes):
+    def run(network, x):
+        if len(x) not in sizes:
+            raise RuntimeError(f"got {len(x)} rows")
+        return network(x)
+
+    return run
+
+
+def divides(network, x):
+    if bool((x == 1).flatten(1).all(1).any()):
+        raise ZeroDivisionError("saturated image")
+    return network(x)
+
+
+REFUSED = {
+    # What the cause names, and whether batches of other sizes are blamed
+    "any": (lambda network, x: {}["mask"], "raises on 4 inputs", False),
+    "fixed batch": (of_size(10, 4), "on a single row", True),
+    "fixed batch of all": (of_size(10), "raises on 4 inputs", True),
+    "squeeze": (lambda network, x: network(x).squeeze(), "no row of logits for each input on a single row", True),
+    "a bound": (divides, "where the other rows lie at a bound", False),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_a_model_does_not_take_is_what_was_tried(name):
+    function, words, sizes = REFUSED[name]
+    result = diagnose(Does(function))
+    (finding,) = result.content["findings"]
+    assert finding["code"] == "crashed"
+    assert words in finding["cause"]
+    assert ("any size" in finding["remedies"][0]["words"]) == sizes
+    assert result.content["not_run"]
+
+
+def optimised(network, x, *, take, on):
+    with torch.set_grad_enabled(on or torch.is_grad_enabled()):
+        leaf = x.detach().requires_grad_()
+        energy = network(leaf).square().sum()
+        if take == "grad":
+            return (leaf - 0.01 * torch.autograd.grad(energy, leaf)[0]).detach()
+        energy.backward()
+        return (leaf - 0.01 * leaf.grad).detach()
+
+
+@pytest.mark.parametrize("take", ["grad", "backward"])
+@pytest.mark.parametrize("on", [True, False])
+def test_a_model_that_takes_gradients_while_it_runs_is_pointed_to_the_evaluation_of_defenses(take, on):
+    model = Does(lambda network, x: network(optimised(network, x, take=take, on=on)))
+    first = diagnose(model, **ALONE).content["findings"][0]
+    names = {"model": model, "inputs": INPUTS[:4], "labels": LABELS[:4], "threat_model": LINF, "static_model": NETWORK}
+    code = first["remedies"][0]["paste"].replace("None, inputs", "'robust_ext:RandomSearch(points=20)', inputs")
+    exec(code, names)  # noqa: S102
+    assert names["result"].content["kind"] == "test_time"
+    if not on:
+        with pytest.raises(ModelError, match="evaluate_defense"):
+            robust_ext.robust_accuracy(model, STRONG, INPUTS, LABELS, LINF)
+
+
+def _noisy(x):
+    return x + 0.05 * torch.randn_like(x)
+
+
+@pytest.mark.parametrize(
+    ("front", "expected"),
+    [
+        (lambda x: Rounding()(_noisy(x)), ["zero_gradient", "random_output"]),
+        (lambda x: _noisy(Rounding()(x)), ["zero_gradient", "random_output"]),
+        (lambda x: _noisy(x).detach(), ["cut_gradient", "random_output"]),
+        (_noisy, ["random_output"]),
+        (lambda x: torch.sigmoid(500 * (_noisy(x) - 0.45)), ["random_output"]),
+    ],
+)
+def test_gradients_that_are_none_come_before_randomness_as_their_mean_is_none(front, expected):
+    assert codes(diagnose(Does(lambda network, x: network(front(x))), **ALONE)) == expected
+
+
+# Remedies that are tried, and attacks to compare with.
+IMAGES, DIGITS = load_dataset("digits").take(range(32))
+BALL = ThreatModel(norm="linf", epsilon=0.12)
+FAULTY = {
+    "moves half of the image": (partial(climbed, mask=(torch.arange(8).view(8, 1) < 4).float()), "loop_at_fault"),
+    "sum of all logits": (partial(climbed, loss=lambda z, y: z.sum()), "loop_at_fault"),
+    "FGSM": ("foolbox:LinfFastGradientAttack(random_start=False)", "weaker_kind"),
+    "few queries": ("robust_ext:Square(queries=10)", "weaker_kind"),
+}
+SOUND = {"PGD of 7 steps": partial(climbed, steps=7, step=0.25), "DeepFool": "foolbox:LinfDeepFoolAttack(steps=50)"}
+
+
+def diagnosed(attack, model=None, **settings):
+    """A diagnosis by the samples alone, where nothing else is given."""
+    return robust_ext.diagnose(model or digits_network(), attack, IMAGES, DIGITS, BALL, **{"planted": 0, **settings})
+
+
+@pytest.mark.parametrize("name", FAULTY)
+def test_an_attack_that_a_reference_beats_has_a_finding(name):
+    attack, code = FAULTY[name]
+    result = diagnosed(attack)
+    found = {one.code: one for one in result.findings}
+    assert code in found
+    # What others find by the same gradients is no sign that these mislead.
+    others = {"loop_at_fault", "weaker_kind", "gradient_free_wins", "transfer_wins"} - {code}
+    assert found.keys().isdisjoint(others)
+    (remedy,) = found[code].remedies
+    assert robust_ext.as_attack(remedy.attack)
+    lowest = min(one["robust_accuracy"] for one in result.content["references"])
+    assert lowest < result.content["attacks"][0]["robust_accuracy"]
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_a_sound_attack_is_beaten_by_chance_only(name):
+    assert diagnosed(SOUND[name]).likely is None
+
+
+def shattered(x):
+    """Gradients of the image upside down: they mislead every attack that follows them."""
+    other = 3 * x.flip(-2).roll(3, -1)
+    return x.detach() + (other - other.detach())
+
+
+def test_gradients_that_mislead_all_are_not_the_loops_fault():
+    result = diagnosed(climbed, inserted(0, shattered), queries=400)
+    assert result.likely.code == "wrong_gradient"
+    assert "loop_at_fault" not in {one.code for one in result.findings}
+
+
+SHORT = {"planted": 6, "inner_points": 50, "queries": 50, "random_points": 20, "try_remedies": True}
+
+
+def flattened(z, y):
+    """A margin that is flat where it should be climbed."""
+    true = z.gather(1, y[:, None]).squeeze(1)
+    return F.relu(z.scatter(1, y[:, None], -torch.inf).amax(1) - true).sum()
+
+
+@pytest.mark.parametrize("loss", [flattened, lambda z, y: z.gather(1, y[:, None]).sum()])
+def test_what_changes_nothing_on_the_model_is_not_confirmed(loss):
+    result = diagnosed(partial(climbed, loss=loss), **SHORT)
+    for one in result.content["tried"]:
+        before, after = one["before"], one["after"]
+        solved = 32 * (before["robust_accuracy"] - after["robust_accuracy"]) + 6 * (after["score"] - before["score"])
+        assert (one["outcome"] in ("confirmed", "finds more")) == (solved >= 5)
+        assert "temperature" not in one["remedy"]["view"] or one["outcome"] == "changes nothing"
+    assert not result.content["reason"].startswith("The confirmed") or result.likely.code not in COMPARISONS
+
+
+VIEWS = {
+    "rounding": (lambda: convolutional(quantise=Rounding()), {"bpda": "net.quantise"}),
+    "large logits": (lambda: scaled(1000), {"temperature": 1000.0}),
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_references_run_through_the_view_that_helps(name):
+    make, view = VIEWS[name]
+    result = diagnosed("foolbox:LinfPGD(steps=4, rel_stepsize=0.4)", make(), **SHORT)
+    entry = next(one for one in result.content["tried"] if one["confirmed"])
+    assert result.content["reason"].startswith("The confirmed cause")
+    through = next(one for one in entry["beside"] if "through" in one["name"])
+    reference = AdaptedAttack(attack=APGD(steps=25, loss="margin"), **view)
+    alone = robust_ext.robust_accuracy(make(), {through["name"]: reference}, IMAGES, DIGITS, BALL)
+    assert through["robust_accuracy"] == alone.robust_accuracy(BALL.epsilon)
+    best = min(entry["beside"], key=lambda one: one["robust_accuracy"])
+    lower = best["robust_accuracy"] < entry["after"]["robust_accuracy"]
+    assert (best["text"] in result.content["next"][0]["command"].replace("\\'", "'")) == lower
+
+
+@pytest.mark.parametrize(
+    ("view", "outcome"),
+    [
+        ({"temperature": 1.5}, "changes nothing"),
+        ({"one_by_one": True}, "changes nothing"),
+        ({"noise": 30.0}, "worse"),
+        ({"aimed": True}, "worse"),
+    ],
+)
+def test_what_makes_a_sound_attack_worse_is_said(view, outcome):
+    attack = robust_ext.as_attack(partial(climbed, step=0.2))
+    data = {"sample_ids": range(16), "batch_size": 16}
+    given = prepare_inputs(digits_network(), IMAGES[:16], DIGITS[:16], threat_model=BALL, **data)
+    examiner = Examiner(given=given, settings=DiagnosisSettings(planted=4, inner_points=50), out=None, worker=run_task)
+    examination = Examination(examiner=examiner, attacks={attack.name: examiner.examine(attack)})
+    trials = Trials(attacks={attack.name: attack}, examination=examination, in_eval_mode=lambda: None)
+    finding = Finding(code="flat_loss", cause="Flat.", attack=attack.name, remedies=(Remedy(words="Do.", view=view),))
+    (entry,) = trials.run([finding])
+    assert (entry["outcome"], entry["confirmed"], entry["beside"]) == (outcome, False, [])
+
+
+NAMED = {name: Remedy(words=f"Do {name}.", view={"temperature": ord(name)}) for name in "abcd"}
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "expected"),
+    [
+        ({}, "abcd"),
+        ({"a": "changes nothing"}, "bcda"),
+        ({"a": "worse", "b": "changes nothing"}, "cdba"),
+        ({"a": "worse", "b": "within noise", "d": "confirmed"}, "dcba"),
+        ({"a": "raised", "b": "worse", "c": "finds more"}, "cdba"),
+    ],
+)
+@pytest.mark.parametrize("name", ["mine", None])
+def test_what_did_not_help_stands_last(outcomes, expected, name):
+    tried = [
+        {"attack": "mine", "outcome": outcome, "remedy": NAMED[letter].to_dict()}
+        for letter, outcome in outcomes.items()
+    ]
+    finding = Finding(code="saturated_loss", cause="Flat.", attack=name, remedies=tuple(NAMED.values()))
+    (found,) = reordered([finding], tried, {"mine": APGD()})
+    assert "".join(one.words[3] for one in found.remedies) == expected
+    advice = reports.remedy(found.to_dict()).lower()
+    bad = [letter for letter, outcome in outcomes.items() if outcome in ("worse", "changes nothing", "raised")]
+    assert not any(f"do {letter}" in advice for letter in bad)
+    assert Finding.from_dict(found.to_dict()) == found

@@ -9,21 +9,24 @@ from robust_ext.attacks.base import CallableAttack
 from robust_ext.core.specification import parse_call
 from robust_ext.evaluations.causes import remedies
 from robust_ext.evaluations.causes.rewriting import call_of
-from tests.evaluations.diagnosis.traces import LINF
+from tests.evaluations.diagnosis.zoo.cases import LINF
 
-TEXTS = [
-    "foolbox:LinfPGD",
-    "foolbox:LinfPGD(steps=20, rel_stepsize=0.05)",
-    "foolbox:L2CarliniWagnerAttack(binary_search_steps=3)",
-    "art:ProjectedGradientDescent(max_iter=20, eps_step=0.01)",
-    "torchattacks:PGD(steps=7, alpha=0.01)",
-    "adv_lib:pgd_linf(steps=10, loss_function='dlr')",
-    "robust_ext:APGD(steps=12)",
-    "robust_ext:AdaptedAttack(attack='foolbox:LinfPGD(steps=20)', bpda='net.quantise', eot=8)",
-]
+# Of bounds that are 2 apart, of which torchattacks sees half.
+WIDE = ThreatModel(norm="linf", epsilon=0.1, bounds=(-1, 1))
 
 
-@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "foolbox:LinfPGD",
+        "foolbox:L2CarliniWagnerAttack(binary_search_steps=3)",
+        "art:ProjectedGradientDescent(max_iter=20, eps_step=0.01)",
+        "torchattacks:PGD(steps=7, alpha=0.01)",
+        "adv_lib:pgd_linf(steps=10, loss_function='dlr')",
+        "robust_ext:APGD(steps=12)",
+        "robust_ext:AdaptedAttack(attack='foolbox:LinfPGD(steps=20)', bpda='net.quantise', eot=8)",
+    ],
+)
 def test_a_text_is_kept_and_the_same_attack_under_another_name_gets_one(text):
     for attack in (as_attack(text), as_attack(text, name="mine")):
         again = as_attack(call_of(attack).changed())
@@ -40,9 +43,7 @@ def test_a_text_is_kept_and_the_same_attack_under_another_name_gets_one(text):
     ],
 )
 def test_epsilon_is_left_to_the_threat_model(text, fixed):
-    # Of bounds that are 2 apart, of which torchattacks sees half.
-    ball = ThreatModel(norm="linf", epsilon=0.1, bounds=(-1, 1))
-    (remedy,) = remedies.for_epsilon(as_attack(text), ball)
+    (remedy,) = remedies.for_epsilon(as_attack(text), WIDE)
     assert parse_call(remedy.attack).arguments == fixed
 
 
@@ -59,8 +60,7 @@ def test_epsilon_is_left_to_the_threat_model(text, fixed):
     ],
 )
 def test_longer_paths_in_each_librarys_words(text, steps, step):
-    model = ThreatModel(norm="linf", epsilon=0.1, bounds=(-1, 1))
-    larger, more = remedies.for_length(as_attack(text), steps=20, step=1 / 30, threat_model=model)
+    larger, more = remedies.for_length(as_attack(text), steps=20, step=1 / 30, threat_model=WIDE)
     assert step in larger.attack
     assert steps in more.attack
     assert {parse_call(one.attack).name for one in (larger, more)} == {parse_call(text).name}
@@ -75,8 +75,7 @@ def test_longer_paths_in_each_librarys_words(text, steps, step):
     ],
 )
 def test_shorter_steps_in_each_librarys_words(text, step):
-    model = ThreatModel(norm="linf", epsilon=0.1, bounds=(-1, 1))
-    smaller, schedule = remedies.for_step(as_attack(text), steps=20, threat_model=model)
+    smaller, schedule = remedies.for_step(as_attack(text), steps=20, threat_model=WIDE)
     assert step in smaller.attack
     assert as_attack(schedule.attack).traits.batching
 
@@ -100,7 +99,7 @@ PROPOSED = {
     "ends by itself, with steps that are long": ("steps=100, rel_stepsize=0.2", 4, 0.2, 4, ["", "rel_stepsize=0.625"]),
     "a function that ends by itself": (CallableAttack(_stepping), 12, 0.01, 12, ["", "step_size"]),
     "one that says nothing, with calls of different lengths": (CallableAttack(print), 12, 0.01, 30, ["", "step_size"]),
-    "one that says nothing": (CallableAttack(print), 12, 0.01, 12, ["or 250 steps"]),
+    "one that says nothing": (CallableAttack(print), 12, 0.01, 12, ["or 250 steps"])
 }  # fmt: skip
 
 
@@ -123,14 +122,6 @@ def test_more_steps_only_where_all_were_taken(steps, most, more):
     assert ("steps=160" in (found[0].attack or "")) is more
 
 
-def test_lines_of_code_for_functions():
-    (remedy,) = remedies.for_length(CallableAttack(print), steps=20, step=1 / 30, threat_model=LINF)
-    assert remedy.attack is None
-    scope = {"epsilon": 0.1}
-    exec(remedy.code, scope)  # noqa: S102 -- as printed
-    assert scope["step_size"] == pytest.approx(0.0125)
-
-
 @pytest.mark.parametrize(
     ("text", "setting"),
     [
@@ -150,15 +141,18 @@ def test_losses_that_do_not_saturate(text, setting):
 
 def test_a_view_of_an_attack_with_a_view_keeps_both():
     attack = AdaptedAttack(attack=as_attack("foolbox:LinfPGD"), bpda="net.quantise")
-    remedy = remedies.viewed("Return the best point.", attack, keep_best=True)
-    fixed = as_attack(remedy.attack)
+    fixed = as_attack(remedies.viewed("Return the best point.", attack, keep_best=True).attack)
     assert (fixed.bpda, fixed.keep_best) == ("net.quantise", True)
 
 
-def test_code_for_projections_projects():
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+def test_code_for_functions_projects_and_has_a_step_that_reaches(norm):
     inputs, points = torch.zeros(3, 1, 2, 2), torch.rand(3, 1, 2, 2, generator=torch.manual_seed(0)) + 0.2
-    for norm in ("linf", "l2"):
-        model = ThreatModel(norm=norm, epsilon=0.3)
-        scope = {"x": inputs, "x_adv": points, "epsilon": model.epsilon, "torch": torch}
-        exec(remedies.for_ball(CallableAttack(print), model)[0].code, scope)  # noqa: S102 -- as printed
-        assert bool(model.contains(scope["x_adv"], inputs).all())
+    model = ThreatModel(norm=norm, epsilon=0.3)
+    scope = {"x": inputs, "x_adv": points, "epsilon": model.epsilon, "torch": torch}
+    (remedy,) = remedies.for_length(CallableAttack(print), steps=20, step=1 / 30, threat_model=model)
+    for found in (remedies.for_ball(CallableAttack(print), model)[0], remedy):
+        assert found.attack is None
+        exec(found.code, scope)  # noqa: S102 -- as printed
+    assert bool(model.contains(scope["x_adv"], inputs).all())
+    assert scope["step_size"] == pytest.approx(0.0375)

@@ -1,37 +1,23 @@
 """Attacks by hand, right and wrong; functions of this module, so that processes of their own can be given them."""
 
 import torch
-from torch import nn
+from torch.nn.functional import cross_entropy
 
 
-def _gradient(loss, x):
-    return torch.autograd.grad(loss, x)[0]
+def _gradient(logits, y, x, weights=None):
+    return torch.autograd.grad(cross_entropy(logits, y, weights, reduction="sum"), x)[0]
 
 
 def _project(points, x, epsilon, bounds=(0, 1)):
     return (x + (points - x).clamp(-epsilon, epsilon)).clamp(*bounds)
 
 
-def pgd(
-    model,
-    x,
-    y,
-    *,
-    epsilon,
-    steps=41,
-    step=0.1,
-    sign=1,
-    targeted=False,
-    bounds=(0, 1),
-    labels="given",
-    stop=None,
-    projected=True,
-):
+def pgd(model, x, y, *, epsilon, steps=41, step=0.1, targeted=False, bounds=(0, 1), labels="given", stop=None, reach=1):
     """Sign-gradient PGD on cross-entropy from the clean input; its settings after ``step`` are its faults.
 
-    ``step`` is relative to epsilon; ``sign`` -1 descends; ``targeted`` takes labels for classes to aim at; ``bounds``
+    ``step`` is relative to epsilon, below 0 it descends; ``targeted`` takes labels for classes to aim at; ``bounds``
     are what it clamps to; ``labels`` are ``"given"`` or ``"predicted"`` at each step; all rows stop once more than a
-    share ``stop`` is fooled; ``projected`` returns to the ball.
+    share ``stop`` is fooled; it returns to a ball of ``reach`` epsilons.
     """
     points = x.clone()
     for _ in range(steps):
@@ -41,28 +27,24 @@ def pgd(
             return x
         if stop is not None and (logits.argmax(1) != y).float().mean() > stop:
             break
-        aim = logits.argmax(1) if labels == "predicted" else y
-        gradient = _gradient(nn.functional.cross_entropy(logits, aim, reduction="sum"), points)
-        points = points.detach() + (-sign if targeted else sign) * step * epsilon * gradient.sign()
-        points = _project(points, x, epsilon if projected else torch.inf, bounds)
+        gradient = _gradient(logits, logits.argmax(1) if labels == "predicted" else y, points)
+        points = points.detach() + (-step if targeted else step) * epsilon * gradient.sign()
+        points = _project(points, x, reach * epsilon, bounds)
     return points.detach()
 
 
-def swinging(model, x, y, *, epsilon, steps=40, keep="last"):
+def swinging(model, x, y, *, epsilon, keep="last"):
     """Climbs where a point is right, goes back elsewhere, as DDN; keeps the ``"last"`` or ``"best"`` point."""
     points, best = x.clone(), x.clone()
-    for number in range(steps):
+    for _ in range(40):
         points.requires_grad_(True)
         logits = model(points)
         fooled = logits.argmax(1) != y
         best[fooled] = points.detach()[fooled]
-        gradient = _gradient(nn.functional.cross_entropy(logits, y, reduction="sum"), points)
-        ahead = _project(points.detach() + 0.1 * epsilon * gradient.sign(), x, epsilon)
-        back = x + 0.6 * (points.detach() - x)
-        points = torch.where(fooled.view(-1, 1, 1, 1), back, ahead)
-        if number == steps - 1:
-            found = model(points).argmax(1) != y
-            best[found] = points[found]
+        ahead = _project(points.detach() + 0.1 * epsilon * _gradient(logits, y, points).sign(), x, epsilon)
+        points = torch.where(fooled.view(-1, 1, 1, 1), x + 0.6 * (points.detach() - x), ahead)
+    found = model(points).argmax(1) != y
+    best[found] = points[found]
     return points if keep == "last" else best
 
 
@@ -81,15 +63,14 @@ def ascending(model, x, y, *, epsilon, steps=40, step=0.1, fault=None):
         if fault == "named":
             settings.pop("deviation")
         shown = (points - settings["mean"]) / settings["std"] if fault == "normalised" else points
-        weights = torch.ones(10) if fault == "ten" else None
-        loss = nn.functional.cross_entropy(model(shown), y, weights, reduction="sum")
-        gradient = _gradient(loss, points)
+        logits = model(shown)
+        gradient = _gradient(logits, y, points, torch.ones(10) if fault == "ten" else None)
         gradient = gradient / gradient.abs().sum((1, 2, 3), keepdim=True).clamp_min(1e-30)
-        if fault == "early" and before is not None and float(loss.detach()) < before * 1.1 + 0.1:
+        loss = float(cross_entropy(logits.detach(), y, reduction="sum"))
+        if fault == "early" and before is not None and loss < before * 1.1 + 0.1:
             break
-        before = float(loss.detach())
         way = gradient - velocity if fault == "momentum" else gradient + velocity
-        velocity = velocity + gradient
+        before, velocity = loss, velocity + gradient
         size = step * epsilon / (len(x) if fault == "batch" else 1) * (0.66**number if fault == "fading" else 1)
         points = _project(points.detach() + size * way.sign(), x, epsilon)
         if fault == "rounded":

@@ -1,7 +1,6 @@
 """Faults of models and attacks, each with the same without the fault, what it should be called, and what fixes it."""
 
-from __future__ import annotations
-
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -17,16 +16,13 @@ from tests.evaluations.diagnosis.zoo.networks import batch_normalised, convoluti
 from tests.evaluations.diagnosis.zoo.published import resnet
 
 LINF = ThreatModel(norm="linf", epsilon=0.1)
-# A sixteenth, what grey levels of digits are apart.
-LEVEL = ThreatModel(norm="linf", epsilon=1 / 16)
-CIFAR = ThreatModel(norm="linf", epsilon=8 / 255)
 
 SHORTER = "foolbox:LinfPGD(steps=20, rel_stepsize=0.125)"
 FOOLBOX = "foolbox:LinfPGD(steps=40, rel_stepsize=0.1)"
 ART = "art:ProjectedGradientDescent(max_iter=40, eps_step=0.01)"
 TORCHATTACKS = "torchattacks:PGD(steps=40, alpha=0.01)"
-QUICK = partial(attacks.pgd, steps=10, step=0.25)
 ADV_LIB = "adv_lib:pgd_linf(steps=40)"
+PGD, QUICK = attacks.pgd, partial(attacks.pgd, steps=10, step=0.25)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -57,208 +53,145 @@ class Fault:
         return self.twin is None
 
     def models(self) -> tuple[nn.Module, nn.Module]:
-        """The model with the fault, and without."""
         return (self.model(faulty=True), self.model(faulty=False)) if self.of_model else (self.model(), self.model())
 
     def attacks(self) -> tuple[Any, Any]:
-        """The attack with the fault, and without."""
         return self.attack, self.attack if self.of_model else self.twin
 
 
-def _layered(name: str, layer: type[layers.Layer], *, faulty: bool) -> nn.Module:
-    return convolutional(**{name: layer(faulty=faulty)})
+def of_model(title, code, model, attack, layer=None, **other):
+    """A fault of a model that is made by a function of whether it is faulty."""
+    return Fault(name=title, code=code, layer=layer, model=model, attack=attack, **other)
 
 
-def _loud(*, faulty: bool) -> nn.Module:
-    return scaled(1000 if faulty else 1)
+def of_layer(title, code, name, layer, attack, **other):
+    """A fault of a layer in front of the network, which the identity's gradient fixes."""
+    found = f"net.{name}"
+
+    def model(*, faulty):
+        return convolutional(**{name: layer(faulty=faulty)})
+
+    return of_model(title, code, model, attack, found, **{"remedy": {"bpda": found}, **other})
 
 
-def _after(factor: float, layer: type[layers.Layer], name: str, *, faulty: bool) -> nn.Module:
-    return scaled(factor, **{name: layer()}) if faulty else scaled(1)
+def of_attack(title, code, attack, twin=PGD, remedy=None, **other):
+    """A fault of an attack; of :func:`attacks.pgd` where settings are given."""
+    attack = partial(PGD, **attack) if isinstance(attack, dict) else attack
+    return Fault(name=title, code=code, attack=attack, twin=twin, remedy=remedy, **other)
 
 
-def _in_training(make: Callable[[], nn.Module], name: str, *, faulty: bool) -> nn.Module:
+def of_update(title, code, fault, *, harm="score", sound=None, **settings):
+    """A fault of an update by hand, and the same update without it."""
+    faulty = partial(attacks.ascending, fault=fault, **settings)
+    return of_attack(
+        title, code, faulty, partial(attacks.ascending, **(settings if sound is None else sound)), harm=harm
+    )
+
+
+def _after(layer, name, *, faulty):
+    return scaled(20, **{name: layer}) if faulty else scaled(1)
+
+
+def _in_training(make, name, *, faulty):
     return training(make(), name) if faulty else make()
 
 
-def _dropping() -> nn.Module:
+def _dropping():
     return convolutional(before="head", dropout=nn.Dropout(0.95))
 
 
-def _noisy(*, faulty: bool) -> nn.Module:
+def _noisy(faulty):
     return convolutional(before="relu1", noise=layers.Noise(faulty=faulty))
 
 
-def _hooked(*, faulty: bool) -> nn.Module:
+def _hooked(faulty):
     network = convolutional()
     if faulty:
         network.net.conv2.register_full_backward_hook(layers.silence)
     return network
 
 
-def _louder() -> nn.Module:
-    return scaled(2)
+_REFUSED, _PROJECTED = {"harm": "refused"}, {"projected": True}
+_SOFTMAX, _LOG = partial(_after, nn.Softmax(1), "softmax"), partial(_after, layers.LogSoftmax(), "log")
+_DROPOUT, _BATCH = partial(_in_training, _dropping, "dropout"), partial(_in_training, batch_normalised, "norm")
+_WINNERS, _FEWER = (partial(trained, "winners", layer) for layer in (layers.Winners, layers.Fewer))
+_OF_WINNERS = {"layer": "net.winners", "remedy": {"noise": 0.5, "eot": 16}}
+_OF_WAVES = {
+    "model": partial(convolutional, wave=layers.Waves()),
+    # A sixteenth, what grey levels of digits are apart.
+    "threat_model": ThreatModel(norm="linf", epsilon=1 / 16),
+    "harm": "accuracy",
+}
+_OF_CIFAR = {"threat_model": ThreatModel(norm="linf", epsilon=8 / 255), "published": True}
+_AVERAGED = AdaptedAttack(attack=as_attack(FOOLBOX), eot=16)
+_SMALL = "foolbox:LinfPGD(steps=20, rel_stepsize=0.02)"
+_ABSOLUTE = "adv_lib:pgd_linf(steps=40, absolute_step_size=0.0005)"
+_LEAPS, _SHORT = (f"foolbox:LinfPGD(steps=40, abs_stepsize={step})" for step in (0.125, 0.005))
+_TINY = "foolbox:LinfPGD(steps=10, rel_stepsize=0.005, random_start=False)"
+_SCALED = "torchattacks:PGD(eps=0.1/255, alpha=0.01/255, steps=40)"
+_SWINGING = attacks.swinging, partial(attacks.swinging, keep="best")
 
-
-def _rounded_resnet(*, faulty: bool) -> nn.Module:
-    return resnet(quantise=layers.Rounding(faulty=faulty))
-
-
-def of_layer(title: str, code: str, name: str, layer: type[layers.Layer], attack: Any, **other: Any) -> Fault:
-    """A fault of a layer in front of the network, which the identity's gradient fixes."""
-    model, found = partial(_layered, name, layer), f"net.{name}"
-    return Fault(name=title, code=code, layer=found, model=model, attack=attack, **{"remedy": {"bpda": found}, **other})
-
-
-def of_model(
-    title: str, code: str, model: Callable[..., nn.Module], attack: Any, layer: str | None = None, **other: Any
-) -> Fault:
-    """A fault of a model that is made by a function of whether it is faulty."""
-    return Fault(name=title, code=code, layer=layer, model=model, attack=attack, **other)
-
-
-_BLUR: dict[str, Any] = {"remedy": {"noise": 0.5, "eot": 16}}
-_SQUASH = foolbox.attacks.LinfPGD(rel_stepsize=0.1)
-_IN_MODEL = [
+FAULTS: tuple[Fault, ...] = (
     of_layer("rounding", "zero_gradient", "quantise", layers.Rounding, FOOLBOX),
     of_layer("zero backward pass", "zero_gradient", "guard", layers.Guard, ADV_LIB),
     # The identity only approximates it, and a last step may lead back out: this one returns its best point.
     of_layer("JPEG", "zero_gradient", "jpeg", layers.Compressed, "adv_lib:apgd(n_iter=40)"),
-    of_layer("argmax and one-hot", "cut_gradient", "codebook", layers.Codebook, attacks.pgd),
-    of_layer("detach", "cut_gradient", "contrast", layers.Detached, attacks.pgd),
-    of_layer("no_grad", "cut_gradient", "denoise", layers.Denoised, attacks.pgd),
+    of_layer("argmax and one-hot", "cut_gradient", "codebook", layers.Codebook, PGD),
+    of_layer("detach", "cut_gradient", "contrast", layers.Detached, PGD),
+    of_layer("no_grad", "cut_gradient", "denoise", layers.Denoised, PGD),
     of_layer("NumPy and back", "cut_gradient", "gamma", layers.Gamma, FOOLBOX),
     of_layer("root in an untaken branch", "non_finite_gradient", "compand", layers.Companded, ART),
-    of_layer("saturated sigmoid", "saturated_layer", "squash", layers.Staircase, _SQUASH),
-    of_model(
-        "k-winners", "wrong_gradient", partial(trained, "winners", layers.Winners), FOOLBOX, "net.winners", **_BLUR
-    ),
-    of_model("logits x 1000", "saturated_loss", _loud, FOOLBOX, remedy={"temperature": 1000.0}),
-    of_model(
-        "softmax outputs",
-        "probabilities",
-        partial(_after, 20, layers.Softmax, "softmax"),
-        attacks.pgd,
-        "net.softmax",
-        harm="refused",
-    ),
-    of_model(
-        "log outputs", "saturated_loss", partial(_after, 20, layers.LogSoftmax, "log"), TORCHATTACKS, harm="accuracy"
-    ),
-    of_model(
-        "dropout on", "train_mode", partial(_in_training, _dropping, "dropout"), QUICK, "net.dropout", harm="refused"
-    ),
-    of_model(
-        "batch statistics",
-        "train_mode",
-        partial(_in_training, batch_normalised, "norm"),
-        attacks.pgd,
-        "net.norm",
-        harm="refused",
-    ),
-    of_layer("random resize", "random_output", "resize", layers.Resized, QUICK, harm="refused", remedy=None),
-    of_model("noise", "random_output", _noisy, QUICK, "net.noise", harm="refused"),
-    of_layer("in place", "changes_input", "shift", layers.Shifted, attacks.pgd, harm="refused", remedy=None),
-]
-
-
-def _of_attack(title: str, code: str, attack: Any, twin: Any, remedy: Any = None, **other: Any) -> Fault:
-    """A fault of an attack; of :func:`attacks.pgd` where settings are given."""
-    attack = partial(attacks.pgd, **attack) if isinstance(attack, dict) else attack
-    return Fault(name=title, code=code, attack=attack, twin=twin, remedy=remedy, **other)
-
-
-def _ascending(title: str, code: str, fault: str, *, harm: str = "score", **settings: Any) -> Fault:
-    """A fault of an update by hand, and the same update without it."""
-    # What the twin takes, where the settings of the fault would be one by themselves.
-    sound = {**settings, "step": 0.1, "steps": 40} if fault == "early" else settings
-    twin = partial(attacks.ascending, **sound)
-    return Fault(
-        name=title, code=code, harm=harm, attack=partial(attacks.ascending, fault=fault, **settings), twin=twin
-    )
-
-
-_PROJECTED, _SMALL = {"projected": True}, "foolbox:LinfPGD(steps=20, rel_stepsize=0.02)"
-_TINY = "foolbox:LinfPGD(steps=10, rel_stepsize=0.005, random_start=False)"
-_IN_ATTACK = [
-    _of_attack("too few steps", "short_path", "art:ProjectedGradientDescent(max_iter=4, eps_step=0.01)", ART, ART),
-    _of_attack("steps too small", "short_path", _SMALL, FOOLBOX, FOOLBOX),
-    _of_attack(
-        "steps too small, absolute",
-        "short_path",
-        "adv_lib:pgd_linf(steps=40, absolute_step_size=0.0005)",
-        ADV_LIB,
-        ADV_LIB,
-    ),
-    _of_attack(
-        "step too large",
-        "step_too_large",
-        "foolbox:LinfPGD(steps=40, abs_stepsize=0.125)",
-        "foolbox:LinfPGD(steps=40, abs_stepsize=0.005)",
-        "robust_ext:APGD(steps=50)",
-        model=partial(convolutional, wave=layers.Waves()),
-        threat_model=LEVEL,
-        harm="accuracy",
-    ),
-    _of_attack(
-        "last instead of best",
-        "best_not_returned",
-        attacks.swinging,
-        partial(attacks.swinging, keep="best"),
-        {"keep_best": True},
-    ),
-    _of_attack("predicted labels", "predicted_labels", {"step": 0.4, "labels": "predicted"}, attacks.pgd),
-    _of_attack("wrong bounds", "wrong_bounds", {"bounds": (-1, 1)}, attacks.pgd, _PROJECTED),
-    _of_attack("stops for the batch", "stopped_early", {"stop": 0}, attacks.pgd, {"one_by_one": True}),
-    _of_attack("targeted for untargeted", "toward_label", {"targeted": True}, attacks.pgd, {"aimed": True}),
-    _of_attack(
-        "epsilon of another scale",
-        "epsilon_scale",
-        "torchattacks:PGD(eps=0.1/255, alpha=0.01/255, steps=40)",
-        TORCHATTACKS,
-        TORCHATTACKS,
-    ),
-    _of_attack("wrong sign", "toward_label", {"sign": -1}, attacks.pgd),
-    _of_attack("no projection", "left_ball", {"projected": False}, attacks.pgd, _PROJECTED),
-]
-_IN_UPDATE = [
-    _ascending("momentum of the wrong sign", "off_gradient", "momentum"),
-    _ascending("inputs normalised twice", "other_points", "normalised", harm="accuracy"),
-    _ascending("rounded to 8 bits in the loop", "vanishing_steps", "rounded", step=0.018, steps=160),
-    _ascending("raises before it starts", "crashed", "named"),
-    _ascending("ten classes for granted", "crashed_planted", "ten"),
-    _ascending("step divided by the batch", "short_path", "batch"),
-    _ascending("ends by itself, with small steps", "short_path", "early", step=0.01, steps=400),
-    _ascending("steps that fade", "short_path", "fading"),
-    _of_attack("wrong sign on large logits", "toward_label", {"sign": -1}, attacks.pgd, model=_louder),
-    of_model("backward hook", "zero_gradient", _hooked, FOOLBOX, "net.conv2"),
-    of_model(
-        "k-winners of channels",
-        "wrong_gradient",
-        partial(trained, "winners", layers.Fewer),
-        TORCHATTACKS,
-        "net.winners",
-        **_BLUR,
-    ),
     of_layer(
-        "rounding, with draws",
-        "zero_gradient",
-        "quantise",
-        layers.Rounding,
-        AdaptedAttack(attack=as_attack(FOOLBOX), eot=16),
+        "saturated sigmoid", "saturated_layer", "squash", layers.Staircase, foolbox.attacks.LinfPGD(rel_stepsize=0.1)
     ),
-]
-_OF_CIFAR: dict[str, Any] = {"threat_model": CIFAR, "published": True}
-_PUBLISHED = [
+    of_model("k-winners", "wrong_gradient", _WINNERS, FOOLBOX, **_OF_WINNERS),
+    of_model(
+        "logits x 1000",
+        "saturated_loss",
+        lambda faulty: scaled(1000 if faulty else 1),
+        FOOLBOX,
+        remedy={"temperature": 1000.0},
+    ),
+    of_model("softmax outputs", "probabilities", _SOFTMAX, PGD, "net.softmax", **_REFUSED),
+    of_model("log outputs", "saturated_loss", _LOG, TORCHATTACKS, harm="accuracy"),
+    of_model("dropout on", "train_mode", _DROPOUT, QUICK, "net.dropout", **_REFUSED),
+    of_model("batch statistics", "train_mode", _BATCH, PGD, "net.norm", **_REFUSED),
+    of_layer("random resize", "random_output", "resize", layers.Resized, QUICK, remedy=None, **_REFUSED),
+    of_model("noise", "random_output", _noisy, QUICK, "net.noise", **_REFUSED),
+    of_layer("in place", "changes_input", "shift", layers.Shifted, PGD, remedy=None, **_REFUSED),
+    of_attack("too few steps", "short_path", "art:ProjectedGradientDescent(max_iter=4, eps_step=0.01)", ART, ART),
+    of_attack("steps too small", "short_path", _SMALL, FOOLBOX, FOOLBOX),
+    of_attack("steps too small, absolute", "short_path", _ABSOLUTE, ADV_LIB, ADV_LIB),
+    of_attack("step too large", "step_too_large", _LEAPS, _SHORT, "robust_ext:APGD(steps=50)", **_OF_WAVES),
+    of_attack("last instead of best", "best_not_returned", *_SWINGING, {"keep_best": True}),
+    of_attack("predicted labels", "predicted_labels", {"step": 0.4, "labels": "predicted"}),
+    of_attack("wrong bounds", "wrong_bounds", {"bounds": (-1, 1)}, remedy=_PROJECTED),
+    of_attack("stops for the batch", "stopped_early", {"stop": 0}, remedy={"one_by_one": True}),
+    of_attack("targeted for untargeted", "toward_label", {"targeted": True}, remedy={"aimed": True}),
+    of_attack("epsilon of another scale", "epsilon_scale", _SCALED, TORCHATTACKS, TORCHATTACKS),
+    of_attack("wrong sign", "toward_label", {"step": -0.1}),
+    of_attack("no projection", "left_ball", {"reach": math.inf}, remedy=_PROJECTED),
+    of_update("momentum of the wrong sign", "off_gradient", "momentum"),
+    of_update("inputs normalised twice", "other_points", "normalised", harm="accuracy"),
+    of_update("rounded to 8 bits in the loop", "vanishing_steps", "rounded", step=0.018, steps=160),
+    of_update("raises before it starts", "crashed", "named"),
+    of_update("ten classes for granted", "crashed_planted", "ten"),
+    of_update("step divided by the batch", "short_path", "batch"),
+    # The settings of the fault would be one by themselves.
+    of_update("ends by itself, with small steps", "short_path", "early", sound={}, step=0.01, steps=400),
+    of_update("steps that fade", "short_path", "fading"),
+    of_attack("wrong sign on large logits", "toward_label", {"step": -0.1}, model=partial(scaled, 2)),
+    of_model("backward hook", "zero_gradient", _hooked, FOOLBOX, "net.conv2"),
+    of_model("k-winners of channels", "wrong_gradient", _FEWER, TORCHATTACKS, **_OF_WINNERS),
+    of_layer("rounding, with draws", "zero_gradient", "quantise", layers.Rounding, _AVERAGED),
     of_model(
         "rounding, ResNet-20",
         "zero_gradient",
-        _rounded_resnet,
+        lambda faulty: resnet(quantise=layers.Rounding(faulty=faulty)),
         SHORTER,
         "quantise",
         remedy={"bpda": "quantise"},
         **_OF_CIFAR,
     ),
-    _of_attack("steps too small, ResNet-20", "short_path", _TINY, SHORTER, SHORTER, model=resnet, **_OF_CIFAR),
-]
-FAULTS: tuple[Fault, ...] = (*_IN_MODEL, *_IN_ATTACK, *_IN_UPDATE, *_PUBLISHED)
+    of_attack("steps too small, ResNet-20", "short_path", _TINY, SHORTER, SHORTER, model=resnet, **_OF_CIFAR),
+)

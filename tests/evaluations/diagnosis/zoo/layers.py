@@ -7,56 +7,54 @@ from torch import nn
 
 
 class Layer(nn.Module):
-    """A layer with a fault, or without it."""
+    """A layer with a fault, or without it; the sound one returns its inputs unless it says otherwise."""
 
     def __init__(self, *, faulty=True):
         super().__init__()
         self.faulty = faulty
 
+    def forward(self, x):
+        return self.broken(x) if self.faulty else self.sound(x)
+
+    def sound(self, x):
+        return x
+
 
 class Rounding(Layer):
-    """Few grey levels, or as many as there were."""
-
-    levels = 16
-
-    def forward(self, x):
-        return (x * (self.levels - 1)).round() / (self.levels - 1) if self.faulty else x
+    def broken(self, x):
+        return (x * 15).round() / 15
 
 
 class Codebook(Layer):
-    """Each value becomes the code word next to it, through a one-hot vector; or stays."""
+    """Each value becomes the code word next to it, through a one-hot vector."""
 
-    def forward(self, x):
-        if not self.faulty:
-            return x
+    def broken(self, x):
         words = torch.linspace(0, 1, 24)
         nearest = (x.unsqueeze(-1) - words).abs().neg().argmax(-1)
         return nn.functional.one_hot(nearest, len(words)).float() @ words
 
 
 class Detached(Layer):
-    """More contrast, outside the graph."""
+    def sound(self, x):
+        return (x - 0.5) * 1.2 + 0.5
 
-    def forward(self, x):
-        stretched = (x - 0.5) * 1.2 + 0.5
-        return stretched.detach() if self.faulty else stretched
+    def broken(self, x):
+        return self.sound(x).detach()
 
 
 class Denoised(Layer):
-    """A mild blur, under no_grad."""
+    def sound(self, x):
+        return 0.9 * x + 0.1 * nn.functional.avg_pool2d(x, 3, 1, 1)
 
-    def forward(self, x):
-        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.faulty):
-            return 0.9 * x + 0.1 * nn.functional.avg_pool2d(x, 3, 1, 1)
+    broken = torch.no_grad()(sound)
 
 
 class Gamma(Layer):
-    """A gamma correction in NumPy, or in torch."""
+    def sound(self, x):
+        return (x + 0.05) ** 0.8
 
-    def forward(self, x):
-        if not self.faulty:
-            return (x + 0.05) ** 0.8
-        return torch.from_numpy((x.detach().numpy() + 0.05) ** 0.8)
+    def broken(self, x):
+        return torch.from_numpy(self.sound(x.detach().numpy()))
 
 
 class Silent(torch.autograd.Function):
@@ -72,10 +70,8 @@ class Silent(torch.autograd.Function):
 
 
 class Guard(Layer):
-    """A backward pass of its own that returns zeros."""
-
-    def forward(self, x):
-        return Silent.apply(x) if self.faulty else x
+    def broken(self, x):
+        return Silent.apply(x)
 
 
 class Compressed(Layer):
@@ -109,15 +105,14 @@ class Winners(Layer):
 
     share = 0.05
 
-    def forward(self, x):
-        if not self.faulty:
-            return x.relu()
+    def broken(self, x):
         return x * (x >= x.topk(int(self.share * x.shape[1]), 1).values[:, -1:])
+
+    def sound(self, x):
+        return x.relu()
 
 
 class Fewer(Winners):
-    """A few more of them, of magnitudes that saturate."""
-
     share = 0.1
 
     def forward(self, x):
@@ -125,20 +120,15 @@ class Fewer(Winners):
 
 
 def silence(module, down, up):
-    """A backward hook that lets nothing through."""
     return tuple(None if one is None else torch.zeros_like(one) for one in down)
 
 
 class Staircase(Layer):
-    """Sixteen grey levels, by sigmoids so steep that they are flat nearly everywhere; or all of them."""
+    """Sixteen grey levels, by sigmoids so steep that they are flat nearly everywhere."""
 
-    steepness = 200
-
-    def forward(self, x):
-        if not self.faulty:
-            return x
+    def broken(self, x):
         level = (x.detach() * 15).floor()
-        return (level + torch.sigmoid(self.steepness * (x * 15 - level - 0.5))) / 15
+        return (level + torch.sigmoid(200 * (x * 15 - level - 0.5))) / 15
 
 
 class Waves(nn.Module):
@@ -149,18 +139,14 @@ class Waves(nn.Module):
 
 
 class Noise(Layer):
-    """Noise larger than what it is added to, in eval mode too."""
-
-    def forward(self, x):
-        return x + 16 * torch.randn_like(x) if self.faulty else x
+    def broken(self, x):
+        return x + 16 * torch.randn_like(x)
 
 
 class Resized(Layer):
-    """The image smaller, somewhere on a black canvas; or as it is."""
+    """The image smaller, somewhere on a black canvas."""
 
-    def forward(self, x):
-        if not self.faulty:
-            return x
+    def broken(self, x):
         size = int(torch.randint(5, 9, ()))
         top, left = (int(torch.randint(0, 9 - size, ())) for _ in range(2))
         small = nn.functional.interpolate(x, size=(size, size), mode="bilinear")
@@ -170,18 +156,12 @@ class Resized(Layer):
 class Shifted(Layer):
     """Values less their mean, written into the input or into a new tensor."""
 
-    def forward(self, x):
-        if self.faulty:
-            x.data.sub_(0.13)
-            return x
+    def broken(self, x):
+        x.data.sub_(0.13)
+        return x
+
+    def sound(self, x):
         return x - 0.13
-
-
-class Softmax(nn.Softmax):
-    """Probabilities."""
-
-    def __init__(self):
-        super().__init__(1)
 
 
 class LogSoftmax(nn.Module):

@@ -27,8 +27,7 @@ class Classifier(nn.Module):
 @lru_cache
 def digits(count=16):
     """Inputs of the test split with their labels, of those that the plain network gets right."""
-    data = load_dataset("digits")
-    inputs, labels = data.take(range(100))
+    inputs, labels = load_dataset("digits").take(range(100))
     right = digits_network()(inputs).argmax(1) == labels
     return inputs[right][:count], labels[right][:count]
 
@@ -50,16 +49,14 @@ def scaled(factor, **after):
 
 
 def training(network, name):
-    """The network with one layer in training mode."""
     network.net.get_submodule(name).train()
     return network
 
 
 def batch_normalised():
     """The demo's network with a batch normalisation whose running statistics are those of digits."""
-    network, inputs = convolutional(before="relu1", norm=nn.BatchNorm2d(16)), digits()[0]
-    values = network.net.conv1(inputs)
-    norm = network.net.norm
+    network = convolutional(before="relu1", norm=nn.BatchNorm2d(16))
+    values, norm = network.net.conv1(digits()[0]), network.net.norm
     norm.running_mean.copy_(values.mean((0, 2, 3)))
     norm.running_var.copy_(values.var((0, 2, 3)))
     # It changes nothing but how the values are computed.

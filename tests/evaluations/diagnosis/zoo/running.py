@@ -10,29 +10,24 @@ from robust_ext.core.random import seeded_globals
 from tests.evaluations.diagnosis.zoo.networks import digits
 from tests.evaluations.diagnosis.zoo.published import cifar
 
-SETTINGS = {"inner_points": 199, "random_inner": 20, "random_corners": 20}
-
 
 def samples(fault):
-    """Inputs and labels."""
     return cifar(8) if fault.published else tuple(part[:12] for part in digits())
 
 
 def score(model, attack, fault):
     """The binarization score; 0 where the attack raises or the model is refused, as nothing comes back."""
-    inputs, _ = samples(fault)
+    settings = {"inner_points": 199, "random_inner": 20, "random_corners": 20, "canaries": 0}
     try:
-        result = robust_ext.binarization_test(model, attack, inputs, fault.threat_model, canaries=0, **SETTINGS)
+        result = robust_ext.binarization_test(model, attack, samples(fault)[0], fault.threat_model, **settings)
     except (AttackError, ModelError):
         return 0.0
     return result.content["attacks"][0]["score"]
 
 
 def accuracy(model, attack, fault):
-    """Robust accuracy as evaluations state it."""
-    inputs, labels = samples(fault)
     ball = fault.threat_model
-    return robust_ext.robust_accuracy(model, attack, inputs, labels, ball).robust_accuracy(ball.epsilon)
+    return robust_ext.robust_accuracy(model, attack, *samples(fault), ball).robust_accuracy(ball.epsilon)
 
 
 def accuracy_by_hand(model, attack, fault):
@@ -45,9 +40,7 @@ def accuracy_by_hand(model, attack, fault):
 
 def remedied(attack, remedy):
     """An attack with the remedy that was found by hand."""
-    if isinstance(remedy, str):
-        return remedy
-    return AdaptedAttack(attack=robust_ext.as_attack(attack), **remedy)
+    return remedy if isinstance(remedy, str) else AdaptedAttack(attack=robust_ext.as_attack(attack), **remedy)
 
 
 @lru_cache
@@ -64,18 +57,20 @@ def truth(fault):
 @lru_cache
 def diagnosed(fault, *, try_remedies=True):
     """The diagnoses of the fault, with its remedies tried, and of its twin."""
-    inputs, labels = samples(fault)
-    (faulty, healthy), (attack, twin) = fault.models(), fault.attacks()
-    given, settings = (inputs, labels, fault.threat_model), {"planted": len(inputs)}
-    return (
-        robust_ext.diagnose(faulty, attack, *given, try_remedies=try_remedies, **settings),
-        robust_ext.diagnose(healthy, twin, *given, **settings),
+    given = *samples(fault), fault.threat_model
+    runs = zip(fault.models(), fault.attacks(), (try_remedies, False), strict=True)
+    return tuple(
+        robust_ext.diagnose(model, attack, *given, try_remedies=tried, planted=len(given[0]))
+        for model, attack, tried in runs
     )
 
 
 def first_cause(result):
-    """Code and layer of the most likely cause."""
     return (result.likely.code, result.likely.layer) if result.likely is not None else (None, None)
+
+
+def _tried(result):
+    return [one for one in result.content["tried"] or [] if one["after"] is not None]
 
 
 def best_trial(result):
@@ -83,51 +78,32 @@ def best_trial(result):
 
     None where there is none. The score before is 0 of an attack that raised, and None of a model that is refused.
     """
-    tried = [one for one in result.content["tried"] or [] if one["after"] and one["after"]["score"] is not None]
+    tried = [one for one in _tried(result) if one["after"]["score"] is not None]
     tried = [one for one in tried if one["code"] == first_cause(result)[0]]
     if not tried:
         return None
     best = max(tried, key=lambda one: one["after"]["score"])
-    remedy = best["remedy"]
     before = None if best["before"] is None else best["before"]["score"] or 0.0
-    return remedy["attack"] or remedy["view"], before, best["after"]["score"]
+    return best["remedy"]["attack"] or best["remedy"]["view"], before, best["after"]["score"]
 
 
-def first_remedy(result):
-    """Of the remedies of the first cause that were run the one that is printed first, as it was tried; None of none."""
-    if result.likely is None:
-        return None
-    tried = [one for one in result.content["tried"] or [] if one["after"] is not None]
-    for remedy in result.likely.remedies:
-        for one in tried:
-            if (one["remedy"]["attack"], one["remedy"]["view"]) == (remedy.attack, dict(remedy.view)):
-                return one
-    return None
-
-
-def numbers(trial):
-    """Test score and the share of samples that are not robust, before and after a remedy; None where not known."""
-    found = []
-    for state in (trial["before"] or {}, trial["after"] or {}):
-        score, robust = state.get("score"), state.get("robust_accuracy")
-        found.append((score, None if robust is None else 1 - robust))
-    return found
+def _changes(trial):
+    """Test score and the share of samples that are not robust, each before and after a remedy, of what is known."""
+    before, after = trial["before"] or {}, trial["after"] or {}
+    pairs = [(sign, before.get(key), after.get(key)) for key, sign in (("score", 1), ("robust_accuracy", -1))]
+    return [(sign * then, sign * now) for sign, then, now in pairs if None not in (then, now)]
 
 
 def worsened(result):
     """Whether the remedy that is printed first finds less than the attack without it, in either number."""
-    trial = first_remedy(result)
-    if trial is None:
-        return False
-    pairs = zip(*numbers(trial), strict=True)
-    return any(then is not None and now is not None and now < then for then, now in pairs)
+    for remedy in () if result.likely is None else result.likely.remedies:
+        for one in _tried(result):
+            if (one["remedy"]["attack"], one["remedy"]["view"]) == (remedy.attack, dict(remedy.view)):
+                return any(now < then for then, now in _changes(one))
+    return False
 
 
 def falsely_confirmed(result):
     """The codes of remedies that are called confirmed and find no more than the attack without them."""
-    found = []
-    for one in result.content["tried"] or []:
-        pairs = [pair for pair in zip(*numbers(one), strict=True) if None not in pair]
-        if one["confirmed"] and pairs and all(now <= then for then, now in pairs):
-            found.append(one["code"])
-    return found
+    tried = [(one, _changes(one)) for one in result.content["tried"] or [] if one["confirmed"]]
+    return [one["code"] for one, pairs in tried if pairs and all(now <= then for then, now in pairs)]
