@@ -60,13 +60,8 @@ def network():
 Y = network()(X).argmax(1)
 
 
-class Odd:
-    """An object whose every method fails."""
-
-    def fail(self):
-        raise RuntimeError("nothing of the kind")
-
-    __len__ = __iter__ = __float__ = __index__ = fail
+def fail(self):
+    raise RuntimeError("nothing of the kind")
 
 
 class Gives(nn.Module):
@@ -83,7 +78,10 @@ class Gives(nn.Module):
 
 def one_of(*values):
     """Values that are wrong for anything, and some that are for an argument."""
-    return st.one_of(JUNK, st.sampled_from(values)) if values else JUNK
+    return st.one_of(JUNK, st.sampled_from(values))
+
+
+Odd = type("Odd", (), dict.fromkeys(("__len__", "__iter__", "__float__", "__index__"), fail))
 
 
 OBJECTS = (Odd(), object(), type, int, print, lambda: 3, ..., 1j, range(3), {1, 2}, (1, 2, 3), ("linf",), [[]])
@@ -118,45 +116,35 @@ IDS = one_of([0, 0, 1], [0, 1], [0, 1, -1], [0, 1, 1.5], "abc", {0: 1}, torch.ze
 
 COMMON = {"inputs": INPUTS, "sample_ids": IDS, "attacks": ATTACKS}
 COMMON |= dict.fromkeys(("threat_model", "seed", "batch_size", "settings", "device"), JUNK)
-LABELLED = {**COMMON, "labels": LABELS, "model": MODELS}
+LABELLED = {**COMMON, "labels": LABELS}
 LINF = {"threat_model": ThreatModel(norm="linf", epsilon=0.1), "inputs": X, "attacks": APGD}
-TESTED = {**LINF, "inner_points": 5, "random_inner": 1, "random_corners": 1, "canaries": 0}
-DETECTED = {"resamples": 0, "detectors": lambda x: x.flatten(1).std(1)}
-DEFENDED = {"defense": lambda x: x + 0, "draws": 1, "repeats": 1}
-NUMBERS = dict.fromkeys(("kappa", "gap", "boundary", "C", "threshold", "inner_points", "exposure", "layer"), JUNK)
-# A function, arguments that are right, those that need a network, and what is drawn for arguments.
-FUNCTIONS = {
-    "binarization_test": (
-        robust_ext.binarization_test,
-        {**TESTED, "model": network()},
-        {**COMMON, **NUMBERS, "model": MODELS, "detector": DETECTORS, "detector_data": INPUTS},
-    ),
-    "robust_accuracy": (
-        robust_ext.robust_accuracy,
-        {**LINF, "labels": Y, "model": network()},
-        {**LABELLED, "epsilons": JUNK},
-    ),
-    "mead": (
-        robust_ext.mead,
-        {**LINF, **DETECTED, "labels": Y, "model": network()},
-        {**LABELLED, "detectors": DETECTORS, "detector_data": INPUTS, "combine": JUNK, "naturals": JUNK},
-    ),
-    "evaluate_defense": (
-        robust_ext.evaluate_defense,
-        {**LINF, **DEFENDED, "labels": Y, "classifier": network()},
-        {**COMMON, "labels": LABELS, "defense": DEFENSES, "classifier": MODELS, "surrogates": JUNK, "steps": JUNK},
-    ),
-    "ThreatModel": (ThreatModel, {"norm": "linf", "epsilon": 0.1}, {"norm": JUNK, "epsilon": JUNK, "bounds": JUNK}),
-    "Arm": (Arm, {"attack": APGD, "epsilon": 0.1}, {"attack": ATTACKS, "norm": JUNK, "epsilon": JUNK}),
-    "as_attack": (as_attack, {}, {"obj": ATTACKS}),
-    "as_defense": (
-        as_defense,
-        {"obj": "bit-depth", "classifier": network(), "inputs": X},
-        {"obj": DEFENSES, "bounds": JUNK, "weights": JUNK},
-    ),
-    "load_suite": (load_suite, {"name": "quick"}, {"name": JUNK, "bounds": JUNK}),
-    "load_dataset": (load_dataset, {"spec": "digits"}, {"spec": JUNK, "root": JUNK, "split": JUNK}),
-}
+ATTACKED = {**LINF, "labels": Y, "model": network()}
+TESTED = {**LINF, "inner_points": 5, "random_inner": 1, "random_corners": 1, "canaries": 0, "model": network()}
+DETECTED = {**ATTACKED, "resamples": 0, "detectors": lambda x: x.flatten(1).std(1)}
+DEFENDED = {**LINF, "defense": lambda x: x + 0, "draws": 1, "repeats": 1, "labels": Y, "classifier": network()}
+
+
+def junk(names, **others):
+    return {**dict.fromkeys(names.split(), JUNK), **others}
+
+
+BINARIZED = junk("kappa gap boundary C threshold inner_points exposure layer", model=MODELS, detector=DETECTORS)
+MEAD = junk("combine naturals", detectors=DETECTORS, detector_data=INPUTS, model=MODELS)
+ADAPTIVE = junk("surrogates steps", defense=DEFENSES, classifier=MODELS)
+# A function, arguments that are right, and what is drawn for arguments.
+FUNCTIONS = [
+    (robust_ext.binarization_test, TESTED, {**COMMON, **BINARIZED, "detector_data": INPUTS}),
+    (robust_ext.robust_accuracy, ATTACKED, {**LABELLED, **junk("epsilons", model=MODELS)}),
+    (robust_ext.mead, DETECTED, {**LABELLED, **MEAD}),
+    (robust_ext.evaluate_defense, DEFENDED, {**LABELLED, **ADAPTIVE}),
+    (ThreatModel, {"norm": "linf", "epsilon": 0.1}, junk("norm epsilon bounds")),
+    (Arm, {"attack": APGD, "epsilon": 0.1}, junk("norm epsilon", attack=ATTACKS)),
+    (as_attack, {}, {"obj": ATTACKS}),
+    (as_defense, {"obj": "bit-depth", "classifier": network(), "inputs": X}, junk("bounds weights", obj=DEFENSES)),
+    (load_suite, {"name": "quick"}, junk("name bounds")),
+    (load_dataset, {"spec": "digits"}, junk("spec root split")),
+]
+FUNCTIONS = {function.__name__: (function, right, drawn) for function, right, drawn in FUNCTIONS}
 # None leaves them out.
 OPTIONAL = {"sample_ids", "settings", "detector", "detector_data", "layer", "epsilons", "surrogates", "weights", "root"}
 OPTIONAL |= {"device"}
@@ -198,12 +186,13 @@ def error_of(function, *given, **named):
 
 
 # What errors call an argument, where not by its name; attacks by their own.
-NAMES = {
-    "obj": "attack|defense|lambda|steps",
+NAMES = {"obj": "attack|defense|lambda|steps", "attack": "attack|arm"}
+NAMES |= {
     "attacks": "attack|lambda|returned|raised|suite|arm",
-    "attack": "attack|arm",
+    "spec": "spec|data|not found",
+    "name": "suite",
+    "defense": "defense|steps",
 }
-NAMES |= {"spec": "spec|data|not found", "name": "suite", "defense": "defense|steps"}
 NAMES |= {"detectors": "detector|lambda", "inner_points": "inner", "classifier": "classifier|model"}
 
 
@@ -224,10 +213,6 @@ def test_a_wrong_argument_is_one_error_that_names_it(name, examples):
             assert re.search(NAMES.get(argument, argument), error), (argument, error)
 
     check()
-
-
-RAW = [("robust_accuracy", "epsilons", np.array(None)), ("mead", "batch_size", Odd())]
-RAW += [("evaluate_defense", "attacks", np.zeros(0))]
 
 
 CODE = """
@@ -254,17 +239,6 @@ def short_purifier(x): return x[:1]
 class Unfitted(Detector):
     def score_of(self, seen): raise RuntimeError("not fitted")
 
-class Wrong(torch.nn.Module):
-    def __init__(self, made):
-        super().__init__()
-        self.made = made
-        self.eval()
-    def forward(self, x): return self.made(ready(x))
-
-def wrong(kind):
-    return Wrong({"none": lambda z: None, "one": lambda z: z[:, :1], "nan": lambda z: z * float("nan"),
-                  "row": lambda z: z[:1], "flat": lambda z: z.flatten(), "softmax": lambda z: z.softmax(1),
-                  "int": lambda z: z.long(), "complex": lambda z: z * 1j, "empty": lambda z: z[:, :0]}[kind])
 small = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3, 2)).eval()
 """
 
@@ -308,18 +282,14 @@ RUN = {"--data": "digits", "--samples": "2", "--model": "digits", "--no-progress
 FEW = {"--inner-points": "10", "--random-inner": "2", "--random-corners": "2", "--canaries": "0", "--proven-rate": "0"}
 FITTED = {"--train-samples": "4", "--calibration-samples": "25", "--adversarial-samples": "2", "--resamples": "2"}
 ARM = {"--arm": "linf:0.1=robust_ext:ObjectivePGD(steps=1)", "--detector": "mine.py:score"}
+OWN_ATTACK = {**RUN, "--eps": "0.1", "--attack": APGD}
+DEFENSE = {**RUN, "--eps": "0.1", "--defense": "bit-depth", "--steps": "1", "--queries": "2", "--draws": "1"}
 # Options of a command that works, and the classes that declare the numbers among all its options.
 COMMANDS = {
-    "robust-accuracy": ({**RUN, "--eps": "0.1", "--attack": APGD}, (RunOptions, RobustAccuracySettings)),
-    "binarization": (
-        {**RUN, **FEW, "--eps": "0.1", "--attack": APGD},
-        (RunOptions, BinarizationOptions, BinarizationSettings),
-    ),
+    "robust-accuracy": (OWN_ATTACK, (RunOptions, RobustAccuracySettings)),
+    "binarization": ({**OWN_ATTACK, **FEW}, (RunOptions, BinarizationOptions, BinarizationSettings)),
     "mead": ({**RUN, **FITTED, **ARM}, (RunOptions, MeadOptions, MeadSettings)),
-    "test-time": (
-        {**RUN, "--eps": "0.1", "--defense": "bit-depth", "--steps": "1", "--queries": "2", "--draws": "1"},
-        (RunOptions, AdaptiveSettings),
-    ),
+    "test-time": (DEFENSE, (RunOptions, AdaptiveSettings)),
 }
 CONTROLS = ("\x1b[31m", "\x1b]0;title\x07", "\x9b2J", "\r\x1b[K", "\u202e", "\x00", "\udcff", "\x7f", "\b\b", "\u2028")
 NUMBERED = """
@@ -415,11 +385,8 @@ mine.py:listed mine.py:absent none.py:make syntax.py:x exits.py:x raises.py:x em
 pictures:x loop:x a.b.c.d:e mine.py:failing mine.py:gives_text mine.py:needs(depth=__import__('os')) \x1b[31m.py:x
 """
 CODE_NAMES = (*CODE_NAMES.split(), "in the way:x", f"mine.py:needs(depth={'[' * 500}{']' * 500})")
-KINDS = ("none", "one", "nan", "row", "flat", "softmax", "int", "complex", "empty")
-WRONG = [f"mine.py:wrong(kind='{kind}')" for kind in KINDS]
 PLACES = {
-    ("robust-accuracy", "model"): [*WRONG, "mine.py:small", "mine.py:score"],
-    ("binarization", "model"): WRONG,
+    ("robust-accuracy", "model"): ["mine.py:small", "mine.py:score"],
     ("robust-accuracy", "attack"): ["mine.py:two", "mine.py:short_attack", "mine.py:integer_attack"],
     ("mead", "detector"): ["mine.py:bad_score", "mine.py:nan_score", "mine.py:Unfitted", "mine.py:two"],
     ("binarization", "detector"): ["mine.py:bad_score", "mine.py:Unfitted"],

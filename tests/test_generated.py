@@ -1,15 +1,17 @@
-"""What is made from declarations of settings is current, and type checkers know the keywords."""
+"""Generated files are current, what is installed is complete, and tables and patches of the pages hold."""
 
+import json
+import re
 import runpy
 import subprocess
 import sys
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
 
 from robust_ext.core.files import read_toml
+from tests.test_readme import ROOT, text_of
 
-ROOT = Path(__file__).parents[1]
 SNIPPET = """
 from torch import Tensor
 import robust_ext as r
@@ -65,25 +67,79 @@ def test_a_type_checker_knows_the_keywords(tmp_path):
 def test_what_is_installed_is_all_there_is():
     """Packages and their data, which an editable install has whatever pyproject.toml lists."""
     installed = read_toml(ROOT / "pyproject.toml", name="pyproject.toml", kind="project", see="")["tool"]["setuptools"]
-    folders = {"robust_ext": ROOT / "robust_ext", "robust_ext.adapters": ROOT / "adapters"}
-    packages, data = set(), set()
-    for name, folder in folders.items():
+    folders, data = {}, set()
+    for name, folder in {"robust_ext": ROOT / "robust_ext", "robust_ext.adapters": ROOT / "adapters"}.items():
         for file in folder.rglob("*"):
-            inside = [name, *file.relative_to(folder).parts]
             if file.name == "__init__.py":
-                packages.add(".".join(inside[:-1]))
+                folders[".".join([name, *file.relative_to(folder).parts[:-1]])] = file.parent
             elif file.is_file() and file.suffix not in (".py", ".pyc"):
                 data.add(file)
-    assert packages == {*installed["packages"]}
-    listed = {
-        file
-        for package, patterns in installed["package-data"].items()
-        for pattern in patterns
-        for file in _folder(package, folders).glob(pattern)
-    }
-    assert listed == data
+    assert {*folders} == {*installed["packages"]}
+    patterns = [(folders[name], one) for name, several in installed["package-data"].items() for one in several]
+    assert {file for folder, pattern in patterns for file in folder.glob(pattern)} == data
 
 
-def _folder(package, folders):
-    top = max((name for name in folders if package.startswith(name)), key=len)
-    return folders[top].joinpath(*package.removeprefix(top).split(".")[1:])
+@pytest.fixture
+def scaling(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    return pytest.importorskip("scaling")
+
+
+UNIT = json.loads(text_of("docs/unit_costs.json"))
+
+
+def test_the_tables_of_the_page_on_scaling_are_computed_and_its_sums_are_those_of_a_loop(scaling):
+    page = text_of("docs/scaling.md")
+    assert scaling.filled(page, UNIT) == page
+    assert page.count(scaling.BEGIN) == page.count(scaling.END) == 2
+    plan = replace(scaling.PLANS[0], attacks=3, samples=8, block=4, values=5, steps=7, workers=2, parameters=10)
+    planted = replace(plan, together=True, planting=11)
+    calls = forward = both = sent = size = 0
+    for _block in range(2 * plan.attacks):
+        calls += 1
+        for _sample in range(plan.block):
+            forward, both, sent, size = forward + 1, both + 7, sent + 5 * 4, size + UNIT["record_bytes"]
+    assert scaling.passes(plan) == (forward, both)
+    assert scaling.passes(planted) == (forward + 8 * 11, both)
+    moved = scaling.traffic(plan, UNIT)
+    assert (moved["inputs"], moved["candidates"], moved["records"]) == (sent, sent, size)
+    assert moved["network"] == 2 * 10 * UNIT["bytes_parameter"]
+    assert scaling.files(plan, UNIT)["arrays"] == calls
+    # A block of the binarization test goes to a worker once, for all attacks.
+    assert scaling.traffic(planted, UNIT)["inputs"] == sent / 3
+    assert scaling.parent_seconds(plan, UNIT)["calls"] == calls * UNIT["call_seconds"]
+    # Nothing grows faster than the work.
+    for plan in scaling.PLANS:
+        for name in ("samples", "attacks"):
+            twice = replace(plan, **{name: 2 * getattr(plan, name)})
+            once, again = (sum(scaling.parent_seconds(one, UNIT).values()) for one in (plan, twice))
+            assert again <= 2 * once
+
+
+@pytest.mark.exhaustive
+def test_unit_costs_are_measured(scaling):
+    found = pytest.importorskip("unit_costs").measured(records=128, calls=3)
+    assert set(found) == set(UNIT)
+    assert all(value > 0 for value in found.values())
+    # Counts do not depend on the machine.
+    for name in ("record_bytes", "planted_attack_bytes", "planted_sample_bytes", "bytes_parameter", "kept_share"):
+        assert found[name] == pytest.approx(UNIT[name], rel=0.1), name
+
+
+PATCHES = sorted((ROOT / "upstream").glob("*/*.patch"))
+
+
+@pytest.mark.parametrize("patch", PATCHES, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_a_patch_for_a_host_library_has_a_message_and_a_test(patch):
+    """`upstream/check` runs their tests on a checkout of the host."""
+    text = patch.read_text()
+    headers, body = text.split("\n---\n", 1)[0].split("\n\n", 1)
+    assert len(re.search(r"^Subject: \[PATCH\] (.+)$", headers, re.MULTILINE)[1]) <= 72
+    assert re.fullmatch(r"\d\d-[a-z0-9-]+", patch.stem)
+    assert len(body.split()) >= 40
+    assert "Evidence:" in body
+    assert "Tests:" in body
+    touched = re.findall(r"^\+\+\+ b/(.+)$", text, re.MULTILINE)
+    assert any(name.rpartition("/")[2].startswith("test_") for name in touched)
+    assert any(not name.startswith("tests/") for name in touched)
+    assert patch.stem in text_of("docs/upstream.md")

@@ -2,14 +2,13 @@
 
 import ast
 import re
-from pathlib import Path
 
 import typer.main
 
 from robust_ext.cli import app
+from tests.test_readme import ROOT, text_of
 
-ROOT = Path(__file__).parents[1]
-PAGE = (ROOT / "docs" / "theory" / "papers.md").read_text(encoding="utf-8")
+PAGE = text_of("docs/theory/papers.md")
 # How many equations, algorithms, tables, figures and numbered recommendations each paper has.
 NUMBERED = {
     "Binarization test": {"equation": 3, "algorithm": 2, "figure": 4},
@@ -27,20 +26,15 @@ def rows(title):
     return [(item, where) for _, item, _, where, _ in cells[1:]]
 
 
-def test_every_numbered_item_is_listed():
+def test_every_numbered_item_is_listed_with_a_place_or_a_reason():
     for title, kinds in NUMBERED.items():
         listed = set()
-        for item, _ in rows(title):
+        for item, where in rows(title):
+            assert "`" in where or re.search(r"\*\w[^*]+\*", where), (title, item)
             found = re.fullmatch(r"([a-z]+?)s? \(?(\d+)\)?(?: to (\d+))?", item)
             if found and found[1] in kinds:
                 listed |= {(found[1], number) for number in range(int(found[2]), int(found[3] or found[2]) + 1)}
         assert listed == {(kind, number) for kind, last in kinds.items() for number in range(1, last + 1)}, title
-
-
-def test_every_row_names_a_place_or_a_reason():
-    for title in NUMBERED:
-        for item, where in rows(title):
-            assert "`" in where or re.search(r"\*\w[^*]+\*", where), (title, item)
 
 
 def symbols(file):
@@ -58,14 +52,11 @@ def test_what_is_named_exists():
     for text in re.findall(r"`([^`]+)`", PAGE.split("\n## ", 1)[1]):
         if text.startswith("robust-ext "):
             name, *words = text.split()[1:]
-            options = {
-                option for parameter in COMMANDS[name].params for option in (*parameter.opts, *parameter.secondary_opts)
-            }
-            assert {word for word in words if word.startswith("--")} <= options, text
+            options = [{*one.opts, *one.secondary_opts} for one in COMMANDS[name].params]
+            assert {word for word in words if word.startswith("--")} <= set().union(*options), text
         elif text.startswith("python "):
             script, *words = text.split()[1:]
-            source = (ROOT / script).read_text(encoding="utf-8")
-            assert all(f'"{word}"' in source for word in words if word.startswith("--")), text
+            assert all(f'"{word}"' in text_of(script) for word in words if word.startswith("--")), text
         else:
             path, _, symbol = text.partition(":")
             file = next((one for one in (ROOT / "robust_ext" / path, ROOT / path) if one.is_file()), None)

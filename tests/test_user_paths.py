@@ -3,7 +3,6 @@
 import ast
 import re
 from enum import Enum
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,29 +14,31 @@ from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
 from tests.adapters.test_model_libraries import stand_in
 from tests.libraries import library
+from tests.test_readme import text_of
 
-PAGE = Path(__file__).parents[1] / "docs" / "start.md"
-PAGES = PAGE.read_text(encoding="utf-8") + PAGE.with_name("your_model.md").read_text(encoding="utf-8")
-PATHS = dict(re.findall(r"<!-- path: (\w+) -->\n```python\n(.*?)```", PAGES, re.DOTALL))
-
-
-WHOLE = dict(re.findall(r"<!-- whole: (\w+) -->\n```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL))
-
-
+START = text_of("docs/start.md")
+BLOCK = r"<!-- {}: (\w+) -->\n```python\n(.*?)```"
+PATHS = dict(re.findall(BLOCK.format("path"), START + text_of("docs/your_model.md"), re.DOTALL))
+WHOLE = dict(re.findall(BLOCK.format("whole"), START, re.DOTALL))
 FRAMEWORKS = ("jax", "keras", "tensorflow")
 
 
-def lines(name):
-    return [line for line in PATHS[name].splitlines() if line.strip()]
+@pytest.fixture
+def cell(capsys):
+    """Runs the lines of a path as a notebook runs a cell, with a last line that is an expression: what is printed."""
+
+    def run(name, **given):
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            assert isinstance(ast.parse(PATHS[name]).body[-1], ast.Expr)
+            exec(compile(PATHS[name], name, "exec"), given)  # noqa: S102 - our own page
+        return capsys.readouterr().out
+
+    return run
 
 
-def cell(name, **given):
-    """Run the lines of a path as a notebook runs a cell: the value of a last line that is an expression."""
-    tree = ast.parse("\n".join(lines(name)))
-    last = tree.body.pop()
-    exec(compile(tree, PAGE.name, "exec"), given)  # noqa: S102 - our own page
-    assert isinstance(last, ast.Expr)
-    return eval(compile(ast.Expression(last.value), PAGE.name, "eval"), given)  # noqa: S307
+def verdicts(printed):
+    return re.findall(r"^Verdict: ([A-Z]+)\.", printed, re.MULTILINE)
 
 
 def images(count):
@@ -49,10 +50,6 @@ def digits():
     return load_dataset("digits").take(range(32))
 
 
-def verdicts(printed):
-    return re.findall(r"^Verdict: ([A-Z]+)\.", printed, re.MULTILINE)
-
-
 @pytest.mark.filterwarnings("ignore:Please import `gaussian_filter`:DeprecationWarning")
 @pytest.mark.parametrize(
     "name", ["torch", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("foolbox", "art"))]
@@ -60,73 +57,58 @@ def verdicts(printed):
 def test_whole_scripts_print_the_verdict_that_is_shown(name, capsys):
     if name != "torch":
         pytest.importorskip(name)
-    exec(compile(WHOLE[name], PAGE.name, "exec"), {"__name__": "__main__"})  # noqa: S102 - our own page
-    (shown,) = re.findall(r"```text\n(Verdict: PASSED.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    exec(compile(WHOLE[name], name, "exec"), {"__name__": "__main__"})  # noqa: S102 - our own page
+    (shown,) = re.findall(r"```text\n(Verdict: PASSED.*?)```", START, re.DOTALL)
     # What follows is of the attack: how deep it keeps up.
     assert shown.rstrip() in capsys.readouterr().out
 
 
 def test_each_path_takes_at_most_six_lines():
-    assert {name: len(lines(name)) <= 6 for name in PATHS} == dict.fromkeys(PATHS, True)
-    assert {*PATHS} == {
-        "torchvision",
-        "timm",
-        "transformers",
-        "robustbench",
-        "table",
-        "sklearn",
-        "function",
-        *FRAMEWORKS,
-    }
+    assert all(sum(map(bool, map(str.strip, code.splitlines()))) <= 6 for code in PATHS.values())
+    others = {"torchvision", "timm", "transformers", "robustbench", "table", "sklearn", "function"}
+    assert {*PATHS} == {*FRAMEWORKS, *others}
 
 
 @pytest.mark.parametrize(
     "name", ["timm", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("torchvision", "transformers"))]
 )
-def test_networks_of_libraries(name, capsys, monkeypatch):
+def test_networks_of_libraries(name, cell, monkeypatch):
     """One image is too few to pass, and enough to plant in and to find."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     library(name)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        cell(name, inputs=images(1))
-    printed = capsys.readouterr().out
+    printed = cell(name, inputs=images(1))
     assert verdicts(printed) == ["INCONCLUSIVE"]
     assert "It found 1 of 1 planted examples" in " ".join(printed.split())
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("name", FRAMEWORKS)
-def test_models_of_other_frameworks(name, digits, capsys):
+def test_models_of_other_frameworks(name, digits, cell):
     pytest.importorskip(name)
-    inputs, weights = digits[0], torch.randn(64, 10, generator=torch.Generator().manual_seed(0)).numpy()
+    weights = torch.randn(64, 10, generator=torch.Generator().manual_seed(0)).numpy()
     given = {"hidden": np.eye(64, dtype=np.float32), "head": weights, "weights": weights}
     if name == "keras":
         keras = pytest.importorskip("keras")
         keras.utils.set_random_seed(0)
         layers = [keras.Input((8, 8, 1)), keras.layers.Flatten(), keras.layers.Dense(10)]
         given["model"] = keras.Sequential(layers)
-    cell(name, inputs=inputs, **given)
-    assert verdicts(capsys.readouterr().out) == ["PASSED"]
+    assert verdicts(cell(name, inputs=digits[0], **given)) == ["PASSED"]
 
 
-def test_models_without_gradients(digits, capsys):
+def test_models_without_gradients(digits, cell):
     """A forest is evaluated as it is, and a function of arrays is planted in."""
-    pytest.importorskip("sklearn")
     inputs, labels = digits
-    cell("sklearn", inputs=inputs.numpy(), labels=labels.numpy())
-    assert "Square" in capsys.readouterr().out
+    assert "Square" in cell("sklearn", inputs=inputs.numpy(), labels=labels.numpy())
     network = digits_network()
 
     def predict(x):
         return network(torch.from_numpy(x)).detach().softmax(1).numpy()
 
-    cell("function", predict=predict, inputs=inputs)
-    assert verdicts(capsys.readouterr().out) == ["PASSED"]
+    assert verdicts(cell("function", predict=predict, inputs=inputs)) == ["PASSED"]
 
 
 @pytest.mark.exhaustive
-def test_a_robustbench_user_has_robust_accuracy_and_whether_to_trust_it(monkeypatch, capsys):
+def test_a_robustbench_user_has_robust_accuracy_and_whether_to_trust_it(monkeypatch, cell):
     """A stand-in of their package, with a model that finds each class in a corner of its own."""
 
     def load_model(model_name, model_dir="./models", dataset="cifar10", threat_model="Linf"):
@@ -141,13 +123,12 @@ def test_a_robustbench_user_has_robust_accuracy_and_whether_to_trust_it(monkeypa
     inputs = images(32)
     labels = load_model("Standard")(inputs).argmax(1)
     labels[:8] = (labels[:8] + 1) % 10
-    cell("robustbench", inputs=inputs, labels=labels)
-    printed = capsys.readouterr().out
+    printed = cell("robustbench", inputs=inputs, labels=labels)
     assert "clean accuracy 75.0" in printed
     assert verdicts(printed) == ["PASSED"]
 
 
-def test_a_table_is_attacked_in_the_units_of_its_columns(capsys):
+def test_a_table_is_attacked_in_the_units_of_its_columns(cell):
     """Thirteen measurements of wines, between 0.1 and 1,700, and a small network that was just trained on them."""
     inputs, labels = load_wine(return_X_y=True)
     with torch.random.fork_rng():
@@ -159,5 +140,5 @@ def test_a_table_is_attacked_in_the_units_of_its_columns(capsys):
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(x), y).backward()
         optimizer.step()
-    cell("table", model=model.eval(), inputs=inputs[::4], labels=labels[::4])
-    assert "45 samples, clean accuracy" in capsys.readouterr().out
+    printed = cell("table", model=model.eval(), inputs=inputs[::4], labels=labels[::4])
+    assert "45 samples, clean accuracy" in printed

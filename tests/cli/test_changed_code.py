@@ -8,8 +8,7 @@ from typer.testing import CliRunner
 from robust_ext.cli import app as cli
 from robust_ext.core.errors import RunFolderError
 
-FILES = {
-    "net.py": """
+NET = """
 import torch
 from robust_ext.demo.network import digits_network
 
@@ -23,8 +22,8 @@ class Net(torch.nn.Module):
 
 def make():
     return Net().eval()
-""",
-    "signs.py": """
+"""
+SIGNS = """
 import torch
 
 STEPS = 3
@@ -37,100 +36,79 @@ def climb(model, x, y, threat_model):
         out = out + threat_model.epsilon / 2 * torch.autograd.grad(loss, out)[0].sign()
         out = (x + (out - x).clamp(-threat_model.epsilon, threat_model.epsilon)).clamp(*threat_model.bounds)
     return out.detach()
-""",
-    "attack.py": """
-from signs import climb as attack
-""",
-    "rounding.py": "LEVELS = 16\n",
-    "defense.py": """
+"""
+DEFENSE = """
 import rounding
 
 def purify(x):
     return (x * rounding.LEVELS).round() / rounding.LEVELS
-""",
-    "weighing.py": "POWER = 1.0\n",
-    "detector.py": """
+"""
+DETECTOR = """
 import weighing
 from robust_ext.detectors import Detector
 
 class Bright(Detector):
     def score_of(self, seen):
         return seen.inputs.flatten(1).mean(1) ** weighing.POWER
-""",
+"""
+FILES = {"net.py": NET, "other.py": NET, "signs.py": SIGNS, "attack.py": "from signs import climb as attack\n"}
+FILES |= {
+    "rounding.py": "LEVELS = 16\n",
+    "defense.py": DEFENSE,
+    "weighing.py": "POWER = 1.0\n",
+    "detector.py": DETECTOR,
 }
-DIGITS = ["--data", "digits", "--no-progress", "--model", "{0}/net.py:make"]
-ATTACK = ["--attack", "{0}/attack.py:attack"]
-SMALL = ["--samples", "4", "--inner-points", "30", "--proven-rate", "0", "--canaries", "0", "--eps", "0.1"]
-WEAK = ["--eps", "0.1", "--samples", "4", "--steps", "1", "--queries", "2", "--repeats", "1", "--draws", "1"]
-FITTED = ["--train-samples", "60", "--adversarial-samples", "1", "--calibration-samples", "40"]
-ARMS = ["--arm", "linf:0.1={0}/attack.py:attack", "--arm", "linf:0.1=robust_ext:SelectivePGD(steps=2)"]
-COMMANDS = {
-    "binarization": [*SMALL, *ATTACK],
-    "binarization of a detector": [*SMALL, *ATTACK, "--detector", "{0}/detector.py:Bright", "--detector-samples", "50"],
-    "mead": [*FITTED, *ARMS, "--samples", "6", "--resamples", "0", "--detector", "{0}/detector.py:Bright"],
-    "robust-accuracy": ["--samples", "4", "--eps", "0.1", *ATTACK],
-    "test-time": [*WEAK, "--defense", "{0}/defense.py:purify", "--surrogate", "{0}/other.py:make"],
-}
-# What changes, and what the error is to name; the weights are the same in all cases.
+ATTACK, DETECTED = "--attack {0}/attack.py:attack", "--detector {0}/detector.py:Bright"
+SMALL = "--samples 4 --inner-points 30 --proven-rate 0 --canaries 0"
+ARM, FITTED = "--arm linf:0.1=", "--train-samples 60 --adversarial-samples 1 --calibration-samples 40 --resamples 0"
+ARMS = [f"{ARM}{{0}}/attack.py:attack", f"{ARM}robust_ext:SelectivePGD(steps=2)"]
+WEAK = "--samples 4 --steps 1 --queries 2 --repeats 1 --draws 1 --defense {0}/defense.py:purify"
+# Options of a command, what changes, and what the error is to name; the weights are the same in all cases.
+PROBED = "behaves differently on 4 of 4"
 FORWARD = ("net.py", "self.network(x)", "self.network((x * 2).round() / 2)")
-CHANGES = {
-    "binarization": [(*FORWARD, "model code: changed (net.py); model: behaves differently on 4 of 4 probe inputs")],
-    "binarization of a detector": [
-        ("weighing.py", "1.0", "2.0", "detector code: changed (weighing.py); detector: behaves differently on 4 of 4")
-    ],
-    "mead": [
-        (*FORWARD, "model code: changed (net.py); model: behaves differently on 4 of 4"),
-        ("weighing.py", "1.0", "2.0", "detector code: changed (weighing.py); detector: behaves differently on 4 of 4"),
-    ],
-    "robust-accuracy": [(*FORWARD, "model code: changed (net.py); model: behaves differently on 4 of 4")],
-    "test-time": [
-        (*FORWARD, "model: behaves differently on 4 of 4"),
-        ("rounding.py", "16", "2", "defense code: changed (rounding.py); defense: behaves differently on 4 of 4"),
-        ("other.py", "(x)", "(1 - x)", "surrogate {0}/other.py:make: behaves differently on 4 of 4"),
-    ],
-}
+MODEL = (*FORWARD, f"model code: changed (net.py); model: {PROBED}")
+WEIGHING = ("weighing.py", "1.0", "2.0", f"detector code: changed (weighing.py); detector: {PROBED}")
 HELPER = ("signs.py", "STEPS = 3", "STEPS = 0", "code: changed (signs.py)")
-
-
-@pytest.fixture
-def folder(tmp_path):
-    for name, text in {**FILES, "other.py": FILES["net.py"]}.items():
-        (tmp_path / name).write_text(text)
-    return tmp_path
+DEFENDED = [
+    (*FORWARD, f"model: {PROBED}"),
+    ("rounding.py", "16", "2", f"defense code: changed (rounding.py); defense: {PROBED}"),
+    ("other.py", "(x)", "(1 - x)", f"surrogate {{0}}/other.py:make: {PROBED}"),
+]
+COMMANDS = {
+    f"binarization --eps 0.1 {SMALL} {ATTACK}": [MODEL, HELPER],
+    f"binarization --eps 0.1 --in-process {SMALL} {ATTACK} {DETECTED} --detector-samples 50": [WEIGHING, HELPER],
+    f"mead --samples 6 --in-process {FITTED} {ARMS[0]} {ARMS[1]} {DETECTED}": [MODEL, WEIGHING, HELPER],
+    f"robust-accuracy --eps 0.1 --in-process --samples 4 {ATTACK}": [MODEL, HELPER],
+    f"test-time --eps 0.1 --in-process {WEAK} --surrogate {{0}}/other.py:make": DEFENDED,
+}
 
 
 def invoke(command, folder):
     for name in ("signs", "rounding", "weighing"):
         sys.modules.pop(name, None)
-    arguments = [*DIGITS, *COMMANDS[command], "--out", "{0}/run"]
-    if command != "binarization":
-        arguments.append("--in-process")
-    name = command.split()[0]
-    return CliRunner().invoke(cli.app, [name, *(argument.format(folder) for argument in arguments)])
-
-
-def records(folder):
-    return {file: file.read_bytes() for file in (folder / "run").rglob("records.jsonl")}
+    shared = "--data digits --no-progress --model {0}/net.py:make --out {0}/run"
+    return CliRunner().invoke(cli.app, f"{command} {shared}".format(folder).split())
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_changed_code_is_refused_and_touched_code_is_not(command, folder):
+def test_changed_code_is_refused_and_touched_code_is_not(command, tmp_path):
     """Whether a forward changed or a module that the attack, the detector or the defense imports."""
-    done = invoke(command, folder)
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    done = invoke(command, tmp_path)
     assert done.exit_code == 0, done.output
-    before = records(folder)
+    before = {file: file.read_bytes() for file in (tmp_path / "run").rglob("records.jsonl")}
     for name in FILES:
-        (folder / name).touch()
-    assert invoke(command, folder).exit_code == 0
-    changes = CHANGES[command] if command == "test-time" else [*CHANGES[command], HELPER]
-    for file, old, new, words in changes:
-        text = (folder / file).read_text()
+        (tmp_path / name).touch()
+    assert invoke(command, tmp_path).exit_code == 0
+    for file, old, new, words in COMMANDS[command]:
+        text = (tmp_path / file).read_text()
         assert old in text
-        (folder / file).write_text(text.replace(old, new))
-        refused = invoke(command, folder)
+        (tmp_path / file).write_text(text.replace(old, new))
+        refused = invoke(command, tmp_path)
         assert isinstance(refused.exception, RunFolderError), refused.output
-        assert words.format(folder) in str(refused.exception)
+        assert words.format(tmp_path) in str(refused.exception)
         assert "choose another folder, or go back to what it was begun with" in str(refused.exception)
-        (folder / file).write_text(text)
-    assert invoke(command, folder).exit_code == 0
-    assert records(folder) == before
+        (tmp_path / file).write_text(text)
+    assert invoke(command, tmp_path).exit_code == 0
+    assert {file: file.read_bytes() for file in (tmp_path / "run").rglob("records.jsonl")} == before

@@ -1,31 +1,30 @@
-"""The command line, as a person uses it."""
+"""The command line, as a person or a CI job uses it."""
 
 import json
+import sys
 
 import pytest
-import torch
 from typer.testing import CliRunner
 
 from robust_ext.adapters.own import OwnAdapter
 from robust_ext.cli import app as cli
-from robust_ext.cli.models import load_model
 from robust_ext.core.errors import DataError
 
-BASE = ["binarization", "--model", "digits", "--data", "digits", "--eps", "0.1", "--no-progress"]
-QUICK = ["--samples", "6", "--inner-points", "30", "--proven-rate", "0", "--canaries", "2"]
-
-MEAD = ["mead", "--model", "digits", "--data", "digits", "--samples", "12", "--resamples", "20", "--no-progress"]
-SIZES = ["--train-samples", "120", "--adversarial-samples", "60", "--calibration-samples", "60"]
-ARM = ["--arm", "linf:0.1,0.2=robust_ext:ObjectivePGD(steps=3)"]
+DIGITS = "--model digits --data digits --no-progress"
+BASE = f"binarization {DIGITS} --eps 0.1 --samples 6 --inner-points 30 --proven-rate 0 --canaries 2".split()
+MEAD = f"mead {DIGITS} --samples 12 --resamples 20 --train-samples 120 --adversarial-samples 60".split()
+MEAD += ["--calibration-samples", "60", "--arm", "linf:0.1,0.2=robust_ext:ObjectivePGD(steps=3)"]
+DIAGNOSE = f"diagnose {DIGITS} --eps 0.1 --samples 8 --planted 4 --inner-points 20 --queries 5 --random-points 5"
+FILES = {"result.json", "report.html", "badge.svg", "study.toml", ".lock"}
 
 
 def invoke(*arguments):
-    return CliRunner().invoke(cli.app, list(arguments))
+    return CliRunner().invoke(cli.app, list(map(str, arguments)))
 
 
 def run(*arguments, out=None):
     """What a command prints, and the content of ``result.json`` in ``out``."""
-    done = invoke(*arguments, *([] if out is None else ["--out", str(out)]))
+    done = invoke(*arguments, *([] if out is None else ["--out", out]))
     assert done.exit_code == 0, done.output
     return done.output, None if out is None else json.loads((out / "result.json").read_text())
 
@@ -33,7 +32,7 @@ def run(*arguments, out=None):
 def test_binarization(tmp_path):
     out = tmp_path / "run"
     attacks = ["foolbox:LinfPGD(steps=10, rel_stepsize=0.25)", "art:FastGradientMethod"]
-    output, content = run(*BASE, *QUICK, "--attack", attacks[0], "--attack", attacks[1], out=out)
+    output, content = run(*BASE, "--attack", attacks[0], "--attack", attacks[1], out=out)
     assert "verdict" in output
     assert [attack["name"] for attack in content["attacks"]] == attacks
     assert (content["settings"]["epsilon"], content["settings"]["inner_points"]) == (0.1, 30)
@@ -41,19 +40,16 @@ def test_binarization(tmp_path):
     assert "data:image/svg" in (out / "report.html").read_text()
 
 
-def test_attacks_are_listed(tmp_path):
-    output, _ = run("attacks", "--json", str(tmp_path / "list.json"))
-    rows = json.loads((tmp_path / "list.json").read_text())
+def test_attacks_are_listed_and_the_matrix_of_one_library_is_run(tmp_path, monkeypatch):
+    output, _ = run("attacks", "--json", tmp_path / "rows.json")
+    rows = json.loads((tmp_path / "rows.json").read_text())
     names = {name for row in rows for name in (row["name"], *row["aliases"])}
     assert {"foolbox:LinfPGD", "art:ProjectedGradientDescent", "art:SquareAttack"} <= names
     assert all(name in output for name in names)
-
-
-def test_the_matrix_of_one_library(tmp_path, monkeypatch):
     # Its other attacks are run on both targets where the documented matrix is checked.
     listed = [entry for entry in OwnAdapter().list_attacks() if entry.name in ("APGD", "FeatureMatching")]
     monkeypatch.setattr(OwnAdapter, "list_attacks", lambda self: listed)
-    files = ["--json", str(tmp_path / "rows.json"), "--markdown", str(tmp_path / "page.md")]
+    files = ["--json", tmp_path / "rows.json", "--markdown", tmp_path / "page.md"]
     output, _ = run("attacks", "--matrix", "--library", "robust_ext", "--no-progress", *files)
     rows = json.loads((tmp_path / "rows.json").read_text())
     wanted = {"library", "attack", "target", "outcome", "reason", "verified", "seconds", "passes"}
@@ -69,34 +65,35 @@ def test_the_matrix_of_one_library(tmp_path, monkeypatch):
 
 def test_a_detector_on_the_command_line(tmp_path, files):
     out = tmp_path / "run"
-    detector = ["--detector", f"{files / 'mine.py'}:Bright"]
-    sizes = ["--detector-fpr", "0.2", "--detector-samples", "100"]
-    output, content = run(*BASE, *QUICK, "--attack", "robust_ext:APGD(steps=10)", *detector, *sizes, out=out)
+    detector = ["--attack", "robust_ext:APGD(steps=10)", "--detector", f"{files / 'mine.py'}:Bright"]
+    output, content = run(*BASE, *detector, "--detector-fpr", "0.2", "--detector-samples", "100", out=out)
     assert set(content["attacks"][0]["tests"]) == {"regular", "inverted"}
     assert content["settings"]["detector_calibration"]["samples"] == 100
     assert content["settings"]["detector_calibration"]["achieved"] <= 0.2
     assert "  inverted" in output
-    assert {path.name for path in out.iterdir()} == {
-        *("regular", "inverted", "result.json", "report.html", "badge.svg", "study.toml", "evaluation.json", ".lock")
-    }
-    refused = invoke(*BASE, *QUICK, "--attack", "robust_ext:APGD", *detector, "--detector-samples", "5")
-    assert "at least 20 clean inputs" in str(refused.exception)
+    assert {path.name for path in out.iterdir()} == {"regular", "inverted", "evaluation.json", *FILES}
+    assert "at least 20 clean inputs" in str(invoke(*BASE, *detector, "--detector-samples", "5").exception)
 
 
-def test_bad_weights(tmp_path):
-    class Harm:
-        def __reduce__(self):
-            return (open, (str(tmp_path / "harm"), "w"))
-
-    torch.save(Harm(), tmp_path / "harmful.pt")
-    (tmp_path / "damaged.pt").write_bytes(b"\x00\x01")
-    (tmp_path / "damaged.safetensors").write_bytes(b"\x00\x01")
-    torch.save({"0.weight": torch.zeros(3)}, tmp_path / "other.pt")
-    torch.save([1, 2], tmp_path / "list.pt")
-    for name in ("harmful.pt", "damaged.pt", "damaged.safetensors", "other.pt", "list.pt"):
-        with pytest.raises(DataError, match=name):
-            load_model("digits", weights=str(tmp_path / name))
-    assert not (tmp_path / "harm").exists()
+@pytest.mark.parametrize(
+    ("attack", "status", "words"),
+    [
+        ("robust_ext:APGD(steps=20,loss='margin')", 0, "None of the known causes applies"),
+        ("robust_ext:ObjectivePGD(steps=10,step_size=0.005)", 3, "The likely cause: "),
+    ],
+)
+def test_status_and_next_command_of_a_diagnosis(attack, status, words, tmp_path, monkeypatch):
+    arguments = [*DIAGNOSE.split(), "--in-process", "--no-references", "--attack", attack, "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["robust-ext", *arguments])
+    done = invoke(*arguments)
+    assert done.exit_code == status, done.output
+    assert done.output.startswith(words)
+    content = json.loads((tmp_path / "result.json").read_text())
+    assert (content["kind"], content["likely"] is None) == ("diagnosis", status == 0)
+    command = content["next"][0]["command"]
+    assert command.startswith("robust-ext diagnose" if status else "robust-ext binarization")
+    assert "--no-progress" not in command
+    assert command in done.output
 
 
 def without_clocks(value):
@@ -105,15 +102,10 @@ def without_clocks(value):
     return [without_clocks(one) for one in value] if isinstance(value, list) else value
 
 
-@pytest.fixture
-def unsure(files):
-    return f"{files / 'mine.py'}:Unsure"
-
-
-def test_fitted_and_own_detectors(tmp_path, unsure):
+def test_fitted_and_own_detectors(tmp_path, files):
     """A supervised one is fitted on training data and kept; the same command again takes what is there."""
-    out = tmp_path / "run"
-    command = [*MEAD, *SIZES, *ARM, "--detector", "nss", "--detector", unsure, "--combine", "mean"]
+    out, unsure = tmp_path / "run", f"{files / 'mine.py'}:Unsure"
+    command = [*MEAD, "--detector", "nss", "--detector", unsure, "--combine", "mean"]
     output, content = run(*command, out=out)
     assert [entry["name"] for entry in content["detectors"]] == ["nss", unsure, f"mean of nss, {unsure}"]
     assert all(entry["threshold"] is not None for entry in content["detectors"])
@@ -127,7 +119,7 @@ def test_fitted_and_own_detectors(tmp_path, unsure):
     damaged = bytearray(fitted.read_bytes())
     damaged[-5] ^= 1
     fitted.write_bytes(damaged)
-    error = invoke(*command, "--out", str(out)).exception
+    error = invoke(*command, "--out", out).exception
     assert isinstance(error, DataError)
     assert "nss-" in str(error)
     assert "does not match its checksum" in str(error)
@@ -138,9 +130,8 @@ def test_fitted_and_own_detectors(tmp_path, unsure):
 
 
 @pytest.mark.exhaustive
-def test_jobs_change_nothing(tmp_path, unsure):
+def test_jobs_change_nothing(tmp_path, files):
     """Nor where a file of the user's is among what they get; of other commands tests/engine has it."""
-    command, contents = [*MEAD, *SIZES, *ARM, "--detector", unsure, "--suite", "quick", "--judge-seed", "0"], []
-    for jobs in ("1", "2"):
-        contents.append(without_clocks(run(*command, "--jobs", jobs, out=tmp_path / jobs)[1]))
-    assert contents[0] == contents[1]
+    command = [*MEAD, "--detector", f"{files / 'mine.py'}:Unsure", "--suite", "quick", "--judge-seed", "0"]
+    one, two = (without_clocks(run(*command, "--jobs", jobs, out=tmp_path / jobs)[1]) for jobs in ("1", "2"))
+    assert one == two

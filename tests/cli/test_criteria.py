@@ -1,27 +1,34 @@
-"""``--top``, ``--targets`` and ``--multi-label``, and two classes by one logit, on a linear model."""
+"""Criteria and valid inputs from the command line, on small models: what counts, levels, and limits of entries."""
 
 import json
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
+from torch import nn
 from typer.testing import CliRunner
 
 from robust_ext import Targeted, ThreatModel, TopK, evaluate, evaluate_defense, robust_accuracy
 from robust_ext.cli.app import app
+from robust_ext.cli.entries import EntryOptions
+from robust_ext.evaluations.png_export import export_png
 
 NETWORKS = """
 import torch
+from torch import nn
 
 def make(columns=5):
     torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(25, columns)).eval()
+    return nn.Sequential(nn.Flatten(), nn.Linear(25, columns)).eval()
 
 def one():
     return make(1)
 
 def chance():
-    return torch.nn.Sequential(make(1), torch.nn.Sigmoid()).eval()
+    return nn.Sequential(make(1), nn.Sigmoid()).eval()
 
 def smooth(x):
     return 0.8 * x + 0.2 * x.mean((1, 2, 3), keepdim=True)
@@ -31,33 +38,38 @@ def bright(classifier):
     found = as_detector(lambda x: x.flatten(1).mean(1), classifier)
     found.threshold = torch.tensor(0.52)
     return found
+
+def coloured():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 16, 3)).eval()
+
+table = nn.Linear(2, 2).eval()
+table.weight.data, table.bias.data = torch.tensor([[0.0, 0.0], [0.3, -0.0001]]), torch.zeros(2)
 """
+NAMES = {}
+exec(NETWORKS, NAMES)  # noqa: S102 - the text above
 X = torch.rand(30, 1, 5, 5, generator=torch.Generator().manual_seed(1))
 MODEL = ThreatModel(norm="linf", epsilon=0.1)
+IMAGES = np.random.default_rng(0).integers(0, 256, (8, 3, 6, 6), dtype=np.uint8)
+MASK = np.arange(36).reshape(6, 6) % 6 < 4
+NET = NAMES["make"]()
+with torch.no_grad():
+    SCORES, ONE = NET(X), NAMES["one"]()(X)[:, 0]
+    COLOURS = NAMES["coloured"]()(torch.tensor(IMAGES) / 255).argmax(1)
+LABELS = SCORES.argmax(1)
 
 
-def network(name):
-    return named(name)()
-
-
-def named(name):
-    names = {}
-    exec(NETWORKS, names)  # noqa: S102 - our own text
-    return names[name]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    path = tmp_path_factory.mktemp("networks")
-    (path / "net.py").write_text(NETWORKS)
-    with torch.no_grad():
-        scores, one = network("make")(X), network("one")(X)[:, 0]
-    labels = scores.argmax(1)
-    np.savez(path / "classes.npz", x_test=X.numpy(), y_test=labels.numpy())
-    np.savez(path / "sets.npz", x_test=X.numpy(), y_test=(scores > 0).long().numpy())
-    np.savez(path / "two.npz", x_test=X.numpy(), y_test=(one > 0).long().numpy())
-    np.save(path / "targets.npy", ((labels + 2) % 5).numpy())
-    return path
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The working folder, with the networks and data."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.py").write_text(NETWORKS)
+    for name, labels in (("classes", LABELS), ("sets", (SCORES > 0).long()), ("two", (ONE > 0).long())):
+        np.savez(f"{name}.npz", x_test=X.numpy(), y_test=labels.numpy())
+    np.savez("images.npz", images=IMAGES, labels=COLOURS.numpy())
+    np.save("targets.npy", ((LABELS + 2) % 5).numpy())
+    np.save("mask.npy", MASK)
+    return tmp_path
 
 
 def out_of_reach(module):
@@ -73,43 +85,36 @@ def out_of_reach(module):
 ATTACK = ("--attack", "robust_ext:APGD(steps=10)")
 
 
-def run(folder, *more, data="classes", model="make", fails=False, command="robust-accuracy", attack=ATTACK):
-    out = folder / f"run-{len([*folder.iterdir()])}"
-    words = [command, "--model", f"{folder}/net.py:{model}", "--data", f"{folder}/{data}.npz", "--in-process"]
-    words += ["--samples", "30", "--order", "first", "--eps", "0.1", *attack]
-    found = CliRunner().invoke(app, [*words, "--no-progress", "--out", str(out), *more])
+def run(words, *more, data="classes", model="make", fails=False, attack=ATTACK, samples=30, eps="0.1", out="run"):
+    """The result of a command, or what it fails with."""
+    given = [*words.split(), "--model", f"net.py:{model}", "--data", f"{data}.npz", "--in-process", "--no-progress"]
+    given += ["--samples", str(samples), "--order", "first", "--eps", eps, *attack, "--out", out]
+    found = CliRunner().invoke(app, [*given, *more])
     assert (found.exit_code != 0) == fails, found.exception
-    return str(found.exception) if fails else json.loads((out / "result.json").read_text())
+    return str(found.exception) if fails else json.loads(Path(out, "result.json").read_text())
 
 
 @pytest.mark.parametrize(
     ("words", "criterion"),
     [
-        (("--top", "2"), lambda labels: TopK(2)),
-        (("--targets", "next"), lambda labels: Targeted("next")),
-        (("--targets", "next", "--top", "2"), lambda labels: Targeted("next", k=2)),
-        (("--targets", "targets.npy"), lambda labels: Targeted((labels + 2) % 5)),
+        ("--top 2", TopK(2)),
+        ("--targets next", Targeted("next")),
+        ("--targets next --top 2", Targeted("next", k=2)),
+        ("--targets targets.npy", Targeted((LABELS + 2) % 5)),
     ],
-    ids=lambda one: "-".join(one) if isinstance(one, tuple) else "",
 )
-def test_as_in_python(folder, words, criterion, monkeypatch):
-    monkeypatch.chdir(folder)
-    found = run(folder, *words)
-    labels = torch.from_numpy(np.load(folder / "classes.npz")["y_test"])
-    expected = robust_accuracy(
-        network("make"), "robust_ext:APGD(steps=10)", X, labels, MODEL, criterion=criterion(labels)
-    )
+def test_as_in_python(folder, words, criterion):
+    found = run(f"robust-accuracy {words}")
+    expected = robust_accuracy(NET, "robust_ext:APGD(steps=10)", X, LABELS, MODEL, criterion=criterion)
     assert found["worst_case"] == expected.content["worst_case"]
     assert found["criterion"] == expected.content["criterion"]
 
 
 def test_evaluate_takes_a_criterion_a_defense_and_a_detector(folder):
-    sides = ("--defense", f"{folder}/net.py:smooth", "--detector", f"{folder}/net.py:bright", "--detector-samples", "1")
-    quick = ("--budget", "quick", "--planted", "0", "--top", "2", "--seed", "1", "--samples", "20")
-    found = run(folder, *quick, *sides, command="evaluate", attack=())
-    labels = torch.from_numpy(np.load(folder / "classes.npz")["y_test"])[:20]
-    sides = {"defense": named("smooth"), "detector": named("bright"), "criterion": TopK(2)}
-    result = evaluate(network("make"), X[:20], labels, MODEL, budget="quick", planted=0, seed=1, **sides)
+    sides = "--defense net.py:smooth --detector net.py:bright --detector-samples 1"
+    found = run(f"evaluate --budget quick --planted 0 --top 2 --seed 1 {sides}", samples=20, attack=())
+    sides = {"defense": NAMES["smooth"], "detector": NAMES["bright"], "criterion": TopK(2)}
+    result = evaluate(NET, X[:20], LABELS[:20], MODEL, budget="quick", planted=0, seed=1, **sides)
     for key in ("worst_case", "clean_accuracy", "criterion"):
         assert found[key] == result.content[key]
     assert found["detector"]["accepted_accuracy"] == result.content["detector"]["accepted_accuracy"]
@@ -117,48 +122,115 @@ def test_evaluate_takes_a_criterion_a_defense_and_a_detector(folder):
 
 
 def test_a_test_time_defense_takes_a_criterion(folder):
-    short = ("--only", "transfer", "--targets", "next", "--seed", "1")
-    found = run(folder, *short, "--defense", f"{folder}/net.py:smooth", command="test-time", attack=())
-    labels = torch.from_numpy(np.load(folder / "classes.npz")["y_test"])
-    keywords = {"classifier": network("make"), "criterion": Targeted("next"), "only": ("transfer",), "seed": 1}
-    result = evaluate_defense(named("smooth"), None, X, labels, MODEL, **keywords)
+    found = run("test-time --only transfer --targets next --seed 1 --defense net.py:smooth", attack=())
+    keywords = {"classifier": NET, "criterion": Targeted("next"), "only": ("transfer",), "seed": 1}
+    result = evaluate_defense(NAMES["smooth"], None, X, LABELS, MODEL, **keywords)
     assert found["criterion"] == result.content["criterion"]
     assert found["defended"]["worst_case"] == result.content["defended"]["worst_case"]
     assert "survive the attacks" in result.headline
 
 
 def test_the_binarization_test_takes_labels_of_attacks_and_says_first_that_samples_are_too_few(folder, caplog):
-    few = ("--samples", "8", "--attack", "weak=robust_ext:RandomSearch(points=4)")
     attack = ("--attack", "strong=robust_ext:APGD(steps=10)")
-    found = run(folder, *few, command="binarization", attack=attack)
+    weak = ("--attack", "weak=robust_ext:RandomSearch(points=4)")
+    found = run("binarization", samples=8, attack=attack + weak)
     assert [one["name"] for one in found["attacks"]] == ["strong", "weak"]
     words = "No attack can pass the binarization test on 8 samples: one that misses none needs"
     assert caplog.text.count(words) == 1
     assert not any(words in one for one in found["warnings"])
-    assert "a label of its own for each" in run(folder, command="binarization", attack=attack * 2, fails=True)
+    assert "a label of its own for each" in run("binarization", attack=attack * 2, fails=True)
 
 
 def test_samples_of_the_target_class_are_left_out(folder, caplog):
-    labels = np.load(folder / "classes.npz")["y_test"]
-    rare = int(labels.min())
-    found = run(folder, "--targets", str(rare))
-    assert found["samples"] == int((labels != rare).sum()) < 30
+    rare = int(LABELS.min())
+    found = run(f"robust-accuracy --targets {rare}")
+    assert found["samples"] == int((rare != LABELS).sum()) < 30
     assert f"samples of class {rare}, which is the target, are left out" in caplog.text
 
 
-def test_several_labels(folder):
-    attack = ("--attack", "robust_ext:APGD(steps=40, loss='margin')")
-    every, some = (run(folder, "--multi-label", one, *attack, data="sets") for one in ("all", "0, 3"))
-    assert every["clean_accuracy"] == some["clean_accuracy"] == 1
-    robust = [one["worst_case"][0]["robust_accuracy"] for one in (every, some)]
-    far = out_of_reach(network("make"))
-    assert robust == [pytest.approx(float(part.all(1).double().mean())) for part in (far, far[:, [0, 3]])]
-    assert "give robust_accuracy" in run(folder, data="sets", fails=True)
+def test_several_labels_and_two_classes_by_one_output(folder):
+    attack, far = ("--attack", "robust_ext:APGD(steps=40, loss='margin')"), out_of_reach(NET)
+    for labels, part, out in (("all", far, "all"), ("0, 3", far[:, [0, 3]], "some")):
+        found = run("robust-accuracy", "--multi-label", labels, data="sets", attack=attack, out=out)
+        assert found["clean_accuracy"] == 1
+        assert found["worst_case"][0]["robust_accuracy"] == pytest.approx(float(part.all(1).double().mean()))
+    assert "give robust_accuracy" in run("robust-accuracy", data="sets", fails=True)
+    for model in ("one", "chance"):
+        found = run("robust-accuracy", data="two", model=model, out=model)
+        share = float(out_of_reach(NAMES["one"]()).double().mean())
+        assert found["worst_case"][0]["robust_accuracy"] == pytest.approx(share)
+        assert "one output for each input" in found["warnings"][0]
 
 
-@pytest.mark.parametrize("model", ["one", "chance"])
-def test_two_classes_by_one_output(folder, model):
-    found = run(folder, data="two", model=model)
-    far = out_of_reach(network("one"))
-    assert found["worst_case"][0]["robust_accuracy"] == pytest.approx(float(far.double().mean()))
-    assert "one output for each input" in found["warnings"][0]
+COLOURED = {"data": "images", "model": "coloured", "samples": 8, "eps": "24/255"}
+PGD = ("--attack", "robust_ext:APGD(steps=20)")
+
+
+@pytest.mark.parametrize("command", ["robust-accuracy", "evaluate"])
+def test_images_are_written_read_again_and_break_the_model(folder, command):
+    quick = {"attack": ("--budget", "quick", "--planted", "0") if command == "evaluate" else PGD}
+    before = {path.name for path in folder.iterdir()}
+    result = run(f"{command} --levels 256 --entries mask.npy --png png", **COLOURED, **quick)
+    assert {path.name for path in folder.iterdir()} - before - {"__pycache__"} == {"run", "png"}
+    written = sorted((folder / "png").iterdir())
+    worst = result["worst_case"] if command == "evaluate" else result["worst_case"][0]
+    assert 0 < len(written) == worst["robust"].count("0")
+    assert worst["without_rounding"] <= worst["robust_accuracy"]
+    for path in written:
+        row = int(re.fullmatch(r"sample-(\d+)\.png", path.name).group(1))
+        read = np.moveaxis(np.asarray(Image.open(path)), -1, 0)
+        assert read.dtype == np.uint8
+        moved = read.astype(int) - IMAGES[row]
+        assert abs(moved).max() <= 24
+        assert not moved[:, ~MASK].any()
+        with torch.no_grad():
+            assert int(NAMES["coloured"]()(torch.tensor(read)[None] / 255).argmax()) != COLOURS[row]
+
+
+def test_images_between_the_levels_are_rounded_and_those_that_break_nothing_not_written(folder):
+    """The run is that of the rounded images; the record says what was done."""
+    images, found = IMAGES.clip(0, 254), {}
+    for name, given in (("exact", images), ("between", (images + np.float32(0.3)) / np.float32(255))):
+        np.savez("images.npz", images=given, labels=COLOURS.numpy())
+        found[name] = run("robust-accuracy --levels 256", attack=PGD, out=name, **COLOURED)
+    assert found["between"]["worst_case"] == found["exact"]["worst_case"]
+    origins = [one["settings"]["data_origin"] for one in found.values()]
+    assert [one.endswith(", rounded to 256 levels") for one in origins] == [False, True]
+
+    class Constant(nn.Module):
+        def forward(self, x):
+            return nn.functional.one_hot(COLOURS[:1], 3).float().expand(len(x), 3)
+
+    model = ThreatModel(norm="linf", epsilon=24 / 255, levels=256)
+    written = export_png("exact", "png", Constant(), torch.tensor(images) / 255, COLOURS[:1].expand(8), model)
+    assert not written.written
+    assert written.lost
+
+
+def test_files_give_the_limits_of_entries(tmp_path):
+    plain = ThreatModel(norm="linf", epsilon=0.25)
+    weights, low = (np.arange(36).reshape(6, 6) + 29) / 64, np.zeros((6, 6))
+    for name, arrays, expected in (
+        ("weights", {"mask": MASK, "weights": weights}, {"mask": MASK, "epsilon": weights * 0.25}),
+        ("epsilon", {"epsilon": weights * 0.25}, {"epsilon": weights * 0.25}),
+        ("bounds", {"low": low, "high": low + weights}, {"epsilon": 0.25, "bounds": (low, low + weights)}),
+        ("kinds", {"kinds": np.array(["integer", "real"])}, {"epsilon": 0.25, "kinds": ["integer", "real"]}),
+    ):
+        path = tmp_path / f"{name}.npz"
+        np.savez(path, **arrays)
+        assert EntryOptions(entries=path).applied(plain) == ThreatModel(norm="linf", **{"epsilon": 0.25, **expected})
+    assert EntryOptions(levels=256).applied(plain) == ThreatModel(norm="linf", epsilon=0.25, levels=256)
+
+
+def test_a_table_in_its_own_units(folder):
+    """Years and an income, by a linear model: a row is robust where its score exceeds all that the budgets allow."""
+    weight, budgets = np.array([0.3, -0.0001]), np.array([5.0, 2000.0])
+    table = np.random.default_rng(0).uniform([30, 60_000], [60, 200_000], (40, 2))
+    scores = table @ weight
+    np.savez("table.npz", x=table, y=(scores > 0).astype(int))
+    np.savez("limits.npz", epsilon=budgets, low=np.array([18.0, 0.0]), high=np.array([90.0, 500_000.0]))
+    given = {"data": "table", "model": "table", "samples": 40, "eps": "2000"}
+    (worst,) = run("robust-accuracy --bounds 0,500000 --entries limits.npz", **given)["worst_case"]
+    robust = np.abs(scores) > np.abs(weight) @ budgets
+    assert 0 < robust.sum() < 40
+    assert worst["robust"] == "".join("01"[one] for one in robust.astype(int))

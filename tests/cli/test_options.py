@@ -1,6 +1,7 @@
 """Every option of every command reaches the function behind it, under its own name and with the value it was given."""
 
 import importlib
+import os
 import re
 from types import SimpleNamespace
 
@@ -27,45 +28,33 @@ from robust_ext.evaluations.mead import MeadSettings
 from robust_ext.evaluations.robust_accuracy.settings import RobustAccuracySettings
 from robust_ext.models.readouts import Readout
 
+EPS = ("--eps", "8/255")
+FEW = ("--train-samples", "50", "--calibration-samples", "40", "--samples", "8", "--no-progress")
+# Where the function behind a command is, its settings, and what the command needs beside a model and data.
 COMMANDS = {
-    "binarization": ("evaluations", "binarization_test", BinarizationSettings),
-    "diagnose": ("evaluations", "diagnose", DiagnosisSettings),
-    "evaluate": ("evaluations", "evaluate", EvaluateSettings),
-    "mead": ("mead", "mead", MeadSettings),
-    "robust-accuracy": ("evaluations", "robust_accuracy", RobustAccuracySettings),
-    "test-time": ("evaluations", "evaluate_defense", AdaptiveSettings),
-}
-# Defaults that a command has of its own.
-OWN = {("binarization", "sequential"): True}
-RUN = (
-    *("model", "weights", "mean", "std", "bounds"),
-    *("data", "data_root", "data_split", "input_size", "samples", "order"),
-    *("out", "device", "progress", "in_process", "attack_timeout", "executor", "jobs", "devices", "repair", "dry_run"),
-)
-TRAINING = ("train_data", "train_samples", "adversarial_samples", "calibration_samples", "preset")
-ADAPTING = ("bpda", "eot")
-JUDGED = ("top", "targets", "multi_label")
-VALID, PNG = ("levels", "entries"), ("png",)
-OTHERS = {
-    "binarization": (
-        "attack",
-        "eps",
-        "norm",
-        "detector",
-        "detector_samples",
-        "calibrate",
-        "calibration_samples",
-        *ADAPTING,
-        *VALID,
+    "binarization": ("evaluations", "binarization_test", BinarizationSettings, ("--attack", "a:b", *EPS)),
+    "diagnose": ("evaluations", "diagnose", DiagnosisSettings, ("--attack", "a:b", *EPS)),
+    "evaluate": ("evaluations", "evaluate", EvaluateSettings, EPS),
+    "mead": ("mead", "mead", MeadSettings, ("--detector", "{}:Unsure", *FEW)),
+    "robust-accuracy": (
+        *("evaluations", "robust_accuracy", RobustAccuracySettings),
+        ("--attack", "a:b", "--eps", "0.2,8/255"),
     ),
-    "diagnose": ("attack", "eps", "norm", "try_remedies", *ADAPTING, *VALID),
-    "evaluate": ("defense", "defense_weights", "detector", "detector_samples", "eps", "norm", *JUDGED, *VALID, *PNG),
-    "mead": ("detector", "suite", "arm", "allow_code", "eps", "norm", *TRAINING, *ADAPTING, *JUDGED, *VALID),
-    "robust-accuracy": ("attack", "eps", "norm", *ADAPTING, *JUDGED, *VALID, *PNG),
-    "test-time": ("defense", "defense_weights", "surrogate", "one_image", "eps", "norm", *JUDGED, *VALID),
+    "test-time": ("evaluations", "evaluate_defense", AdaptiveSettings, ("--defense", "hd", *EPS)),
 }
-"""The options that are no settings of an evaluation; each is named in a test below, JUDGED in test_criteria.py,
-VALID and PNG in test_entries.py."""
+# Options that are no settings of an evaluation; each is named in a test below, JUDGED and VALID in test_criteria.py.
+RUN = """model weights mean std bounds data data_root data_split input_size samples order out device progress in_process
+attack_timeout executor jobs devices repair dry_run eps norm levels entries"""
+JUDGED, ADAPTING = "top targets multi_label", "bpda eot"
+OTHERS = {
+    "binarization": f"attack detector detector_samples calibrate calibration_samples {ADAPTING}",
+    "diagnose": f"attack try_remedies {ADAPTING}",
+    "evaluate": f"defense defense_weights detector detector_samples png {JUDGED}",
+    "mead": "detector suite arm allow_code train_data train_samples adversarial_samples calibration_samples preset"
+    f" {ADAPTING} {JUDGED}",
+    "robust-accuracy": f"attack png {ADAPTING} {JUDGED}",
+    "test-time": f"defense defense_weights surrogate one_image {JUDGED}",
+}
 
 
 class Result(str):
@@ -74,27 +63,19 @@ class Result(str):
     findings = ()
 
 
-GROUP = typer.main.get_command(cli.app)
-
-
 def other_value(kind, info, default):
     """A value that a setting may have and does not have by default, and how it is written on the command line."""
     if kind is bool:
         return not default, []
+    if info.choices is not None and kind == tuple[str, ...]:
+        return info.choices[:2], list(info.choices[:2])
+    if kind == tuple[float, ...]:
+        return (1.0, 1.5, 3.0), ["1,3/2", "3"]
+    known = {str | None: "mine", int | None: 3, float | None: 3, str | Readout: "max-margin()", float | str: 0.25}
     if info.choices is not None and kind is str:
         value = next(choice for choice in info.choices if choice != default)
-    elif info.choices is not None and kind == tuple[str, ...]:
-        return info.choices[:2], list(info.choices[:2])
-    elif kind == tuple[float, ...]:
-        return (1.0, 1.5, 3.0), ["1,3/2", "3"]
-    elif kind == str | None:
-        value = "mine"
-    elif kind in (int | None, float | None):
-        value = 3
-    elif kind == str | Readout:
-        value = "max-margin()"
-    elif kind == float | str:
-        value = 0.25
+    elif kind in known:
+        value = known[kind]
     elif kind is float:
         upper = info.maximum if info.maximum is not None else info.below
         value = (default + upper) / 2 if upper is not None else default + 1.5
@@ -108,7 +89,7 @@ def invoke(monkeypatch, files):
     """Run a command with its evaluation replaced, and return what that was called with."""
 
     def run(command, *arguments):
-        module, function, _ = COMMANDS[command]
+        module, function, _, own = COMMANDS[command]
         calls = []
 
         def evaluation(*positional, **keywords):
@@ -116,17 +97,7 @@ def invoke(monkeypatch, files):
             return Result("the result")
 
         monkeypatch.setattr(importlib.import_module(f"robust_ext.cli.{module}"), function, evaluation)
-        own = {
-            "binarization": ["--attack", "a:b", "--eps", "8/255"],
-            "mead": [
-                *("--detector", f"{files / 'mine.py'}:Unsure", "--train-samples", "50"),
-                *("--calibration-samples", "40", "--samples", "8", "--no-progress"),
-            ],
-            "diagnose": ["--attack", "a:b", "--eps", "8/255"],
-            "evaluate": ["--eps", "8/255"],
-            "robust-accuracy": ["--attack", "a:b", "--eps", "0.2,8/255"],
-            "test-time": ["--defense", "hd", "--eps", "8/255"],
-        }[command]
+        own = [word.format(files / "mine.py") for word in own]
         done = CliRunner().invoke(cli.app, [command, "--model", "digits", "--data", "digits", *own, *arguments])
         if done.exception is not None:
             raise done.exception
@@ -145,35 +116,37 @@ def test_every_setting_reaches_the_evaluation(command, invoke):
     for name, info in declared(cls).items():
         if info.names.get("cli", "") is None:
             continue
-        defaults[name] = OWN.get((command, name), cls.__dataclass_fields__[name].default)
+        defaults[name] = cls.__dataclass_fields__[name].default
+        if (command, name) == ("binarization", "sequential"):
+            # A default that the command has of its own.
+            defaults[name] = True
         expected[name], words = other_value(kinds[name], info, defaults[name])
         option = option_name(name, info)
         arguments += [part for word in words for part in (option, word)]
         if not words:
             arguments.append(option if expected[name] else option.replace("--", "--no-"))
-    call = vars(invoke(command, *arguments))
-    assert {name: call[name] for name in expected} == expected
-    call = vars(invoke(command))
-    assert {name: call[name] for name in defaults} == defaults
+    for given, values in ((arguments, expected), ((), defaults)):
+        call = vars(invoke(command, *given))
+        assert {name: call[name] for name in values} == values
+
+
+def help_of(command, words):
+    return CliRunner().invoke(cli.app, [command, words], env={"COLUMNS": "200", "TERM": "dumb"}).output
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_option_is_in_a_test_here(command):
     settings = [name for name, info in declared(COMMANDS[command][2]).items() if info.names.get("cli", "") is not None]
-    parameters = [one for one in GROUP.commands[command].params if one.name != "help_all"]
-    assert sorted(one.name for one in parameters) == sorted({*settings, *RUN, *OTHERS[command]})
-    shown = {option for parameter in parameters for option in parameter.opts}
-    rarer = any(one.name == "help_all" for one in GROUP.commands[command].params)
+    every = typer.main.get_command(cli.app).commands[command].params
+    parameters = [one for one in every if one.name != "help_all"]
+    assert sorted(one.name for one in parameters) == sorted({*settings, *RUN.split(), *OTHERS[command].split()})
+    shown, rarer = {option for parameter in parameters for option in parameter.opts}, len(every) > len(parameters)
     short, full = (help_of(command, "--help"), help_of(command, "--help-all" if rarer else "--help"))
     assert all(f" {option} " in full for option in shown)
     assert all(f" {option} " in short for option in shown) is not rarer
     panels = [title for title in re.findall("─ ([A-Z][a-z ,]+) ─", full) if title != "Options"]
     assert panels == [title for title in map(panel_title, PANELS) if title in panels]
     assert {"Model", "Data", "Attack", "Run"} <= set(panels)
-
-
-def help_of(command, words, columns="200"):
-    return CliRunner().invoke(cli.app, [command, words], env={"COLUMNS": columns, "TERM": "dumb"}).output
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -204,48 +177,35 @@ def test_model_and_data_options(command, invoke, files):
     assert "report.html hold the details." in call.output
 
 
-def test_options_of_a_diagnosis(invoke):
-    call = invoke("diagnose")
-    assert (call.positional[1], call.try_remedies) == (["a:b"], False)
-    own = ["--attack", "foolbox:FGSM()", "--norm", "l2", "--try-remedies", "--eot", "8"]
-    call = invoke("diagnose", *own)
-    assert list(call.positional[1]) == ["a:b through EoT 8", "foolbox:FGSM() through EoT 8"]
-    assert (call.positional[4], call.try_remedies) == (ThreatModel(norm="l2", epsilon=8 / 255), True)
-
-
-def test_options_of_binarization(invoke):
+def test_options_of_binarization_and_of_a_diagnosis(invoke):
     assert invoke("binarization").calibrate_on == 0
     own = ["--attack", "c:d", "--norm", "l2", "--layer", "fc", "--exposure", "reject", "--detector", "x.py:y"]
     sizes = ["--detector-fpr", "0.2", "--detector-samples", "30", "--calibrate", "--calibration-samples", "9"]
-    call = invoke("binarization", *own, *sizes)
-    assert call.positional[1] == ["a:b", "c:d"]
-    assert call.positional[3] == ThreatModel(norm="l2", epsilon=8 / 255)
+    call, l2 = invoke("binarization", *own, *sizes), ThreatModel(norm="l2", epsilon=8 / 255)
+    assert (call.positional[1], call.positional[3]) == (["a:b", "c:d"], l2)
     assert (call.layer, call.exposure, call.detector, call.detector_fpr) == ("fc", "reject", "x.py:y", 0.2)
-    assert len(call.detector_data) == 30
-    assert call.calibrate_on == 9
-    assert call.context.origin["detector"] == "x.py:y"
+    assert (len(call.detector_data), call.calibrate_on, call.context.origin["detector"]) == (30, 9, "x.py:y")
+    call = invoke("diagnose")
+    assert (call.positional[1], call.try_remedies) == (["a:b"], False)
+    call = invoke("diagnose", "--attack", "foolbox:FGSM()", "--norm", "l2", "--try-remedies", "--eot", "8")
+    assert list(call.positional[1]) == ["a:b through EoT 8", "foolbox:FGSM() through EoT 8"]
+    assert (call.positional[4], call.try_remedies) == (l2, True)
 
 
-def test_options_of_robust_accuracy(invoke):
+def test_options_of_robust_accuracy_and_test_time(invoke, files):
     call = invoke("robust-accuracy", "--norm", "l1", "--attack", "mine=c:d(e=1)")
     assert call.positional[1] == {"a:b": "a:b", "mine": "c:d(e=1)"}
-    assert call.positional[4] == ThreatModel(norm="l1", epsilon=0.2)
-    assert call.epsilons == (8 / 255, 0.2)
-
-
-def test_options_of_test_time(invoke, files):
+    assert (call.positional[4], call.epsilons) == (ThreatModel(norm="l1", epsilon=0.2), (8 / 255, 0.2))
     surrogate = f"digits@{files / 'w.safetensors'}"
     call = invoke("test-time", "--norm", "l2", "--defense-weights", "d.safetensors", "--surrogate", surrogate)
-    assert call.positional[0] == "hd"
-    assert call.positional[4] == ThreatModel(norm="l2", epsilon=8 / 255)
-    assert call.defense_weights == "d.safetensors"
-    assert list(call.surrogates) == [surrogate]
+    assert (call.positional[0], call.positional[4]) == ("hd", ThreatModel(norm="l2", epsilon=8 / 255))
+    assert (call.defense_weights, list(call.surrogates), call.negatives) == ("d.safetensors", [surrogate], None)
     assert call.context.origin["defense"] == "hd, weights d.safetensors"
-    assert call.negatives is None
     assert len(invoke("test-time", "--one-image").negatives) > 15
 
 
 def test_options_of_mead(invoke, monkeypatch):
+    """Budgets take the place of those that suites have in their norm, and are those of arms without any."""
     made = {}
 
     def find_detectors(names, module, clean, labels, **keywords):
@@ -262,14 +222,8 @@ def test_options_of_mead(invoke, monkeypatch):
     assert suite == "white-box"
     assert [(arm.norm, arm.epsilon) for arm in arms] == [("linf", 0.1), ("linf", 0.2)]
     assert (len(call.detector_data), call.allow_code) == (40, True)
-    assert made["names"][-1] == "lid"
-    assert (len(made["clean"]), made["attacked"], made["preset"]) == (50, 11, "mnist")
+    assert (made["names"][-1], len(made["clean"]), made["attacked"], made["preset"]) == ("lid", 50, 11, "mnist")
     assert call.context.origin["training_data"] == "digits-train, 50 samples, and 40 to calibrate"
-
-
-def test_mead_takes_budgets(invoke, monkeypatch):
-    """They take the place of those that suites have in their norm, and are those of arms without any."""
-    monkeypatch.setattr("robust_ext.cli.mead.find_detectors", lambda *_, **__: {"a": None})
     arms = invoke("mead", "--eps", "2/255,8/255").positional[1]
     assert {(arm.norm, arm.epsilon) for arm in arms} == {("linf", 2 / 255), ("linf", 8 / 255)}
     assert {"PGD-ACE", "FGSM-ACE", "Random"} <= {arm.short for arm in arms}
@@ -277,47 +231,35 @@ def test_mead_takes_budgets(invoke, monkeypatch):
     texts = ["--arm", "linf:0.1=robust_ext:APGD()", "--arm", "robust_ext:APGD(steps=5)"]
     arms = invoke("mead", "--norm", "l2", "--eps", "1", *texts).positional[1]
     assert [(arm.norm, arm.epsilon) for arm in arms] == [("linf", 0.1), ("l2", 1.0)]
+    (arm,) = invoke("mead", "--bpda", "0", "--eot", "3", *texts[:2]).positional[1]
+    assert (arm.epsilon, arm.resolved.attack.name, arm.resolved.bpda) == (0.1, "robust_ext:APGD()", "0")
+    assert arm.resolved.eot == 3
     with pytest.raises(InvalidArgumentError, match="--norm: got l1, expected a norm that arms of quick have: l2, linf"):
         invoke("mead", "--norm", "l1", "--eps", "1")
-    with pytest.raises(InvalidArgumentError, match="--eps: got 'eight'"):
-        invoke("mead", "--eps", "eight")
+
+
+class Sized(list):
+    name = "few"
 
 
 def test_mead_takes_the_training_data_that_there_is():
     """By default it used to refuse training sets of 5,000 images."""
     own = {"detector": ("nss",)}
-    sizes = {count: _sizes(MeadOptions(**own), Sized(count)) for count in (60000, 6000, 5000, 900, 2)}
+    sizes = {count: _sizes(MeadOptions(**own), Sized(range(count))) for count in (60000, 6000, 5000, 900, 2)}
     assert sizes == {60000: (5000, 1000), 6000: (5000, 1000), 5000: (4000, 1000), 900: (600, 300), 2: (1, 1)}
-    assert _sizes(MeadOptions(**own, calibration_samples=10), Sized(5000)) == (4990, 10)
-    with pytest.raises(
-        InvalidArgumentError, match="got 4500 and 1000 to calibrate, expected at most 5000 samples of few"
-    ):
-        _sizes(MeadOptions(**own, train_samples=4500), Sized(5000))
+    assert _sizes(MeadOptions(**own, calibration_samples=10), Sized(range(5000))) == (4990, 10)
+    with pytest.raises(InvalidArgumentError, match="got 4500 and 1000 to calibrate, expected at most 5000 samples of"):
+        _sizes(MeadOptions(**own, train_samples=4500), Sized(range(5000)))
 
 
-class Sized(list):
-    """Data of so many samples."""
-
-    name = "few"
-
-    def __init__(self, count):
-        super().__init__(range(count))
-
-
-def test_options_that_adapt_every_attack(invoke, monkeypatch):
-    adapting = ["--bpda", "0", "--eot", "3"]
+@pytest.mark.parametrize(("command", "name"), [("binarization", "c:d"), ("robust-accuracy", "mine")])
+def test_options_that_adapt_every_attack(command, name, invoke):
     text = "robust_ext:AdaptedAttack(attack='{}', bpda='0', eot=3)"
-    for command, names in {"binarization": ("a:b", "c:d"), "robust-accuracy": ("a:b", "mine")}.items():
-        second = "c:d" if command == "binarization" else "mine=c:d"
-        call = invoke(command, *adapting, "--attack", second)
-        expected = zip(names, ("a:b", "c:d"), strict=True)
-        assert call.positional[1] == {f"{name} through BPDA 0, EoT 3": text.format(one) for name, one in expected}
-        with pytest.raises(InvalidArgumentError, match="--bpda: got fc, expected the name of a layer"):
-            invoke(command, "--bpda", "fc")
-    monkeypatch.setattr("robust_ext.cli.mead.find_detectors", lambda *_, **__: {"a": None})
-    (arm,) = invoke("mead", *adapting, "--arm", "linf:0.1=robust_ext:APGD()").positional[1]
-    assert (arm.epsilon, arm.resolved.attack.name, arm.resolved.bpda) == (0.1, "robust_ext:APGD()", "0")
-    assert arm.resolved.eot == 3
+    call = invoke(command, "--bpda", "0", "--eot", "3", "--attack", "c:d" if name == "c:d" else "mine=c:d")
+    named = zip(("a:b", name), ("a:b", "c:d"), strict=True)
+    assert call.positional[1] == {f"{one} through BPDA 0, EoT 3": text.format(attack) for one, attack in named}
+    with pytest.raises(InvalidArgumentError, match="--bpda: got fc, expected the name of a layer"):
+        invoke(command, "--bpda", "fc")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -329,30 +271,55 @@ def test_workers(command, invoke, files):
     call = invoke(command, "--jobs", "1", "--in-process")
     assert (call.executor, call.isolate) == (None, False)
     for words, workers, devices in (
-        (["--jobs", "2"], 2, None),
-        (["--executor", "local"], cores(), None),
-        (["--executor", "local:3"], 3, None),
-        (["--executor", "local", "--jobs", "4"], 4, None),
-        (["--devices", "cpu, cpu"], 2, ["cpu", "cpu"]),
+        ("--jobs 2", 2, None),
+        ("--executor local", cores(), None),
+        ("--executor local:3", 3, None),
+        ("--executor local --jobs 4", 4, None),
+        ("--devices cpu,cpu", 2, ["cpu", "cpu"]),
     ):
-        call = invoke(command, *words)
+        call = invoke(command, *words.split())
         assert (workers_of(call.executor()), call.devices) == (workers, devices)
-    with pytest.raises(InvalidArgumentError, match="--repair: got no run folder"):
-        invoke(command, "--repair")
-    with pytest.raises(InvalidArgumentError, match="executor: got cluster, expected local, local:N, dask"):
-        invoke(command, "--executor", "cluster")
+    for words, message in (
+        (["--repair"], "--repair: got no run folder"),
+        (["--executor", "cluster"], "executor: got cluster, expected local, local:N, dask"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=message):
+            invoke(command, *words)
 
 
 def test_workers_of_other_commands(monkeypatch):
     called = []
-    monkeypatch.setattr(
-        "robust_ext.testing.conformance.conformance", lambda *_, **keywords: called.append(keywords) or []
-    )
-    monkeypatch.setattr(
-        "robust_ext.cli.others.run_case_studies", lambda *_, **keywords: called.append(keywords) or Result("done")
-    )
+    for name, result in (("testing.conformance.conformance", []), ("cli.others.run_case_studies", Result("done"))):
+        replaced = lambda *_, result=result, **keywords: called.append(keywords) or result  # noqa: E731
+        monkeypatch.setattr(f"robust_ext.{name}", replaced)
     for words in (["attacks", "--matrix"], ["casestudies", "--device", "cpu", "--in-process"]):
         for jobs in ([], ["--jobs", "3"]):
             assert CliRunner().invoke(cli.app, [*words, *jobs]).exit_code == 0
     assert [None if one["executor"] is None else workers_of(one["executor"]()) for one in called] == [None, 3] * 2
     assert [(one["device"], one["devices"], one["isolate"]) for one in called[2:]] == [("cpu", None, False)] * 2
+
+
+COMPLETED = {
+    "bin": ["binarization"],
+    "binarization --calibrate": ["--calibrate"],
+    "binarization --attack foo": ["foolbox:"],
+    "binarization --attack foolbox:LinfProjectedGradientDescentA": ["foolbox:LinfProjectedGradientDescentAttack"],
+    "robust-accuracy --attack art:AutoC": ["art:AutoConjugateGradient"],
+    "binarization --attack nobody:A": [],
+    "binarization --data cif": ["cifar10", "cifar100"],
+    "binarization --model ti": ["timm:"],
+    "binarization --norm l": ["linf", "l2", "l1"],
+    "mead --suite paper": ["paper-cifar10", "paper-mnist"],
+    "mead --detector ns": ["nss"],
+    "test-time --defense bit": ["bit-depth"],
+    "binarization --executor d": ["dask"],
+}
+
+
+@pytest.mark.parametrize("line", COMPLETED)
+def test_what_a_shell_completes(line, monkeypatch):
+    monkeypatch.setenv("COMP_WORDS", f"robust-ext {line}")
+    monkeypatch.setenv("COMP_CWORD", str(line.count(" ") + 1))
+    environment = {**os.environ, "_ROBUST_EXT_COMPLETE": "complete_bash"}
+    done = CliRunner().invoke(cli.app, [], env=environment, prog_name="robust-ext")
+    assert done.output.split() == COMPLETED[line]

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 NASTY = "<script>alert(1)</script>\"'&$x_{1}$ \x00\x1b\ud800 攻撃 name-0 {{ seed }}"
 """What must not become markup, an escape of a terminal, or a name in a plot."""
 
-_SVG = "{http://www.w3.org/2000/svg}"
+SVG = "{http://www.w3.org/2000/svg}"
 _BLOCKS = "title|h[1-4]|p|li|dt|dd|figcaption|caption|summary|tr|img"
 
 
@@ -38,20 +38,15 @@ class Page(HTMLParser):
         self._in_cell = self._in_cell and tag not in ("td", "th")
 
     def handle_data(self, data):
-        if self._hidden:
-            return
-        self.text += data
-        if self._in_cell:
-            self.rows[-1][-1] += data
-
-    def rows_of(self, *start):
-        """The rest of all rows whose cells begin with ``start``."""
-        rows = [[" ".join(cell.split()) for cell in row] for row in self.rows]
-        return [row[len(start) :] for row in rows if tuple(row[: len(start)]) == start]
+        if not self._hidden:
+            self.text += data
+            if self._in_cell:
+                self.rows[-1][-1] += data
 
     def row(self, *start):
         """The rest of the only row whose cells begin with ``start``."""
-        (found,) = self.rows_of(*start)
+        rows = [[" ".join(cell.split()) for cell in row] for row in self.rows]
+        (found,) = [row[len(start) :] for row in rows if tuple(row[: len(start)]) == start]
         return found
 
 
@@ -65,7 +60,7 @@ def svgs(text):
 
 
 def words(svg):
-    return ["".join(element.itertext()) for element in svg.iter(f"{_SVG}text")]
+    return ["".join(element.itertext()) for element in svg.iter(f"{SVG}text")]
 
 
 def plot(text, start):
@@ -74,15 +69,10 @@ def plot(text, start):
     return svg
 
 
-def spans(svg, colour):
-    """How far the shapes of a colour reach from left to right, in order."""
-    return [right - left for left, right in ends(svg, colour)]
-
-
 def ends(svg, colour):
     """Where the shapes of a colour begin and end from left to right, in order."""
     found = []
-    for path in svg.iter(f"{_SVG}path"):
+    for path in svg.iter(f"{SVG}path"):
         if re.search(rf"fill: (var\(--c\w+, )?({colour})", path.get("style", "")):
             across = [float(x) for x in re.findall(r"[ML] (\S+) ", path.get("d"))]
             found.append((min(across), max(across)))
@@ -93,10 +83,9 @@ def outline(text):
     """What a page shows, a line a heading, paragraph, row, plot or image: marked by its element, without styles."""
     plots = iter(svgs(text))
     text = re.sub(r"<(style|script).*?</\1>|<svg[^>]*aria-hidden.*?</svg>", "", text, flags=re.DOTALL)
+    block = rf"<({_BLOCKS})\b([^>]*)>(.*?)(?=<(?:{_BLOCKS})\b|</table>|\Z)"
     lines = []
-    for tag, attributes, body in re.findall(
-        rf"<({_BLOCKS})\b([^>]*)>(.*?)(?=<(?:{_BLOCKS})\b|</table>|\Z)", text, flags=re.DOTALL
-    ):
+    for tag, attributes, body in re.findall(block, text, flags=re.DOTALL):
         if tag == "img":
             body = re.search(r'alt="([^"]*)"', attributes)[1]
             body += f": {' / '.join(words(next(plots)))}" if "svg" in attributes else ""
@@ -104,15 +93,3 @@ def outline(text):
         body = " ".join(re.sub(r"<[^>]*>", " ", body).split())
         lines.append(f"{tag}: {body}")
     return "\n".join(line for line in lines if not line.endswith(": ")) + "\n"
-
-
-def luminance(colour):
-    channels = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
-    linear = [value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4 for value in channels]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-def contrast(one, other):
-    """As WCAG 2 defines it; 4.5 is readable (AA) for text, 3 for shapes."""
-    low, high = sorted(map(luminance, (one, other)))
-    return (high + 0.05) / (low + 0.05)

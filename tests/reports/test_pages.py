@@ -1,4 +1,4 @@
-"""The pages of all kinds of results: what they show, and that they are safe, self-contained and repeatable."""
+"""The pages and badges of all kinds of results: what they show, and that they are safe, readable and repeatable."""
 
 import base64
 import hashlib
@@ -10,57 +10,44 @@ import shlex
 from itertools import pairwise
 from pathlib import Path
 from unittest.mock import Mock
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
 from robust_ext import reports
-from robust_ext.core import finding_texts as findings
 from robust_ext.core.errors import DataError
+from robust_ext.core.finding_texts import leading
 from robust_ext.engine.context import RunContext, run_context
-from robust_ext.reports import report_page, report_text, save
-from tests.reports.mead_results import arms_of, make
-from tests.reports.pages import NASTY, Page, outline, svgs
-from tests.reports.results import (
-    CALIBRATION,
-    FINDINGS,
-    make_adaptive,
-    make_attack,
-    make_case_studies,
-    make_diagnosis,
-    make_evaluation,
-    make_example,
-    make_pair,
-    make_reproduction,
-    make_result,
-    make_robust_accuracy,
-)
+from robust_ext.reports import badge, report_page, report_text, save
+from robust_ext.reports.plots import COLOURS, DARK, INK, MUTED
+from tests.reports import results as made
+from tests.reports.pages import NASTY, SVG, Page, outline, svgs
+from tests.reports.results import FINDINGS, arms_of, make_attack, make_example, make_mead, make_result
 
 pytest.importorskip("jinja2")
 pytest.importorskip("matplotlib")
 pytest.importorskip("PIL")
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
-SCRIPT = (Path(reports.__file__).parent / "sort.js").read_text(encoding="utf-8")
-UPDATE = "ROBUST_EXT_UPDATE_SNAPSHOTS"
+SCRIPT, STYLE = (Path(reports.__file__).with_name(name).read_text(encoding="utf-8") for name in ("sort.js", "page.css"))
 KINDS = {
     "binarization": lambda name: make_result(
-        [make_attack(name, target="a resnet")], calibration=CALIBRATION, findings=FINDINGS
+        [make_attack(name, target="a resnet")], calibration=made.CALIBRATION, findings=FINDINGS
     ),
-    "pair": lambda name: make_result([make_pair(name)], verdict="inconclusive"),
-    "mead": lambda name: make(arms_of("linf 0.125", "Spatial"), [name, "lid"], samples=60, white_box=["lid"]),
-    "robust_accuracy": lambda name: make_robust_accuracy(name, "ddn", findings=FINDINGS),
-    "adaptive": lambda name: make_adaptive(name, "Square"),
-    "diagnosis": lambda name: make_diagnosis(name, "ddn"),
-    "evaluation": lambda name: make_evaluation(name, "ddn"),
-    "case_studies": make_case_studies,
-    "reproduction": make_reproduction,
+    "pair": lambda name: make_result([made.make_pair(name)], verdict="inconclusive"),
+    "mead": lambda name: make_mead(arms_of("linf 0.125", "Spatial"), [name, "lid"], samples=60, white_box=["lid"]),
+    "robust_accuracy": lambda name: made.make_robust_accuracy(name, "ddn", findings=FINDINGS),
+    "adaptive": lambda name: made.make_adaptive(name, "Square"),
+    "diagnosis": lambda name: made.make_diagnosis(name, "ddn"),
+    "evaluation": lambda name: made.make_evaluation(name, "ddn"),
+    "case_studies": made.make_case_studies,
+    "reproduction": made.make_reproduction,
 }
 FREE = re.compile(
     "name|target|reason|attack|description|suite|defense|category|arm|group|detector|cause|evidence|layer|words|code|title|source|notes"
 )
-PLANTED = make_example(planted=np.full((1, 4, 4), 0.75))
-EXAMPLES = {"binarization": [PLANTED], "mead": [make_example()]}
+EXAMPLES = {"binarization": [make_example(planted=np.full((1, 4, 4), 0.75))], "mead": [make_example()]}
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -73,37 +60,33 @@ def page(kind):
     return report_page(KINDS[kind]("pgd"), EXAMPLES.get(kind, ()))
 
 
-def renamed(value):
-    """A result in which every text that a user chooses is nasty."""
-    if isinstance(value, dict):
-        given = {NASTY: NASTY, "list": [NASTY, 1, None]}
-        return {
-            key: {"threshold": 0.95, "budget": NASTY, **given}
-            if key == "settings"
-            else {"robust_ext": NASTY, **given}
-            if key == "versions"
-            else NASTY
-            if FREE.fullmatch(key) and isinstance(one, str)
-            else renamed(one)
-            for key, one in value.items()
-        }
-    return [NASTY if isinstance(one, str) else renamed(one) for one in value] if isinstance(value, list) else value
-
-
 def test_text_and_page_are_as_they_were(kind, page):
     """Run with ROBUST_EXT_UPDATE_SNAPSHOTS=1 to write what is shown now; read the difference before it is kept."""
     shown = f"{report_text(KINDS[kind]('pgd'))}\n{'=' * 20}\n{outline(page)}"
     file = SNAPSHOTS / f"{kind}.txt"
-    if os.environ.get(UPDATE):
-        SNAPSHOTS.mkdir(exist_ok=True)
+    if os.environ.get("ROBUST_EXT_UPDATE_SNAPSHOTS"):
         file.write_text(shown, encoding="utf-8")
     assert shown == file.read_text(encoding="utf-8")
+
+
+GIVEN = {NASTY: NASTY, "list": [NASTY, 1, None]}
+
+
+def renamed(value, key=""):
+    """A result in which every text that a user chooses is nasty."""
+    if key in ("settings", "versions"):
+        return {"threshold": 0.95, "budget": NASTY, "robust_ext": NASTY, **GIVEN}
+    if isinstance(value, dict):
+        return {name: renamed(one, name) for name, one in value.items()}
+    if isinstance(value, list):
+        return [NASTY if isinstance(one, str) else renamed(one) for one in value]
+    return NASTY if FREE.fullmatch(key) and isinstance(value, str) else value
 
 
 def test_nothing_of_the_result_becomes_markup(kind):
     result = KINDS[kind](NASTY) if kind == "mead" else renamed(KINDS[kind](NASTY))
     if kind == "mead":
-        result |= {"suite": NASTY, "settings": {NASTY: NASTY, "list": [NASTY, 1, None]}, "versions": {NASTY: NASTY}}
+        result |= {"suite": NASTY, "settings": GIVEN, "versions": {NASTY: NASTY}}
         for arm in result["arms"]:
             arm["attack"] = NASTY
             arm["outcomes"][NASTY] = 1
@@ -137,9 +120,8 @@ def test_needs_nothing_from_outside(kind, page):
     assert "http://" not in page.replace("http://www.w3.org", "")
     policy = [value for _, key, value in parsed.attributes if key == "content" and "default-src" in value]
     digest = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
-    assert policy == [f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"], (
-        "the page's own script is the only one that runs"
-    )
+    # The page's own script is the only one that runs.
+    assert policy == [f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"]
 
 
 def test_structure(kind, page):
@@ -162,34 +144,76 @@ def test_structure(kind, page):
     assert len(identifiers) == len(set(identifiers))
     assert targets <= set(identifiers)
     assert bool(targets) == (kind == "mead")
-    labels = [svg.get("aria-label") for svg in svgs(page)]
-    assert labels
-    assert all(len(label) >= 10 for label in labels), "plots are named for those who cannot see them"
+    assert all(len(svg.get("aria-label")) >= 10 for svg in svgs(page)), "named for those who cannot see them"
+    # The first screen answers, and names the way to repeat the run; what is open stands before what is folded.
+    terms = re.findall(r"<dt>(.*?)</dt>", page[: page.index("</section>")])
+    assert terms[-1] == "Repeat"
+    assert ("Remedy" in terms) == bool(leading(KINDS[kind]("pgd").get("findings", ())))
+    assert page[: page.index("<details")].count("<section") == page.count("<section") <= 3
 
 
-def test_the_first_screen_answers_and_the_rest_is_folded(kind, page):
-    first = page[: page.index("</section>")]
-    terms = re.findall(r"<dt>(.*?)</dt>", first)
-    assert terms[-1] == "Repeat", "the way to repeat the run is on every page"
-    found = findings.leading(KINDS[kind]("pgd").get("findings", ()))
-    assert ("Remedy" in terms) == bool(found)
-    shown = page[: page.index("<details")].count("<section")
-    assert shown <= 3
-    assert page.count("<section") == shown, "what is open stands before what is folded"
+LIGHT, NIGHT = (
+    dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})\b", part))
+    for part in re.findall(r":root \{(.*?)\n *\}", STYLE, flags=re.DOTALL)
+)
+
+
+def channels(colour):
+    return [int(colour[place : place + 2], 16) for place in (1, 3, 5)]
+
+
+def luminance(colour):
+    shares = [value / 255 for value in channels(colour)]
+    linear = [value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4 for value in shares]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one, other):
+    """As WCAG 2 defines it; 4.5 is readable (AA) for text, 3 for shapes."""
+    low, high = sorted(map(luminance, (one, other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_text_and_plots_are_readable_in_the_light_and_in_the_dark():
+    verdicts = ("passed", "failed", "inconclusive")
+    washes = ["paper", "wash", *(f"{verdict}-wash" for verdict in verdicts)]
+    own = {verdict: ["paper", f"{verdict}-wash"] for verdict in verdicts}
+    for scheme in (LIGHT, NIGHT):
+        for ink, papers in {"ink": washes, "muted": washes, "link": ["paper"], **own}.items():
+            assert all(contrast(scheme[ink], scheme[paper]) >= 4.5 for paper in papers), ink
+        for end in ("low", "high"):
+            for weight in (part / 10 for part in range(11)):
+                pairs = zip(channels(scheme[end]), channels(scheme["middle"]), strict=True)
+                mixed = "#" + "".join(f"{round(weight * a + (1 - weight) * b):02x}" for a, b in pairs)
+                assert contrast(scheme["ink"], mixed) >= 4.5, (end, weight)
+    paper = DARK["#ffffff"]
+    assert paper == NIGHT["paper"]
+    assert luminance(paper) < 0.02
+    assert all(contrast(DARK[text], paper) >= 4.5 for text in (INK, MUTED))
+    assert all(contrast(DARK[colour], paper) >= 3 for colour in COLOURS)
+
+
+def test_pages_in_the_dark_and_on_narrow_screens(page):
+    """Plots have no colour that stays as it is in the dark; wide tables scroll or turn their rows into blocks."""
+    for image in re.findall(r"data:image/svg\+xml;base64,([^\"]*)", page):
+        style, rest = base64.b64decode(image).decode().split("</style>", 1)
+        colours = re.findall(r"(.{0,20})(#[0-9a-f]{6})\b", rest)
+        assert [before for before, colour in colours if not before.endswith(f"var(--c{colour[1:]}, ")] == []
+        assert all(f"--c{colour[1:]}: {DARK[colour]};" in style for _, colour in colours)
+    for before, attributes, content in re.findall(r"([^\n]*)\n?<table([^>]*)>(.*?)</table>", page, flags=re.DOTALL):
+        assert 'class="pairs"' in attributes or 'class="scroll" tabindex="0" role="region" aria-label="' in before
+        assert "stack" not in attributes or '<td class="number">' not in content, "a number without its column's title"
 
 
 def test_the_command_that_repeats_a_run_stands_on_its_page():
     """Its judge's seed too; not the folder, where it would find the finished run."""
     result = KINDS["diagnosis"]("pgd")
     result["settings"] |= {"judge_seed": 7}
-    command = ("diagnose", "--model=m", "--attack=a:B(x='1')", "--no-progress", "--out=run", f"--data={'d' * 90}")
-    with run_context(RunContext(command=command)):
+    kept = ["--model=m", "--attack=a:B(x='1')", f"--data={'d' * 90}"]
+    with run_context(RunContext(command=("diagnose", *kept[:2], "--no-progress", "--out=run", kept[2]))):
         text = html.unescape(report_page(result))
     shown = re.findall(r"<pre[^>]*><code>(robust-ext diagnose .*?)</code>", text, flags=re.DOTALL)[-1]
-    assert shlex.split(shown.replace("\\\n", " ")) == [
-        *("robust-ext", "diagnose", "--judge-seed=7", "--model=m", "--attack=a:B(x='1')"),
-        f"--data={'d' * 90}",
-    ]
+    assert shlex.split(shown.replace("\\\n", " ")) == ["robust-ext", "diagnose", "--judge-seed=7", *kept]
 
 
 def test_leaves_matplotlib_as_it_was():
@@ -203,41 +227,73 @@ def test_leaves_matplotlib_as_it_was():
     assert styled == report_page(result), "the page does not follow the reader's own style"
 
 
-def test_examples():
-    """Inputs that are no images are left out; captions name the sample."""
-    clean = np.full((1, 4, 4), 0.5)
-    vector = make_example(clean=np.zeros(5))
-    moved = make_example(clean=clean, candidate=clean - 0.125, outcome="beyond_epsilon", sample=17)
-    page = Page(report_page(KINDS["binarization"]("pgd"), [vector, moved, make_example()]))
-    assert {"17", "0.125"} <= set(re.findall(r"[\d.]*\d", page.text))
-    assert len(re.findall("image/png", str(page.attributes))) == 6
-    assert "image/png" not in str(Page(report_page(KINDS["mead"]("pgd"), [vector, vector])).attributes)
-
-
-def test_files_of_a_result(tmp_path):
-    result = make_result([make_attack("攻撃 \ud800")])
-    folder = tmp_path / "deep" / "run"
-    save(result, folder)
-    assert sorted(path.name for path in folder.iterdir()) == ["badge.svg", "report.html", "result.json"]
-    assert [path.name for path in tmp_path.iterdir()] == ["deep"]
-    assert json.loads((folder / "result.json").read_text(encoding="utf-8")) == {"format": 2, **result}
-    assert (folder / "report.html").read_text(encoding="utf-8") == report_page(result)
-    assert (folder / "badge.svg").read_text(encoding="utf-8") == reports.badge(result)
-    save({**result, "seed": 2}, str(folder))
-    assert json.loads((folder / "result.json").read_text(encoding="utf-8"))["seed"] == 2
-
-
-def test_refuses_numbers_that_json_does_not_know(tmp_path):
+def test_files_of_a_result(tmp_path, monkeypatch):
+    """A failed write keeps the old ones; numbers that JSON does not know are refused."""
     for value in (float("nan"), float("inf")):
         with pytest.raises(ValueError, match="not JSON compliant"):
             save(make_result([make_attack("pgd", score=value)]), tmp_path / "run")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_failed_write_keeps_the_old_file(tmp_path, monkeypatch):
-    save(make_result([make_attack("pgd")], seed=1), tmp_path)
-    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    result, folder = make_result([make_attack("攻撃 \ud800")]), tmp_path / "deep" / "run"
+    save({**result, "seed": 2}, str(folder))
+    save(result, folder)
+    assert [path.name for path in tmp_path.iterdir()] == ["deep"]
+    files = {path.name: path.read_text(encoding="utf-8") for path in folder.iterdir()}
+    assert json.loads(files.pop("result.json")) == {"format": 2, **result}
+    assert files == {"report.html": report_page(result), "badge.svg": badge(result)}
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
     monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError("no space left on device")))
     with pytest.raises(DataError, match="no space"):
-        save(make_result([make_attack("pgd")], seed=2), tmp_path)
-    assert {path.name: path.read_bytes() for path in Path(tmp_path).iterdir()} == before
+        save({**result, "seed": 3}, folder)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def of_mead(name):
+    """A result of two detectors, and what its badge says of the higher one of their lowest AUROCs."""
+    result = make_mead(arms_of("l1 5", "linf 0.125"), [name, "lid"], samples=60, white_box=["lid"])
+    lowest = [
+        min(row["auroc"] for row in (*one["results"], *one["white_box"]) if not (row["objective"] or row["algorithm"]))
+        for one in result["detectors"]
+    ]
+    best = max(lowest)
+    return result, f"worst-case AUROC, {(name, 'lid')[lowest.index(best)]}", f"{made.shown(best)}%"
+
+
+BADGES = [
+    *(
+        (make_result([make_attack("pgd")], verdict=verdict), "attack finds what is planted", verdict)
+        for verdict in ("passed", "failed", "inconclusive")
+    ),
+    (made.make_robust_accuracy("pgd"), "robust accuracy, l2 1", "≤ 40.0%"),
+    (made.make_adaptive("pgd", epsilon=8 / 255), "robust accuracy, linf 8/255", "≤ 48.0%"),
+    (made.make_diagnosis("pgd", findings=[]), "attack diagnosis", "0 findings"),
+    (made.make_case_studies("pgd"), "recipes judged correctly", "4 of 4"),
+    of_mead("nss"),
+]
+
+
+@pytest.mark.parametrize(("result", "about", "found"), BADGES)
+def test_a_badge_has_the_verdict_or_the_main_number(result, about, found):
+    """Its words are readable and fit."""
+    root = ElementTree.fromstring(badge(result))
+    texts = list(root.iter(f"{SVG}text"))
+    assert [element.text for element in texts] == [about, found]
+    assert root.find(f"{SVG}title").text == root.get("aria-label") == f"{about}: {found}"
+    whole, left = root.find(f"{SVG}rect"), root.find(f"{SVG}path")
+    assert all(contrast("#ffffff", half.get("fill")) >= 4.5 for half in (left, whole))
+    middle = int(left.get("d").split("H")[1].split("V")[0])
+    for begin, end, words in zip((0, middle), (middle, int(whole.get("width"))), texts, strict=True):
+        start, length = int(words.get("x")), int(words.get("textLength"))
+        assert begin + 6 <= start <= end - 6 - length
+        assert 4 <= length / len(words.text) <= 9
+
+
+def test_nothing_of_a_name_becomes_markup_in_a_badge_and_nothing_is_loaded():
+    for result in (made.make_robust_accuracy("pgd", norm=NASTY), of_mead(NASTY)[0]):
+        text = badge(result)
+        text.encode("utf-8")
+        root = ElementTree.fromstring(text)
+        tags = {element.tag.removeprefix(SVG) for element in root.iter()}
+        assert tags == {"svg", "title", "rect", "path", "g", "text"}
+        assert "href" not in text
+        assert all(len(element.text) <= 40 for element in root.iter(f"{SVG}text"))
+        assert "&lt;script&gt;" in text

@@ -1,31 +1,39 @@
-"""Results as text for a terminal."""
+"""Results as text for a terminal, findings in words, numbers as they were typed, and short names of attacks."""
 
 import re
 import sys
 import unicodedata
+from fractions import Fraction
+from math import inf, nextafter
 
 import pytest
 
 from robust_ext.core import tabular
+from robust_ext.core.finding_texts import leading, lines, sentence, shared, subject
 from robust_ext.core.tabular import WIDTH
-from robust_ext.reports import report_text
-from tests.reports.mead_results import arms_of, make, small_result
-from tests.reports.results import every_float, make_adaptive, make_attack, make_result, make_robust_accuracy, shown
+from robust_ext.core.wording import retyped, short_names, typed
+from robust_ext.evaluations.causes.finding import Finding, Remedy
+from robust_ext.reports import report_page, report_text
+from tests.reports.pages import Page
+from tests.reports.results import (
+    arms_of,
+    every_float,
+    large_mead,
+    make_adaptive,
+    make_arm,
+    make_attack,
+    make_diagnosis,
+    make_mead,
+    make_result,
+    make_robust_accuracy,
+    shown,
+)
 
 
 def columns_of(text):
     """Terminal columns, counted in another way than the code does: by normalising to composed characters."""
     composed = unicodedata.normalize("NFC", text)
     return sum(1 + (unicodedata.east_asian_width(char) in {"W", "F"}) for char in composed)
-
-
-def test_cells_of_attacks():
-    """Targets are in the rows when they differ, and missing values are dashes."""
-    nothing = dict.fromkeys(("score", "score_interval", "random_score", "random_score_interval"))
-    attack = make_attack("pgd", **nothing, verdict="inconclusive", samples=0, canaries={"planted": 0, "repaired": 0})
-    rows = report_text(make_result([attack, make_attack("pgd", target="two")])).splitlines()[2:4]
-    assert rows[0].split() == ["pgd", "inconclusive", "-", "-", "-", "0", "-", "87.0"]
-    assert rows[1].startswith("pgd on two ")
 
 
 LONG = (
@@ -38,46 +46,32 @@ LONG = (
 
 
 @pytest.mark.parametrize("name", LONG)
-@pytest.mark.parametrize("number", [1, 8])
-def test_is_never_too_wide(name, number):
-    attacks = [make_attack(name, reason="Weil " + name * 2, verdict="inconclusive") for _ in range(number)]
-    lines = report_text(make_result(attacks, reason=name * 3)).splitlines()
-    assert max(map(columns_of, lines)) <= WIDTH
-    rows = lines[2 : lines.index("")]
-    assert sum(row.endswith("87.0") for row in rows) == number, "the numbers are all there, once an attack"
-    assert len(rows) <= 4 * number
-
-
-@pytest.mark.parametrize("name", LONG)
-def test_other_kinds_are_never_too_wide(name):
-    mead = make(arms_of("linf 0.125", "Spatial"), [name, "nss"], samples=40, white_box=[name], published=True)
+def test_is_never_too_wide(name):
+    for number in (1, 8):
+        attacks = [make_attack(name, reason="Weil " + name * 2, verdict="inconclusive") for _ in range(number)]
+        rows = report_text(make_result(attacks, reason=name * 3)).splitlines()
+        assert max(map(columns_of, rows)) <= WIDTH
+        rows = rows[2 : rows.index("")]
+        assert sum(row.endswith("87.0") for row in rows) == number, "the numbers are all there, once an attack"
+        assert len(rows) <= 4 * number
+    mead = make_mead(arms_of("linf 0.125", "Spatial"), [name, "nss"], samples=40, white_box=[name], published=True)
     for result in ({**mead, "suite": name}, make_robust_accuracy(name, "ddn"), make_adaptive(name, "Square")):
         assert max(map(columns_of, report_text(result).splitlines())) <= WIDTH
 
 
-def test_no_name_is_cut_that_has_room(monkeypatch):
-    """It goes on below where the terminal is narrow, and stands in its row where it is wide."""
-    (name, *_), result = LONG, make_result([make_attack(LONG[0], verdict="inconclusive")])
+def test_no_word_is_lost(monkeypatch):
+    """Names and reasons go on below where the terminal is narrow, and stand in their row where it is wide."""
+    reason = " ".join(f"word{number}" for number in range(60))
+    rows = report_text(make_result([make_attack("pgd", reason=reason)], warnings=[])).splitlines()
+    start = next(number for number, line in enumerate(rows) if line.startswith("pgd: "))
+    assert " ".join(line.strip() for line in rows[start : rows.index("", start)]) == f"pgd: {reason}"
+    result = make_result([make_attack(LONG[0], verdict="inconclusive")])
     head = report_text(result).split("\n\n")[0]
-    assert " ".join(line[: head.index("verdict")].strip() for line in head.splitlines()[2:]) == name
+    assert " ".join(line[: head.index("verdict")].strip() for line in head.splitlines()[2:]) == LONG[0]
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "180")
     assert tabular.room() == 180
-    assert report_text(result).splitlines()[2].startswith(f"{name} ")
-
-
-def test_wrapping_loses_no_word():
-    reason = " ".join(f"word{number}" for number in range(60))
-    lines = report_text(make_result([make_attack("pgd", reason=reason)], warnings=[])).splitlines()
-    start = next(number for number, line in enumerate(lines) if line.startswith("pgd: "))
-    assert " ".join(line.strip() for line in lines[start : lines.index("", start)]) == f"pgd: {reason}"
-
-
-def test_control_characters_do_not_reach_the_terminal():
-    text = report_text(make_result([make_attack("a\x1b[31mb\r\nc\u202e\ud800", reason="two\nlines")]))
-    assert "\x1b" not in text
-    assert r"a\x1b[31mb c\u202e\ud800: two lines" in text
-    text.encode("utf-8")
+    assert report_text(result).splitlines()[2].startswith(f"{LONG[0]} ")
 
 
 def average(result, detector, norm, objective):
@@ -88,13 +82,14 @@ def average(result, detector, norm, objective):
 
 def block(text, title):
     """The lines of a part, from the one that starts with ``title`` to the next empty one."""
-    lines = text.splitlines()
-    start = next(number for number, line in enumerate(lines) if line.startswith(title))
-    return lines[start : lines.index("", start)]
+    rows = text.splitlines()
+    start = next(number for number, line in enumerate(rows) if line.startswith(title))
+    return rows[start : rows.index("", start)]
 
 
-def test_numbers_of_mead_stand_where_they_belong(large):
+def test_numbers_of_mead_stand_where_they_belong():
     """The summary's rows are the means given, averages stand under their objectives, and no other number is shown."""
+    large = large_mead()
     text = report_text(large)
     for row, detector in zip(block(text, "detector ")[2:], large["detectors"], strict=True):
         mean = average(large, detector, "all", None)
@@ -112,36 +107,120 @@ def test_numbers_of_mead_stand_where_they_belong(large):
         for line, (title, norm) in zip(rows, norms.items(), strict=True):
             means = [average(large, detector, norm, one) for one in (None, "ace", "kl", "gini", "fisher-rao")]
             assert line.startswith(title)
-            assert line[len(title) :].split() == [
-                shown(mean[key]) for mean in means for key in ("auroc", "fpr_at_95_tpr")
-            ]
-    body = text[text.index("detector ") : text.index("Fewer than")]
-    found = set(re.findall(r"(?<![\w.])\d+\.\d(?!\d)", body))
+            cells = [shown(mean[key]) for mean in means for key in ("auroc", "fpr_at_95_tpr")]
+            assert line[len(title) :].split() == cells
+    found = set(re.findall(r"(?<![\w.])\d+\.\d(?!\d)", text[text.index("detector ") : text.index("Fewer than")]))
     # A group's name may hold an epsilon of one decimal.
     epsilons = {f"{arm['epsilon']:g}" for arm in large["arms"] if arm["epsilon"] is not None}
     assert len(found) > 200
     assert found <= {*map(shown, every_float(large)), *epsilons}
     assert re.search(r"Fewer than 20 positives, .*: l1 5 \(", text)
     assert re.search(r"nss: Scores .* left out in 1 row, up to 3 in one\.", " ".join(text.split()))
-    assert "Fewer" not in report_text(make(arms_of("linf 0.5"), ["nss"], samples=90))
+    assert "Fewer" not in report_text(make_mead(arms_of("linf 0.5"), ["nss"], samples=90))
 
 
-def test_rows_without_positives_and_with_one_arm_have_dashes():
-    text = report_text(make(arms_of("l1 5", "Spatial"), ["nss"], samples=30, rates={"l1 5": 0, "Spatial": 0}))
-    assert re.search(r"^nss +- +- +- +-$", text, flags=re.MULTILINE)
-    assert re.search(r"^l1 5 +0 +0\.0 +- +- +- +-$", text, flags=re.MULTILINE)
-    assert re.search(r"^l1 average( +-){10}$", text, flags=re.MULTILINE)
-    row = block(report_text(make(arms_of("Spatial"), ["nss"], samples=50)), "group")[2]
-    assert row.endswith("-"), "an only arm has all of the attribution"
+def plain(**values):
+    return Finding(**{"code": "unmoved", "cause": "It stays.", **values}).to_dict()
 
 
-def test_more_objectives_than_fit_go_on_below():
-    result = small_result()
-    more = [f"objective-{number}" for number in range(9)]
-    aces = [row for row in result["averages"] if row["objective"] == "ace"]
-    extra = [{**row, "objective": name, "auroc": 0.123 + n / 100} for row in aces for n, name in enumerate(more)]
-    text = report_text({**result, "averages": result["averages"] + extra})
-    for number, name in enumerate(more):
-        assert name in text
-        assert shown(0.123 + number / 100) in text
-    assert max(map(columns_of, text.splitlines())) <= WIDTH
+@pytest.mark.parametrize(
+    ("finding", "words"),
+    [
+        ({"evidence": ("First.", "Second.")}, "It stays. First."),
+        ({"samples": 3, "of": 4, "evidence": ("In 3 of 4 samples",)}, "It stays. In 3 of 4 samples."),
+        ({"layer": "net.0", "samples": 0, "of": 4}, "It stays (0 of 4 samples, layer net.0)."),
+        ({"cause": "net.0 stays.", "layer": "net.0"}, "net.0 stays."),
+    ],
+)
+def test_a_sentence_has_the_first_evidence_and_names_nothing_twice(finding, words):
+    assert sentence(plain(**finding)) == words
+
+
+def test_what_leads_and_who_shares_it():
+    """The first of weight of each attack, and all about the model; attacks with one cause in one sentence."""
+    zero = {"code": "zero_gradient", "layer": "0"}
+    found = [plain(**zero), *(plain(**zero, attack=name, cause=f"As of {name}.") for name in "abcd")]
+    found += [plain(code="flat_loss", attack="a"), plain(code="flat_loss", attack="e")]
+    found += [plain(code="no_gradient", attack="f")]
+    assert [one["attack"] for one in leading(found)] == [None, "a", "b", "c", "d", "e"]
+    groups = [(subject(names), finding["cause"]) for finding, names in shared(leading(found))]
+    assert groups == [("a, b, c and 1 more", "As of a."), ("e", "It stays.")]
+    assert shared(found[:1]) == [(found[0], [])]
+
+
+def test_lines_to_paste_are_whole_and_those_for_the_inside_of_an_attack_are_comments():
+    paste, code = f"--attack {'long' * 60}", "for step in steps:\n    go()\x1b[31m"
+    found = lines([plain(attack="a", remedies=(Remedy(words="Go on.", paste=paste, code=code),))])
+    assert found[:3] == ["Warning: a: It stays.", "  Remedy: Go on.", f"    {paste}"]
+    comments = ["    # In your own code:", "    #     for step in steps:", "    #         go()\\x1b[31m"]
+    assert found[3:] == comments
+    assert lines([plain(code="no_gradient")]) == []
+
+
+def test_every_whole_number_of_255ths_is_shown_and_nothing_near_it():
+    for number in range(1, 1000):
+        value = number / 255
+        assert float(Fraction(typed(value))) == value
+        assert typed(value) == (f"{number}/255" if number % 51 else f"{number / 255:g}")
+        assert "/" not in typed(nextafter(value, inf))
+    for text, expected in (
+        ("PGD(step=0.00784313725490196, x=(0.03137254901960784, 0.1))", "PGD(step=2/255, x=(8/255, 0.1))"),
+        ("net0.03137254901960784 and 0.03137254901960784x", "net0.03137254901960784 and 0.03137254901960784x"),
+        ("0.03137254901960785 of 1.03137254901960784.2", "0.03137254901960785 of 1.03137254901960784.2"),
+        ("-0.03137254901960784", "-8/255"),
+    ):
+        assert retyped(text) == expected
+
+
+def test_epsilons_typed_as_fractions_are_shown_as_typed():
+    pytest.importorskip("jinja2")
+    pytest.importorskip("matplotlib")
+    robust, epsilon = make_robust_accuracy("pgd"), 8 / 255
+    for rows in (robust["worst_case"], robust["attacks"][0]["robust_accuracy"]):
+        rows[0]["epsilon"], rows[1]["epsilon"] = epsilon, 2 * epsilon
+    place = {"norm": "linf", "epsilon": epsilon, "objective": "ace", "algorithm": "pgd"}
+    mead = make_mead([make_arm("pgd linf 8/255", "linf 8/255", **place)], ["nss"], samples=40)
+    binarization = make_result([make_attack("pgd")])
+    results = [robust, mead, make_adaptive("pgd", epsilon=epsilon), make_diagnosis("pgd", epsilon=epsilon)]
+    for result in (*results, binarization):
+        text, page = report_text(result), Page(report_page(result)).text
+        assert "8/255" in page
+        assert result is binarization or "8/255" in text
+        assert "0.0313" not in page + text
+
+
+PGD = "foolbox:LinfPGD(steps=20)"
+ADAPTED = f"robust_ext:AdaptedAttack(attack='{PGD}', bpda='q', eot=8)"
+
+
+@pytest.mark.parametrize(
+    ("names", "short"),
+    [
+        ([PGD, ADAPTED, "mine", "a/b.py:fgsm"], ["PGD-20", "PGD-20, BPDA q, EoT 8", "mine", "fgsm"]),
+        # Names that would be alike differ by library, by other settings, or stay as they are.
+        ([PGD, "art:ProjectedGradientDescent(max_iter=20)"], ["PGD-20 (foolbox)", "PGD-20 (art)"]),
+        ([f"foolbox:L2PGD(r={step})" for step in (1, 2)], ["PGD (r=1)", "PGD (r=2)"]),
+        (["foolbox:FGSM() through EoT 8", "margin through EoT 8"], ["FGSM, EoT 8", "margin through EoT 8"]),
+        (["robust_ext:Square", "Square"], ["Square (robust_ext)", "Square"]),
+        (["one:A(x=1)", "two:A(x=1)", "two:A(x=2)"], ["A (one, x=1)", "A (two, x=1)", "A (two, x=2)"]),
+        # What is no call with settings is no attack of a library.
+        (["f(x)", "a:b(", "CE: one (x)", "", "A(x=y)"], ["f(x)", "a:b(", "CE: one (x)", "", "A(x=y)"]),
+    ],
+)
+def test_short_names_are_all_different(names, short):
+    found = short_names(names)
+    assert [found.get(name, name) for name in names] == short
+    assert len(set(short)) == len(names)
+
+
+def test_reports_call_attacks_by_short_names_and_say_what_they_stand_for():
+    """Not inside other texts: those to paste run as they are."""
+    pytest.importorskip("jinja2")
+    pytest.importorskip("matplotlib")
+    result = make_diagnosis(PGD, "ddn")
+    remedy = {**result["findings"][0]["remedies"][0], "paste": f'attack = "{PGD}"'}
+    finding = {**result["findings"][0], "attack": PGD, "evidence": [f"{PGD} stays; {ADAPTED} does not."]}
+    result |= {"findings": [{**finding, "remedies": [remedy]}], "likely": None}
+    for text in (" ".join(report_text(result).split()), " ".join(Page(report_page(result)).text.split())):
+        assert f"PGD-20 stays; {ADAPTED} does not." in text
+        assert text.count(PGD) == text.count(f"'{PGD}'") + text.count(f'"{PGD}"') + 1
