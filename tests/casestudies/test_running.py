@@ -34,16 +34,12 @@ class Quantised(CaseStudy):
         return Measurement(values={"zero gradients": share}, present=share == 1.0, words="All gradients are zero.")
 
     weak = Recipe(attack="robust_ext:APGD(steps=5)", words="No BPDA.")
-    right = Recipe(
-        attack=AdaptedAttack(attack=APGD(steps=20), bpda="0"), words="The rounding is passed straight through."
-    )
+    right = Recipe(attack=AdaptedAttack(attack=APGD(steps=20), bpda="0"), words="It is passed straight through.")
     training = Training(epochs=(3, 3), batch_size=64, learning_rate=(3e-3, 3e-3))
     settings: ClassVar = {"inner_points": 99}
 
 
 class Rounding(nn.Module):
-    """Sixteen levels."""
-
     def forward(self, x):
         return (x * 15).round() / 15
 
