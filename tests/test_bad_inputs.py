@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from safetensors.torch import save_file
@@ -358,16 +358,19 @@ def is_budget(word):
         return False
 
 
-def numeric():
-    """Command, option, declaration and whether it is a real number, of every numeric option."""
+def wrong_numbers():
+    """Cases of words for every numeric option that are no numbers in its range."""
     for command, (_, classes) in COMMANDS.items():
-        for cls in classes:
-            for name, info in declared(cls).items():
-                kind = setting_types(cls)[name]
-                kinds = {kind, *typing.get_args(kind)}
-                plain = kinds & {int, float} and bool not in kinds and typing.get_origin(kind) is not tuple
-                if plain and info.names.get("cli", "") is not None:
-                    yield command, option_name(name, info), info, float in kinds
+        for name, info, kind in [
+            (*one, setting_types(cls)[one[0]]) for cls in classes for one in declared(cls).items()
+        ]:
+            kinds = {kind, *typing.get_args(kind)}
+            plain = kinds & {int, float} and bool not in kinds and typing.get_origin(kind) is not tuple
+            if plain and info.names.get("cli", "") is not None:
+                option = option_name(name, info).strip("-")
+                for word in WORDS:
+                    if not legal(word, info, float in kinds):
+                        yield command, {option: word, "names": option.replace("-", "[-_]")}
 
 
 TEXTS = {
@@ -376,8 +379,7 @@ TEXTS = {
     "mead": "suite arm preset combine train_data naturals detector",
     "test-time": "defense defense_weights surrogate norm",
 }
-SPELLED = sorted({(command, name) for command, names in TEXTS.items() for name in names.split()})
-SPELLED_RIGHT = {("data_root", "../.."), ("data_root", " "), ("layer", "1,5")}
+SPELLED_RIGHT = {("bounds", "1,5"), ("layer", "0"), ("data_root", "../.."), ("data_root", " "), ("layer", "1,5")}
 CODE_NAMES = """
 os:path.join os:system json:dumps builtins:exit builtins:eval sys:exit os:path mine.py mine.py: :make mine.py:make(
 mine.py:needs(depth=3)() mine.py:needs mine.py:fails mine.py:quits mine.py:number mine.py:text mine.py:nothing
@@ -398,7 +400,6 @@ PLACES = {
     ("robust-accuracy", "data"): ["empty.py", "loop", "in the way", "pictures/a", ".", "/"],
     ("test-time", "surrogate"): ["digits@", "digits@list.pt", "@good.pt", "mine.py:fails", "digits@other.safetensors"],
 }
-CODED = ("model", "attack", "detector", "defense")
 # Models are asked before what they are called with, and libraries state their own names.
 MISSING = [
     *((command, {"drop": (option,)}) for command in COMMANDS for option in ("--model", "--data")),
@@ -415,38 +416,36 @@ MISSING = [
 ]
 
 
+CODED = [place for place in PLACES if place[1] in ("model", "attack", "detector", "defense")]
+NORMS = [(norm, eps) for norm in ("linf", "l2", "l1", "l0", "") for eps in (*WORDS, "1e-10", "-0.5", "0.0", "5e-324")]
+CASES = {
+    "number": [*wrong_numbers()],
+    "text": [
+        (command, {name: word})
+        for command, names in TEXTS.items()
+        for name in names.split()
+        for word in WORDS
+        if (name, word) not in SPELLED_RIGHT
+    ],
+    "place": [(command, {name: word}) for (command, name), words in PLACES.items() for word in words],
+    "code": [(command, {name: word}) for command, name in CODED for word in CODE_NAMES],
+    "budget": [
+        (command, {"norm": norm, "eps": eps})
+        for command in ("robust-accuracy", "binarization", "test-time")
+        for norm, eps in NORMS
+        if norm in ("l0", "") or not all(map(is_budget, eps.split(",")))
+    ],
+    "command": MISSING,
+}
+
+
 @pytest.mark.parametrize("examples", [30, pytest.param(400, marks=pytest.mark.exhaustive)])
 def test_a_wrong_option_is_status_2_and_a_line_that_names_it(examples, folder):
-    numbers = list(numeric())
-    assert len({option for _, option, *_ in numbers}) > 30
-
     @settings(max_examples=examples, **SEARCH)
-    @given(st.data())
-    def check(data):
-        kind = data.draw(st.sampled_from(["number", "text", "place", "code", "budget", "command"]))
-        if kind == "number":
-            command, option, info, real = data.draw(st.sampled_from(numbers))
-            word = data.draw(st.sampled_from(WORDS))
-            assume(not legal(word, info, real))
-            refused(command, names=option.strip("-").replace("-", "[-_]"), **{option.strip("-"): word})
-        elif kind == "text":
-            command, name = data.draw(st.sampled_from(SPELLED))
-            word = data.draw(st.sampled_from(WORDS))
-            assume((name, word) not in SPELLED_RIGHT)
-            refused(command, **{name: word})
-        elif kind in ("place", "code"):
-            (command, name), words = data.draw(st.sampled_from(sorted(PLACES.items())))
-            words = CODE_NAMES if kind == "code" and name in CODED else words
-            word = data.draw(st.sampled_from(words))
-            refused(command, **{name: word})
-        elif kind == "budget":
-            norm = data.draw(st.sampled_from(["linf", "l2", "l1", "l0", ""]))
-            eps = data.draw(st.one_of(st.sampled_from(WORDS), st.floats(max_value=1e-9).map(str)))
-            assume(norm in ("l0", "") or not all(map(is_budget, eps.split(","))))
-            refused(data.draw(st.sampled_from(["robust-accuracy", "binarization", "test-time"])), norm=norm, eps=eps)
-        else:
-            command, changes = data.draw(st.sampled_from(MISSING))
-            refused(command, **changes)
+    @given(st.sampled_from(sorted(CASES)).flatmap(lambda kind: st.sampled_from(CASES[kind])))
+    def check(case):
+        command, changes = case
+        refused(command, **changes)
 
     check()
 
@@ -497,33 +496,6 @@ def test_damaged_files_of_data_and_weights_are_errors_or_still_whole(file, examp
     check()
 
 
-KEYS = ("attack", "norm", "epsilons", "label", "objective", "algorithm", "objectives", "algorithms", "extra")
-VALUES = """
-'mine.py:attack' 'foolbox:LinfPGD(steps=-1)' 3 [] 'linf' [nan] [inf] [-1] ['x'] [[0.1]] true {} 1979-05-27 ''
-[3] 0x1p 1e400
-"""
-VALUES = (*VALUES.split(), "'os:system(command=\"touch ran\")'", "'\\u001b[31m'", "[" * 300 + "]" * 300)
-SUITE = {"attack": "'robust_ext:APGD()'", "norm": "'linf'", "epsilons": "[0.1]"}
-
-
-@settings(max_examples=60, **SEARCH)
-@given(
-    head=st.sampled_from(["[[arms]]", "[[arms]]", "[arms]", "arms = 3", "", "[[arms", "\x1b[31m"]),
-    changes=st.dictionaries(st.sampled_from(KEYS), st.sampled_from(VALUES), min_size=1, max_size=3),
-)
-def test_files_that_are_no_suites_are_refused_and_run_nothing(folder, head, changes):
-    (folder / "x.toml").write_text("\n".join([head, *(f"{key} = {one}" for key, one in {**SUITE, **changes}.items())]))
-    # A label may be any text, and the norm of the suite is one of the values.
-    same = {("norm", "'linf'"), *((key, one) for key in ("label", "objective", "algorithm") for one in VALUES)}
-    right = head == "[[arms]]" and set(changes.items()) <= same
-    error = error_of(load_suite, str(folder / "x.toml"))
-    if error is None:
-        assert right
-    else:
-        assert re.search("|".join(["x.toml", "suite", "attack", *changes]), error), error
-    assert not (folder / "ran").exists()
-
-
 LIBRARIES = ("foolbox", "art", "torchattacks", "adv_lib", "robust_ext")
 SETTINGS = ("-5", "0", "1e400", "'no'", "[1]", "{'a': 1}", "-1e400", "True", "2.5", "''", "10**9")
 COUNTS = ("steps", "iter", "restarts", "queries", "repeats", "batch_size")
@@ -537,21 +509,16 @@ def test_attacks_with_a_setting_that_makes_no_sense_are_errors_or_objects(librar
     if library != "robust_ext":
         members = import_module(f"robust_ext.adapters.{library}.attack").CATALOGUE.members
     hidden = ("self", "model", "estimator", "classifier", "inputs", "labels", "callback", "kwargs")
-    choices = [
-        (name, parameter.name, parameter.default)
-        for name in listed
-        if name in members
-        for parameter in inspect.signature(members[name]).parameters.values()
-        if parameter.name not in hidden
-    ]
+    signatures = {name: inspect.signature(members[name]).parameters for name in listed if name in members}
+    choices = [(name, *one) for name, several in signatures.items() for one in several.items() if one[0] not in hidden]
 
     @settings(max_examples=60, **SEARCH)
     @given(st.sampled_from(choices), st.sampled_from(SETTINGS), st.integers(0, 999))
     def check(choice, value, place):
-        name, setting, default = choice
+        name, setting, parameter = choice
         error = error_of(as_attack, f"{library}:{name}({setting}={value})")
         if error is None:
-            counted = type(default) is int and any(word in setting for word in COUNTS)
+            counted = type(parameter.default) is int and any(word in setting for word in COUNTS)
             assert not (counted and value in ("'no'", "''", "2.5", "-5", "1e400", "-1e400"))
         else:
             assert setting in error or name in error

@@ -93,15 +93,6 @@ def test_every_public_name_is_in_the_reference(staged):
         assert ".adapters." in path or hasattr(importlib.import_module(module), name), path
 
 
-def test_sections_become_tabs_and_notebooks_pages(website, tmp_path):
-    made = website["stage"].tabs("## ART\n\nWords.\n\n```python\nx = 1\n```\n\n## Foolbox\n\nOthers.\n")
-    assert made == '=== "ART"\n\n    Words.\n\n    ```python\n    x = 1\n    ```\n\n=== "Foolbox"\n\n    Others.\n\n'
-    script = tmp_path / "notebook.py"
-    script.write_text("# %% [markdown]\n# # Title\n#\n# Words.\n\n# %%\nx = 1\n")
-    made = website["tutorials"].page(script, ["```text\n2\n```\n"])
-    assert made.rstrip() == "# Title\n\nWords.\n\n```python\nx = 1\n```\n\n```text\n2\n```"
-
-
 @pytest.mark.exhaustive
 def test_notebooks_are_run_once(website, tmp_path):
     """What they print and draw is kept until they change."""
@@ -118,19 +109,6 @@ def test_notebooks_are_run_once(website, tmp_path):
     assert "<svg" in (kept / "1-1.svg").read_text()
     script.write_text("# %% [markdown]\n# # Other title\n")
     assert made.kept(script, tmp_path) is None
-
-
-def test_docstrings_have_links_and_settings(website):
-    code = (
-        "from __future__ import annotations\n@settings_class\nclass A:\n"
-        '    """See :class:`~b.B` and docs/threats.md.\n\n    Example:\n        >>> A()\n    """\n\n'
-        '    steps: int = setting(default=3, help="At least :data:`LEAST`.", minimum=1)\n'
-    )
-    scope = {"A": None}
-    exec(website["docstrings"].for_the_site(code, {"b.B": "robust_ext.B"}), scope)  # noqa: S102
-    assert inspect.signature(scope["A"]).parameters["steps"].default == 3
-    shown = "Args:\n    steps: At least `LEAST`.\n\nExamples:\n    >>> A()"
-    assert inspect.getdoc(scope["A"]) == f"See [`B`][robust_ext.B] and [threats](../threats.md).\n\n{shown}"
 
 
 @pytest.mark.exhaustive

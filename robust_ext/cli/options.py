@@ -167,7 +167,9 @@ def _values(cls: type[Settings], values: Mapping[str, Any]) -> dict[str, Any]:
                 raise InvalidArgumentError(option_name(name, info), "''", "a name; '.' is the current folder")
             value = Path(value)
         elif kind == int | str and re.fullmatch(r"[+-]?\d+", value):
-            value = int(value)
+            # A number of thousands of digits, which Python does not read, stays a text and is refused.
+            with suppress(ValueError):
+                value = int(value)
         elif kind == float | str:
             with suppress(ValueError):
                 value = float(value)

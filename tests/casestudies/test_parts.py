@@ -12,7 +12,7 @@ from torch import nn
 from robust_ext import ThreatModel
 from robust_ext.casestudies.adversarial_interpolation import interpolated_inputs, interpolated_labels
 from robust_ext.casestudies.curriculum import Curriculum, planted_in_train_mode
-from robust_ext.casestudies.detected import DetectedNetwork, seen_by
+from robust_ext.casestudies.detected import seen_by
 from robust_ext.casestudies.ecoc import BITS, Decoder, code_words, decoded
 from robust_ext.casestudies.empir import Members, QuantisedConv, Vote, quantise
 from robust_ext.casestudies.feature_scattering import cosine_costs, mixed_labels, scattered, sinkhorn_cost
@@ -110,6 +110,7 @@ def test_thermometer_code():
 def test_words_are_far_apart():
     words = code_words(10, generator=torch.Generator().manual_seed(0))
     assert words.shape == (10, BITS)
+    assert bool((words.abs() == 1).all())
     # Rows of a Hadamard matrix differ in half of the bits; the column that changes its sign moves that by one.
     differing = (words[:, None] != words).sum(2) - BITS // 2
     assert all(abs(int(differing[first, second])) <= 1 for first in range(10) for second in range(first))
@@ -211,11 +212,3 @@ def test_how_a_detector_sees_candidates():
     limit = sorted(scores[0])[int(0.95 * 59) + 1]
     assert abs(found["flagged"] - sum(score > limit for score in scores[1]) / 40) <= 0.05
     assert seen_by(detector, clean, bright[:0], seed=0) == {"AUROC": 0.0, "flagged": 0.0}
-
-
-def test_the_network_keeps_some_of_the_images():
-    network, inputs, labels = DetectedNetwork((1, 8, 8), 10), torch.rand(400, 1, 8, 8), torch.arange(400) % 10
-    network.keep(inputs, labels)
-    assert torch.equal(network.kept_inputs[:400], inputs)
-    assert torch.equal(network.kept_labels[400:], labels[:200])
-    assert network(inputs[:3]).shape == (3, 10)

@@ -51,12 +51,8 @@ ROWS = [
     ["apgd", {"text": "100.0", "data": "1.0"}, "87", "10"],
     ["Square", "-", "2e3", "-"],
 ]
-BY = {
-    0: ["apgd", "PGD 9", "pgd 10", "Square"],
-    1: ["PGD 9", "pgd 10", "apgd", "Square"],
-    2: ["apgd", "pgd 10", "Square", "PGD 9"],
-    3: ["PGD 9", "pgd 10", "apgd", "Square"],
-}
+BY = [["apgd", "PGD 9", "pgd 10", "Square"], ["PGD 9", "pgd 10", "apgd", "Square"]]
+BY += [["apgd", "pgd 10", "Square", "PGD 9"], ["PGD 9", "pgd 10", "apgd", "Square"]]
 FIRST = [row[0] for row in ROWS]
 
 
@@ -70,7 +66,7 @@ def run(clicks, rows=ROWS, titles=("Attack", "score", "passes", "depth", "")):
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("column", BY)
+@pytest.mark.parametrize("column", range(4))
 def test_a_click_sorts_up_then_down_then_as_it_was(column):
     """Numbers by value, also behind words and of ``data``; names as people order them; what is missing last."""
     found = run([column] * 4)
@@ -84,15 +80,11 @@ def test_a_click_sorts_up_then_down_then_as_it_was(column):
 
 
 def test_only_one_column_is_sorted_by_and_only_where_there_is_something_to_sort():
+    # It writes no markup, and reaches nothing.
+    banned = ("innerHTML", "insertAdjacent", "eval", "fetch", "http", "</", "Function(")
+    assert not any(word in SCRIPT.read_text(encoding="utf-8") for word in banned)
     found = run([1, 2])
     assert found["shown"][-1] == [BY[2], [None, None, "ascending", None, None]]
     assert found["buttons"] == ["button"] * 4 + [None]
     alone = run([], rows=ROWS[:1])
     assert (alone["sorts"], alone["buttons"]) == (False, [None] * 5)
-
-
-def test_the_script_writes_no_markup_and_reaches_nothing():
-    script = SCRIPT.read_text(encoding="utf-8")
-    assert not any(
-        word in script for word in ("innerHTML", "insertAdjacent", "eval", "fetch", "http", "</", "Function(")
-    )

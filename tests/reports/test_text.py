@@ -123,19 +123,6 @@ def plain(**values):
     return Finding(**{"code": "unmoved", "cause": "It stays.", **values}).to_dict()
 
 
-@pytest.mark.parametrize(
-    ("finding", "words"),
-    [
-        ({"evidence": ("First.", "Second.")}, "It stays. First."),
-        ({"samples": 3, "of": 4, "evidence": ("In 3 of 4 samples",)}, "It stays. In 3 of 4 samples."),
-        ({"layer": "net.0", "samples": 0, "of": 4}, "It stays (0 of 4 samples, layer net.0)."),
-        ({"cause": "net.0 stays.", "layer": "net.0"}, "net.0 stays."),
-    ],
-)
-def test_a_sentence_has_the_first_evidence_and_names_nothing_twice(finding, words):
-    assert sentence(plain(**finding)) == words
-
-
 def test_what_leads_and_who_shares_it():
     """The first of weight of each attack, and all about the model; attacks with one cause in one sentence."""
     zero = {"code": "zero_gradient", "layer": "0"}
@@ -146,6 +133,9 @@ def test_what_leads_and_who_shares_it():
     groups = [(subject(names), finding["cause"]) for finding, names in shared(leading(found))]
     assert groups == [("a, b, c and 1 more", "As of a."), ("e", "It stays.")]
     assert shared(found[:1]) == [(found[0], [])]
+    # A sentence has the first evidence, and names nothing twice.
+    assert sentence(plain(samples=3, of=4, evidence=("In 3 of 4 samples", "More."))) == "It stays. In 3 of 4 samples."
+    assert sentence(plain(layer="net.0", samples=0, of=4)) == "It stays (0 of 4 samples, layer net.0)."
 
 
 def test_lines_to_paste_are_whole_and_those_for_the_inside_of_an_attack_are_comments():
