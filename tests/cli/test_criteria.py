@@ -192,6 +192,8 @@ def test_images_between_the_levels_are_rounded_and_those_that_break_nothing_not_
         np.savez("images.npz", images=given, labels=COLOURS.numpy())
         found[name] = run("robust-accuracy --levels 256", attack=PGD, out=name, **COLOURED)
     assert found["between"]["worst_case"] == found["exact"]["worst_case"]
+    exact, between = (next(Path(name).rglob("arrays.bin")).read_bytes() for name in found)
+    assert exact == between
     origins = [one["settings"]["data_origin"] for one in found.values()]
     assert [one.endswith(", rounded to 256 levels") for one in origins] == [False, True]
 
