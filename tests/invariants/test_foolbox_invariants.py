@@ -112,6 +112,7 @@ SqueezesOneRow = broken(lambda a, model, x, y, run, kwargs: run()[0] if len(x) =
 SeedsItself = broken(lambda a, model, x, y, run, kwargs: (torch.manual_seed(next(SEEDS)), run())[1])
 ClaimsSuccess = broken_call(lambda raw, clipped, success: (raw, clipped, torch.ones_like(success)))
 NeverLists = broken_call(lambda raw, clipped, success: (torch.stack(raw), torch.stack(clipped), success))
+MovesAtZero = broken_call(lambda raw, clipped, success: (raw, [clipped[-1], *clipped[1:]], success))
 AlwaysLists = broken_call(lambda raw, clipped, success: ([raw], [clipped], success))
 UnwrapsEagerPy = broken_call(lambda points, clipped, success: (raw(points), raw(clipped), success))
 LeavesTheBall = broken_call(lambda raw, _, success: (raw, raw, success), lambda x, y, eps: (x, y, [3 * e for e in eps]))
@@ -127,7 +128,7 @@ BROKEN = [
     ("success_is_that_of_a_fresh_forward_pass", (UNIT, False), ClaimsSuccess),
     ("success_is_that_of_a_fresh_forward_pass", (UNIT, True), ClaimsSuccess),
     ("one_epsilon_gives_tensors", (UNIT,), AlwaysLists),
-    ("many_epsilons_give_lists", (UNIT,), NeverLists),
+    ("many_epsilons_give_lists", (UNIT,), NeverLists, MovesAtZero),
     ("type_and_device_are_kept", (torch.float64, "cpu"), ForgetsTheType),
     ("eagerpy_tensors_give_eagerpy_tensors", (False,), UnwrapsEagerPy),
     ("the_same_torch_seed_gives_the_same_points", (), SeedsItself),
