@@ -11,6 +11,7 @@ from torch import nn
 
 from robust_ext import detectors
 from robust_ext.core.random import seeded_globals
+from tests.evaluations.steps import climb
 
 
 def weighted(make, *, seed=0, among=None):
@@ -210,9 +211,4 @@ def flat(*, hidden=5, inputs=6, classes=3, among=None):
 
 
 def attacked(classifier, x, labels, epsilon):
-    moved = x
-    for _ in range(10):
-        moved = moved.detach().requires_grad_()
-        (gradient,) = torch.autograd.grad(nn.functional.cross_entropy(classifier(moved), labels), moved)
-        moved = (moved + epsilon / 4 * gradient.sign()).clamp(x - epsilon, x + epsilon).clamp(0, 1)
-    return moved.detach()
+    return climb(classifier, x, labels, epsilon=epsilon, steps=10, step=0.25)

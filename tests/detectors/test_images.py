@@ -335,13 +335,6 @@ def rebuilt(image, autoencoder):
     return image
 
 
-def test_autoencoders_are_the_published_ones():
-    published = {(3, "average", 3): [(3, 1), (3, 3), (3, 3), (3, 3), (1, 3)], (3,): [(3, 1), (3, 3), (1, 3)]}
-    for structure, shapes in published.items():
-        made = Autoencoder(structure, channels=1, bounds=(0, 1))
-        assert [tuple(part.weight.shape) for part in made.convolutions] == [(*shape, 3, 3) for shape in shapes]
-
-
 @pytest.mark.parametrize("bounds", [(0.0, 1.0), (-1.0, 3.0)])
 def test_parts_are_those_of_the_definition(bounds):
     classifier, (low, high) = classifier_of(), bounds
@@ -368,9 +361,7 @@ def test_divergences_are_those_of_scipy(rows, classes, spread, seed):
     with np.errstate(invalid="ignore"):
         expected = np.nan_to_num(jensenshannon(np.exp(first), np.exp(second), axis=1)) ** 2
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-6, atol=1e-12)
-
-
-def test_divergence_of_sure_predictions_is_finite():
+    # That of sure predictions is finite.
     sure = torch.tensor([[1e4, 0.0], [0.0, 0.0]], requires_grad=True)
     found = jensen_shannon(sure, sure.detach().flip(1))
     torch.testing.assert_close(found, torch.tensor([np.log(2), 0.0]).float())

@@ -15,8 +15,7 @@ def network():
 @pytest.fixture(scope="session")
 def digits():
     dataset = load_dataset("digits")
-    inputs, _ = dataset.take(dataset.choose(64, seed=0))
-    return inputs
+    return dataset.take(dataset.choose(64, seed=0))[0]
 
 
 @pytest.fixture
@@ -36,16 +35,15 @@ def judged(network, linf):
     return run
 
 
-def hand_made_pgd(steps=20, relative_step=0.125, predicted_labels=False):
-    """Sign-gradient PGD from the clean input, on the given labels or on predicted ones."""
-
-    def attack(model, x, y, threat_model):
-        y = model(x).argmax(1) if predicted_labels else y
-        return climb(model, x, y, epsilon=threat_model.epsilon, steps=steps, step=relative_step)
-
-    return attack
-
-
 @pytest.fixture
 def pgd():
-    return hand_made_pgd
+    """Sign-gradient PGD from the clean input, on the given labels or on predicted ones."""
+
+    def make(steps=20, relative_step=0.125, predicted_labels=False):
+        def attack(model, x, y, threat_model):
+            y = model(x).argmax(1) if predicted_labels else y
+            return climb(model, x, y, epsilon=threat_model.epsilon, steps=steps, step=relative_step)
+
+        return attack
+
+    return make

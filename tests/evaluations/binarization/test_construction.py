@@ -11,22 +11,24 @@ import pytest
 import torch
 from sklearn.covariance import EmpiricalCovariance
 from torch import nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
-import robust_ext
 from robust_ext import ThreatModel, as_attack, binarization_test
 from robust_ext.core.target import Counted, PassCounter
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
 from robust_ext.evaluations.binarization import plant
 from robust_ext.evaluations.binarization.attacking import count_planted
-from robust_ext.evaluations.binarization.forward import Forward
+from robust_ext.evaluations.binarization.forward import Forward, choose_forward, folded_twin
 from robust_ext.evaluations.binarization.points import draw_candidates, draw_inner, farthest
 from robust_ext.evaluations.binarization.posing import random_reach
 from robust_ext.evaluations.binarization.problems import fit, measure
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
-from robust_ext.models.features import Split, split
+from robust_ext.models.features import LayerInput, Split, split
 
 THREATS = [ThreatModel(norm=norm, epsilon=size) for norm, size in (("linf", 0.1), ("l2", 0.8), ("l1", 4.0))]
+EACH_NORM = pytest.mark.parametrize("threat_model", THREATS, ids=lambda t: t.norm)
 
 
 def parts_of(network, inputs):
@@ -40,7 +42,7 @@ def problems_of(network, inputs, settings, forward_batch=64):
     return parts, measured, fit(measured, parts.readout, settings)
 
 
-@pytest.mark.parametrize("threat_model", THREATS, ids=lambda t: t.norm)
+@EACH_NORM
 @pytest.mark.parametrize("boundary_points", [1, 10])
 @pytest.mark.parametrize("kappa", [0.0, 0.9999])
 def test_planted_points_survive_the_whole_model(network, digits, threat_model, boundary_points, kappa):
@@ -54,40 +56,27 @@ def test_planted_points_survive_the_whole_model(network, digits, threat_model, b
     assert int(count_planted(module, posed).sum()) >= 0.99 * len(rows) * boundary_points
 
 
-def test_the_boundary_lies_at_kappa(network, digits, linf):
+def test_the_boundary_lies_at_kappa_and_logits_span_the_range_of_the_network(network, digits, linf):
     """Along the direction, an oracle made of the raw features puts it at kappa between the two closest points."""
     settings = BinarizationSettings(threat_model=linf, inner_points=100, boundary_points=3, kappa=0.75)
     parts, measured, problems = problems_of(network, digits[:4], settings)
     module = problems.classifier(parts.features, settings)
     for i in range(4):
-        direction = problems.parameters["weight"][i]
-        inner = (measured.features[i, :101].double() @ direction).max()
-        planted = (measured.features[i, 101:].double() @ direction).min()
-        anchor = problems.parameters["anchor"][i] @ direction
-        boundary = anchor + module.threshold[i].double()
+        direction, features = problems.parameters["weight"][i], measured.features[i].double()
+        inner, planted = (features[:101] @ direction).max(), (features[101:] @ direction).min()
+        boundary = problems.parameters["anchor"][i] @ direction + module.threshold[i].double()
         assert float((boundary - inner) / (planted - inner)) == pytest.approx(0.75, abs=1e-5)
-
+        points = torch.cat([digits[i][None], draw_inner(digits[i][None], [i], settings, 100)[0], problems.planted[i]])
+        alone = problems.select([i]).classifier(parts.features, settings)
+        original, binary = network(points).detach(), alone(points).detach()
+        # The span is symmetric about the middle; its far end is that of the class with the larger margins.
+        torch.testing.assert_close(binary.aminmax(), original.aminmax(), rtol=1e-4, atol=0)
+    assert alone.batching == "any"
     # The reference convention starts half way.
     assert replace(settings, kappa_convention="reference").boundary_position == pytest.approx(0.875)
 
 
-def test_logits_span_the_range_of_the_network(network, digits, linf):
-    settings = BinarizationSettings(threat_model=linf, inner_points=100)
-    parts, _, problems = problems_of(network, digits[:3], settings)
-    for i in range(3):
-        points = torch.cat(
-            [digits[i : i + 1], draw_inner(digits[i : i + 1], [i], settings, 100)[0], problems.planted[i]]
-        )
-        module = problems.select([i]).classifier(parts.features, settings)
-        with torch.no_grad():
-            original, binary = network(points), module(points)
-        # The span is symmetric about the middle; its far end is that of the class with the larger margins.
-        assert float(binary.max()) == pytest.approx(float(original.max()), rel=1e-4)
-        assert float(binary.min()) == pytest.approx(float(original.min()), rel=1e-4)
-    assert module.batching == "any"
-
-
-@pytest.mark.parametrize("threat_model", THREATS, ids=lambda t: t.norm)
+@EACH_NORM
 @pytest.mark.parametrize(("inner", "share"), [("uniform", 0.0), (0.3, 0.3), (1.0, 1.0)])
 def test_a_share_of_the_inner_points_are_corners_of_the_smaller_ball(digits, threat_model, inner, share):
     settings = BinarizationSettings(threat_model=threat_model, inner=inner, gap=0.2, boundary="corners")
@@ -98,8 +87,7 @@ def test_a_share_of_the_inner_points_are_corners_of_the_smaller_ball(digits, thr
     # A corner moves few values, or all alike where they are not clipped; the moves of a uniform point all differ.
     moves = (points - clean).abs().flatten(1)
     corners = torch.tensor([len(move[move > 1e-6].mul(1e4).round().unique()) < 20 for move in moves])
-    for count in (10, 100, 300, 600):
-        assert int(corners[:count].sum()) == int(share * count)
+    assert [int(corners[:count].sum()) for count in (10, 100, 600)] == [int(share * count) for count in (10, 100, 600)]
     # Uniform points in l1 and l2 are as long as those on the surface.
     surface = replace(settings, boundary="surface").inner_corners
     assert surface == (share if threat_model.norm == "linf" else 0)
@@ -138,10 +126,8 @@ def test_what_is_planted_is_farthest_from_the_inner_points(features):
 
 def test_problems_do_not_depend_on_their_batch(network, digits, linf):
     settings = BinarizationSettings(threat_model=linf, inner_points=200)
-    _, _, together = problems_of(network, digits[:6], settings)
-    parts = parts_of(network, digits)
-    measured = measure(Forward(parts.features, 7), digits[4:5], [4], settings)
-    alone = fit(measured, parts.readout, settings)
+    parts, _, together = problems_of(network, digits[:6], settings)
+    alone = fit(measure(Forward(parts.features, 7), digits[4:5], [4], settings), parts.readout, settings)
     assert torch.equal(alone.planted[0], together.planted[4])
     assert float(alone.parameters["weight"][0] @ together.parameters["weight"][4]) == pytest.approx(1, abs=1e-6)
 
@@ -151,24 +137,17 @@ def test_random_attack_agrees_with_brute_force(network, digits, linf):
     settings = BinarizationSettings(threat_model=linf, inner_points=50, random_inner=30, random_corners=50, kappa=0.9)
     parts, _, problems = problems_of(network, digits[:16], settings)
     reach, draws = random_reach(Forward(parts.features, 100), [problems], [0.9], settings)
-    seen = {}
-
-    class Recording(nn.Module):
-        def forward(self, x):
-            seen.setdefault("points", []).append(x)
-            return parts.features(x)
-
+    seen, recording = [], split(network, digits[:2]).features
+    recording.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
     # No position can be reached, so every point is drawn.
-    random_reach(Forward(Recording(), 40), [problems], [float("inf")], settings)
-    points = torch.cat(seen["points"])
-    assert len(points) == 16 * 80
-    module = problems.classifier(parts.features, settings)
-    with torch.no_grad():
-        owner, hit = module.problems(points), module(points).argmax(1) == 1
+    random_reach(Forward(recording, 40), [problems], [float("inf")], settings)
+    points, module = torch.cat(seen), problems.classifier(parts.features, settings)
+    owner, hit = module.problems(points), module(points).argmax(1) == 1
     assert [int((owner == i).sum()) for i in range(16)] == [80] * 16
-    assert [bool(hit[owner == i].any()) for i in range(16)] == (reach[:, 0] > 0.9).tolist()
-    assert 0 < int((reach[:, 0] > 0.9).sum()) < 16
-    assert all(int(draws[i]) == 80 for i in range(16) if reach[i, 0] <= 0.9)
+    found = reach[:, 0] > 0.9
+    assert [bool(hit[owner == i].any()) for i in range(16)] == found.tolist()
+    assert 0 < int(found.sum()) < 16
+    assert all(int(draws[i]) == 80 for i in range(16) if not found[i])
 
 
 def test_random_search_of_the_attacks_own_effort(network, digits, linf):
@@ -186,36 +165,24 @@ def test_random_search_of_the_attacks_own_effort(network, digits, linf):
     assert own.content["settings"]["random_inner"] == 30
 
 
-QUICK = {"inner_points": 100}
-
-
-def test_inputs_are_class_0_and_planted_points_class_1(network, digits, linf):
-    planted = plant(network, digits[:20], linf, **QUICK)
-    assert planted.samples == tuple(range(20))
-    assert torch.equal(planted.inputs, digits[:20])
-    assert planted.module(planted.inputs).argmax(1).tolist() == [0] * 20 == planted.labels.tolist()
-    assert planted.module(planted.planted[:, 0]).argmax(1).tolist() == [1] * 20
-    assert planted.score(planted.planted[:, 0]) == 1.0
-    assert planted.score(planted.inputs) == 0.0
-
-
-def test_the_problems_are_those_of_the_test(network, digits, linf, pgd):
-    result = robust_ext.binarization_test(network, pgd(), digits[:12], linf, canaries=0, **QUICK)
-    planted = plant(network, digits[:12], linf, **QUICK)
+def test_inputs_are_class_0_planted_points_class_1_and_the_problems_those_of_the_test(network, digits, linf, pgd):
+    result = binarization_test(network, pgd(), digits[:12], linf, canaries=0, inner_points=100)
+    planted = plant(network, digits[:12], linf, inner_points=100)
+    points = planted.planted[:, 0]
+    assert planted.samples == tuple(range(12))
+    assert torch.equal(planted.inputs, digits[:12])
+    assert planted.module(planted.inputs).argmax(1).tolist() == [0] * 12 == planted.labels.tolist()
+    assert planted.module(points).argmax(1).tolist() == [1] * 12
+    assert (planted.score(points), planted.score(planted.inputs)) == (1, 0)
     candidates = pgd()(planted.module, planted.inputs, planted.labels, linf)
     weak = pgd(steps=2, relative_step=0.05)(planted.module, planted.inputs, planted.labels, linf)
-    assert planted.score(candidates) == result.content["attacks"][0]["score"]
-    assert planted.score(weak) < planted.score(candidates)
+    assert planted.score(weak) < planted.score(candidates) == result.content["attacks"][0]["score"]
     assert planted.verify(weak).outcomes.count("not_adversarial") > 0
-
-
-def test_a_single_problem_takes_any_points(network, digits, linf):
-    planted = plant(network, digits[:6], linf, **QUICK)
-    far = torch.rand(40, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    # A single problem takes any points.
     one = planted.single(2)
     assert (len(one), one.samples) == (1, (2,))
-    torch.testing.assert_close(one.module(planted.inputs[2:3]), planted.module(planted.inputs[2:3]))
-    assert one.module(far).shape == (40, 2)
+    torch.testing.assert_close(one.module(planted.inputs[2:3]), planted.module(planted.inputs)[2:3])
+    assert one.module(torch.rand(40, 1, 8, 8)).shape == (40, 2)
 
 
 def _dark(x):
@@ -229,33 +196,134 @@ def _grey(x):
 
 
 @pytest.mark.parametrize(
-    ("score", "rate", "settings", "plants"),
-    [
-        (_dark, 0.1, {}, True),
-        (_dark, 0.1, {"boundary": "corners", "boundary_points": 2}, True),
-        (_grey, 0.1, {}, False),
-    ],
+    ("score", "settings", "plants"),
+    [(_dark, {}, True), (_dark, {"boundary": "corners", "boundary_points": 2}, True), (_grey, {}, False)],
 )
-def test_a_detector_that_rejects_all_gets_settings_that_were_seen_to_plant(score, rate, settings, plants):
-    data = load_dataset("digits")
-    given = {"detector": score, "detector_data": data.take(range(200, 300))[0], "detector_fpr": rate, "depths": (1,)}
-    given |= {"inner_points": 50, "planting_tries": 48, "canaries": 0}
-    small = {"random_inner": 5, "random_corners": 5}
+def test_a_detector_that_rejects_all_gets_settings_that_were_seen_to_plant(linf, score, settings, plants):
+    data, given = load_dataset("digits"), {"detector": score, "detector_fpr": 0.1, "depths": (1,), "canaries": 0}
+    given |= {"inner_points": 50, "planting_tries": 48, "random_inner": 5, "random_corners": 5}
+    given["detector_data"] = data.take(range(200, 300))[0]
 
     def regular(**changed):
-        result = robust_ext.binarization_test(
-            digits_network(),
-            "robust_ext:APGD(steps=3)",
-            data.take(range(12))[0],
-            ThreatModel(norm="linf", epsilon=0.1),
-            **{**given, **small, **changed},
-        )
-        return result.content["attacks"][0]["tests"]["regular"]
+        run = digits_network(), "robust_ext:APGD(steps=3)", data.take(range(12))[0], linf
+        return binarization_test(*run, **{**given, **settings, **changed}).content["attacks"][0]["tests"]["regular"]
 
-    attack = regular(**settings)
+    attack = regular()
     assert (attack["samples"], attack["verdict"]) == (0, "inconclusive")
     proposed = re.search(r"To settle it: (.*), which plants (\d+) of 12", attack["reason"])
     assert (proposed is not None) == plants
     if proposed is not None:
         changed = {name: literal_eval(value) for name, value in re.findall(r"(\w+)=([^,]+)", proposed[1])}
-        assert regular(**{**settings, **changed})["samples"] == int(proposed[2]) > 0
+        assert regular(**changed)["samples"] == int(proposed[2]) > 0
+
+
+# Points measured through a folded copy: the same features, or the network itself; and without waiting for a GPU.
+
+
+class Residual(nn.Module):
+    """Functional calls, a skip and batch normalisation with statistics of its own."""
+
+    def __init__(self, width=32):
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            self.first, self.norm = nn.Conv2d(3, width, 3, padding=1, bias=False), nn.BatchNorm2d(width)
+            self.second, self.other = nn.Conv2d(width, width, 3, padding=1), nn.BatchNorm2d(width)
+            self.head = nn.Linear(width, 4)
+            with torch.no_grad():
+                for norm in (self.norm, self.other):
+                    norm.running_mean.normal_()
+                    norm.running_var.uniform_(0.5, 2)
+                    norm.weight.uniform_(0.5, 2)
+        self.eval()
+
+    def forward(self, x):
+        x = F.relu(self.norm(self.first(x)))
+        x = F.relu(self.other(self.second(x)) + x)
+        return self.head(x.mean((2, 3)))
+
+
+class DataDependent(Residual):
+    def forward(self, x):
+        return super().forward(x) if x.sum() > 0 else super().forward(-x)
+
+
+class Noisy(Residual):
+    def forward(self, x):
+        return super().forward(x + 0.1 * torch.randn_like(x))
+
+
+class Shared(Residual):
+    """One convolution called twice, once before a normalisation: folding it would change the other call."""
+
+    def forward(self, x):
+        x = self.norm(self.second(F.relu(self.first(x))))
+        return self.head(F.relu(self.second(x)).mean((2, 3)))
+
+
+class Branching(Residual):
+    """What others read is not written over, nor the inputs, and what dropout passes on as it is."""
+
+    def forward(self, x):
+        y = self.norm(self.first(F.relu(F.dropout(x - 0.5, training=False))))
+        z = self.second(F.relu(y))
+        return self.head((F.relu(z) * z + F.relu(y + z) + y).mean((2, 3)))
+
+
+@pytest.mark.parametrize(("kind", "norms"), [(Residual, 0), (Shared, 1), (Branching, 0)])
+def test_the_copy_gives_the_same_features_and_is_counted(kind, norms):
+    network, inputs = kind(), torch.rand(5, 3, 10, 10)
+    features, kept = Counted(LayerInput(network, "head"), PassCounter()), inputs.clone()
+    twin, before = folded_twin(features, inputs), features.counter.snapshot()
+    got = Forward(twin.module, 2, twin.channels_last)(inputs)
+    assert features.counter.since(before) == PassCounter(5, 0)
+    torch.testing.assert_close(got, features(inputs), rtol=1e-5, atol=1e-5)
+    assert torch.equal(inputs, kept)
+    assert sum(isinstance(part, nn.BatchNorm2d) for part in twin.module.modules()) == norms
+    assert sum(isinstance(part, nn.BatchNorm2d) for part in network.modules()) == 2
+    if kind is Branching:
+        targets = [node.target for node in twin.module.module.model.graph.nodes]
+        assert (targets.count(torch.relu_), targets.count(F.relu)) == (1, 3)
+
+
+@pytest.mark.parametrize("kind", [DataDependent, Noisy])
+def test_what_cannot_be_folded_is_measured_as_it_is(kind):
+    features = Counted(LayerInput(kind(), "head"), PassCounter())
+    assert folded_twin(features, torch.rand(2, 3, 10, 10)) is None
+    forward = choose_forward(features, torch.rand(2, 3, 10, 10), rows=16, fold=True)
+    assert (forward.module, forward.rows, forward.channels_last) == (features, 16, False)
+
+
+class Reads(TorchFunctionMode):
+    """How often a value is read inside: on a GPU, each waits for it."""
+
+    NAMES = ("item", "tolist", "cpu", "numpy", "nonzero", "__bool__", "__int__", "__float__", "__index__")
+    count = 0
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        name = getattr(func, "__name__", "")
+        masked = name in ("__getitem__", "__setitem__") and any(
+            isinstance(one, torch.Tensor) and one.dtype == torch.bool
+            for one in (args[1] if isinstance(args[1], tuple) else args[1:2])
+        )
+        self.count += name in self.NAMES or masked
+        return func(*args, **(kwargs or {}))
+
+
+def test_search_waits_once_a_round_and_fitting_for_all_problems_at_once(network, digits, linf):
+    settings = BinarizationSettings(threat_model=linf, inner_points=40, random_inner=60, random_corners=60)
+    parts, counts = split(network, digits[:2]), []
+    for samples in (4, 16):
+        forward = Forward(parts.features, 256)
+        with Reads() as measuring:
+            measured = measure(forward, digits[:samples], range(samples), settings)
+        with Reads() as fitting:
+            problems = fit(measured, parts.readout, settings)
+        with Reads() as searching:
+            # No position can be reached, so every point is drawn, in three rounds.
+            random_reach(forward, [problems], [float("inf")], settings)
+        assert searching.count == 4
+        counts.append((measuring.count, fitting.count))
+    (measuring, fitting), (of_many, more) = counts
+    assert measuring == of_many
+    assert more < 1.5 * fitting

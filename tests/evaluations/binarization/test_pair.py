@@ -1,4 +1,4 @@
-"""Classifiers with a detector: what is planted, the two tests, and attacks that know the detector or not."""
+"""Classifiers with a detector, in two tests; test-time defenses, which are tested themselves; and heads that mask."""
 
 import signal
 from functools import partial
@@ -6,24 +6,36 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from torch import nn
+from torch.nn import functional as F
 
-import robust_ext
+from robust_ext import RobustExtWarning, as_attack, binarization_test
+from robust_ext.attacks.adapted import AdaptedAttack
+from robust_ext.attacks.base import AttackTraits
 from robust_ext.attacks.native import NativeAttack
+from robust_ext.core.errors import RunFolderError
 from robust_ext.core.target import Counted, PassCounter
 from robust_ext.core.threat import ThreatModel
 from robust_ext.datasets import load_dataset
-from robust_ext.detectors import Detector, Observation
+from robust_ext.defenses.adp import AdaptiveDenoising
+from robust_ext.defenses.hd import HedgeDefense
+from robust_ext.demo.network import digits_network
+from robust_ext.detectors import Observation, ScoreDetector
 from robust_ext.evaluations.binarization.defense import Defense, draw_accepted
 from robust_ext.evaluations.binarization.forward import Forward
+from robust_ext.evaluations.binarization.head import OF_HEAD, probe_head
+from robust_ext.evaluations.binarization.planting import plant
 from robust_ext.evaluations.binarization.posing import random_reach
 from robust_ext.evaluations.binarization.problems import fit, measure
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 from robust_ext.evaluations.binarization.verdict import pair_verdict
+from robust_ext.models.adaptive import Purifier
 from robust_ext.models.features import split
-from tests.evaluations.subjects import Noisy, Pattern
+from tests.evaluations.diagnosis.models import Opposite
+from tests.evaluations.steps import climb
+from tests.evaluations.subjects import Noisy, Pattern, Rounding
 from tests.run_folders import records_of
 
-QUICK = {"inner_points": 100, "canaries": 2, "witness_steps": 5}
 PGD = "foolbox:LinfPGD(steps=30, rel_stepsize=0.1)"
 
 
@@ -45,16 +57,16 @@ def pattern(network, further):
 
 
 def pair(network, inputs, threat_model, attack=PGD, **settings):
-    return robust_ext.binarization_test(network, attack, inputs, threat_model, **{**QUICK, **settings})
+    quick = {"inner_points": 100, "canaries": 2, "witness_steps": 5}
+    return binarization_test(network, attack, inputs, threat_model, **{**quick, **settings})
 
 
 @pytest.mark.parametrize("inverted", [False, True])
 @pytest.mark.parametrize("kind", [Pattern, Noisy])
 def test_points_are_drawn_until_the_detector_agrees(network, digits, further, linf, inverted, kind):
-    detector = calibrated(kind, network, further)
+    detector, found = calibrated(kind, network, further), 0
     defense = Defense(detector=detector, inverted=inverted, draws=5)
     settings = BinarizationSettings(threat_model=linf, boundary_points=3, reference_points=2)
-    found = 0
     for sample in range(8):
         drawn, again = (draw_accepted(digits[sample], sample, settings, defense) for _ in range(2))
         assert drawn.tries == again.tries > 0
@@ -62,28 +74,20 @@ def test_points_are_drawn_until_the_detector_agrees(network, digits, further, li
             continue
         found += 1
         assert torch.equal(drawn.candidates, again.candidates)
-        count = len(drawn.candidates)
-        assert 3 <= count <= 3 * settings.planted_candidates
+        assert 3 <= len(drawn.candidates) <= 3 * settings.planted_candidates
         assert (drawn.candidates.shape[1:], drawn.references.shape) == ((1, 8, 8), (2, 1, 8, 8))
-        clean = digits[sample : sample + 1]
-        assert bool(linf.contains(drawn.candidates, clean.expand(count, -1, -1, -1)).all())
-        far = linf.distance(drawn.references, clean.expand(2, -1, -1, -1))
-        assert float(far.min()) > 1.02 * linf.epsilon
-        assert float(far.max()) <= 1.75 * linf.epsilon + 1e-6
+        assert bool(linf.contains(drawn.candidates, digits[sample].expand_as(drawn.candidates)).all())
+        far = linf.distance(drawn.references, digits[sample].expand(2, -1, -1, -1))
+        assert 1.02 * linf.epsilon < float(far.min()) <= float(far.max()) <= 1.75 * linf.epsilon + 1e-6
         for points in (drawn.candidates, drawn.references):
             expected = Pattern.score_of(detector, Observation(points, points)) > detector.threshold
             assert bool((expected == inverted).all())
     assert found >= 4
 
 
-def test_where_random_points_are_never_detected_an_attack_finds_some(network, digits, linf):
-    class Confident(Detector):
-        """Sure of a class that is not the clean one."""
-
-        def score_of(self, seen):
-            return seen.logits[:, 1:].amax(1) - seen.logits[:, 0]
-
-    detector = Confident(network)
+def test_where_random_points_are_never_detected_an_attack_finds_some(network, digits):
+    # Sure of a class that is not the clean one.
+    detector = ScoreDetector(network, lambda x: network(x)[:, 1:].amax(1) - network(x)[:, 0])
     detector.threshold = torch.tensor(-1.0)
     zeros = digits[network(digits).argmax(1) == 0][:3]
     settings = BinarizationSettings(threat_model=ThreatModel(norm="linf", epsilon=0.3), planting_tries=32, gap=0.0)
@@ -97,34 +101,27 @@ def test_where_random_points_are_never_detected_an_attack_finds_some(network, di
     assert (none.candidates, none.tries, none.source) == (None, 32, "random")
 
 
-def test_both_tests_and_what_they_hold(network, digits, linf, pattern):
-    result = pair(network, digits[:12], linf, detector=pattern)
-    (attack,) = result.content["attacks"]
-    assert set(attack["tests"]) == {"regular", "inverted"}
-    for test in attack["tests"].values():
-        assert test["planted_points"]["adversarial"] == test["planted_points"]["drawn"] == test["samples"] > 0
-        assert test["planting"]["samples"] == 12
-        assert test["samples"] + test["planting"]["not_found"] + test["not_separable"] == 12
-        assert test["passes"]["backward"] > 0
-        assert sum(test["outcomes"].values()) == test["samples"]
-        assert [row["kappa"] for row in test["hardness"]] == [0.999]
-    assert attack["score"] == min(test["score"] for test in attack["tests"].values())
-    assert attack["verdict"] == pair_verdict(attack["tests"])[0] == result.verdict
-
-
 def test_an_attack_that_ignores_the_detector_fails_and_one_that_knows_it_passes(network, digits, linf, pattern):
     blind = pair(network, digits[:16], linf, detector=pattern, seed=2)
     adaptive = pair(network, digits[:16], linf, detector=pattern, exposure="margin", seed=2)
-    assert blind.verdict == "failed"
+    (attack,) = blind.content["attacks"]
+    assert attack["verdict"] == pair_verdict(attack["tests"])[0] == blind.verdict == "failed"
     assert adaptive.score >= 0.95 > blind.score
-    assert blind.content["attacks"][0]["tests"]["inverted"]["outcomes"]["rejected"] > 0
+    assert attack["tests"]["inverted"]["outcomes"]["rejected"] > 0
+    assert set(attack["tests"]) == {"regular", "inverted"}
+    assert attack["score"] == min(test["score"] for test in attack["tests"].values())
+    for test in attack["tests"].values():
+        assert test["planted_points"]["adversarial"] == test["planted_points"]["drawn"] == test["samples"] > 0
+        assert test["samples"] + test["planting"]["not_found"] + test["not_separable"] == 16
+        assert test["passes"]["backward"] > 0
+        assert sum(test["outcomes"].values()) == test["samples"]
 
 
 class Knows(NativeAttack):
-    """Notes what a target with a detector shows, and returns a reference or a planted point."""
+    """Notes what a target with a detector shows, and returns a reference."""
 
     name = "knows"
-    traits = robust_ext.attacks.AttackTraits(batching="full", detector=True, references=True)
+    traits = AttackTraits(batching="full", detector=True, references=True)
 
     def search(self, target, inputs, labels, *, threat_model, generator, targeted=False, watch=None):
         logits, excess = target.defended.both(target.references[:, 0])
@@ -140,26 +137,22 @@ def test_attacks_that_need_a_detector_are_shown_one(network, digits, linf, patte
     assert bool((excess <= 0).all())
     # References are class 1, and of no use as an answer: they lie outside the ball.
     assert float(predicted.float().mean()) > 0.5
-    tests = result.content["attacks"][0]["tests"]
-    assert all(test["outcomes"]["found"] == 0 for test in tests.values())
-    assert all(test["outcomes"]["beyond_epsilon"] == test["samples"] for test in tests.values())
+    for test in result.content["attacks"][0]["tests"].values():
+        assert (test["outcomes"]["found"], test["outcomes"]["beyond_epsilon"]) == (0, test["samples"])
 
 
 @pytest.mark.exhaustive
 def test_a_random_detector_is_calibrated_by_the_seed_alone(network, digits, linf, further, tmp_path):
     """Else a run could not be gone on with: another threshold makes it another run."""
-    arguments = {"detector_data": further, "detector_fpr": 0.3, "out": tmp_path}
-    detectors = [Noisy(network) for _ in range(3)]
-    torch.manual_seed(1)
-    state = torch.random.get_rng_state()
-    first = pair(network, digits[:4], linf, detector=detectors[0], **arguments)
-    assert torch.equal(torch.random.get_rng_state(), state)
-    torch.manual_seed(2)
-    again = pair(network, digits[:4], linf, detector=detectors[1], **arguments)
-    assert first == again
-    pair(network, digits[:2], linf, detector=detectors[2], **{**arguments, "out": None, "seed": 5})
-    assert torch.equal(detectors[0].threshold, detectors[1].threshold)
-    assert not torch.equal(detectors[0].threshold, detectors[2].threshold)
+    detectors, results = [Noisy(network) for _ in range(3)], []
+    given = {"detector_data": further, "detector_fpr": 0.3}
+    for number, out, seed in ((0, tmp_path, 0), (1, tmp_path, 0), (2, None, 5)):
+        torch.manual_seed(number)
+        state = torch.random.get_rng_state()
+        results.append(pair(network, digits[:4], linf, detector=detectors[number], out=out, seed=seed, **given))
+        assert torch.equal(torch.random.get_rng_state(), state)
+    assert results[0] == results[1]
+    assert detectors[0].threshold == detectors[1].threshold != detectors[2].threshold
 
 
 def test_a_run_that_was_stopped_goes_on(network, digits, linf, pattern, tmp_path):
@@ -181,30 +174,236 @@ def test_a_run_that_was_stopped_goes_on(network, digits, linf, pattern, tmp_path
     assert fresh.content["attacks"][0]["tests"]["regular"]["samples"] == 8
 
 
-class Broken(Detector):
-    def __init__(self, classifier, answer):
-        super().__init__(classifier)
-        self.answer, self.threshold = answer, torch.tensor(0.0)
-
-    def score_of(self, seen):
-        return self.answer(seen)
-
-
 def test_the_random_attack_counts_the_detector(network, digits, linf, pattern):
-    parts = split(network, digits[:2])
+    parts, settings = split(network, digits[:2]), BinarizationSettings(threat_model=linf, inner_points=100)
     forward = Forward(Counted(parts.features, PassCounter()), 256)
-    settings = BinarizationSettings(threat_model=linf, inner_points=100)
     problems = fit(measure(forward, digits[:12], range(12), settings), parts.readout, settings)
 
-    def solved(defense=None):
+    def solved(detector=None, inverted=False):
+        defense = None if detector is None else Defense(detector=detector, inverted=inverted)
         return random_reach(forward, [problems], [0.5], settings, defense=defense)[0][:, 0] > 0.5
 
-    easy = solved()
+    easy, silent = solved(), ScoreDetector(network, lambda x: x.flatten(1).sum(1) * 0 - 1)
+    silent.threshold = torch.tensor(0.0)
     assert int(easy.sum()) > 0
-    silent = Broken(network, lambda seen: seen.logits[:, 0] * 0 - 1)
-    assert torch.equal(solved(Defense(detector=silent, inverted=False)), easy)
-    assert not bool(solved(Defense(detector=silent, inverted=True)).any())
+    assert torch.equal(solved(silent), easy)
+    assert not bool(solved(silent, inverted=True).any())
     # What the detector lets pass and what it detects make up all points, and no problem is solved by none.
-    sides = [solved(Defense(detector=pattern, inverted=inverted)) for inverted in (False, True)]
+    sides = [solved(pattern, inverted) for inverted in (False, True)]
     assert torch.equal(sides[0] | sides[1], easy | sides[0] | sides[1])
     assert int((sides[0] ^ sides[1]).sum()) > 0
+
+
+# Test-time defenses.
+
+LINF = ThreatModel(norm="linf", epsilon=0.1)
+WEAK = "foolbox:LinfPGD(steps=20, rel_stepsize=0.005, random_start=False)"
+
+
+class Centred(Purifier):
+    """Steps away from the mean of a group: what one row comes to depends on the others."""
+
+    batch_level = True
+
+    def step(self, point, *, x, number, state, rng):
+        return point + 0.1 * (point - point.mean(0))
+
+
+class Reversal(Centred):
+    """The same from points that are drawn."""
+
+    random = True
+
+    def start(self, x, rng):
+        return x + 0.02 * rng.uniform(x, "start", low=-1, high=1), {}
+
+
+def climbing(model, x, y, threat_model):
+    return climb(model, x, y, epsilon=threat_model.epsilon, steps=15, step=0.2)
+
+
+def by_bpda(**settings):
+    return AdaptedAttack(attack=as_attack(climbing), **settings)
+
+
+def run(defense, *attacks, samples=8, **settings):
+    inputs, _ = load_dataset("digits").take(range(samples))
+    small = {"inner_points": 60, "random_inner": 20, "random_corners": 20, "canaries": 2}
+    return binarization_test(defense, list(attacks), inputs, LINF, kappa=0.9, **small, **settings)
+
+
+def test_zero_gradients_fail_and_the_wrapper_passes(tmp_path):
+    attacks = climbing, by_bpda(), by_bpda(gradient_mode="trajectory")
+    plain, identity, trajectory = run(Rounding(digits_network(), steps=2), *attacks, out=tmp_path).content["attacks"]
+    assert identity["name"] == "climbing through identity"
+    assert plain["score"] <= 0.2
+    assert min(identity["score"], trajectory["score"]) >= 0.8
+    assert plain["samples"] == identity["samples"] >= 6
+    assert identity["passes"]["backward"] > 0
+    # Another setting of the defense is another run.
+    with pytest.raises(RunFolderError):
+        run(Rounding(digits_network(), steps=1), *attacks, out=tmp_path)
+
+
+class Shrinking(nn.Module):
+    """A score that pulls towards black."""
+
+    def forward(self, x):
+        return -0.2 * x
+
+
+@pytest.mark.parametrize(
+    ("make", "draws"),
+    [
+        (lambda network: HedgeDefense(network, steps=2, radius=0.1, step_size=0.05), 9),
+        (lambda network: AdaptiveDenoising(network, score=Shrinking(), runs=2, steps=2), 1),
+    ],
+    ids=["random, by majority", "probabilities, one draw held"],
+)
+def test_a_weak_recipe_fails_and_a_right_one_passes(make, draws):
+    """Steps that are too small end on the way; the same through the identity, averaged over draws, are enough."""
+    attacks = as_attack(WEAK).named("weak"), by_bpda(eot=4)
+    small, right = run(make(digits_network()), *attacks, draws=draws, depths=(1,)).content["attacks"]
+    assert right["samples"] >= 6
+    assert (small["verdict"], small["score"]) == ("failed", pytest.approx(0, abs=0.2))
+    assert right["score"] >= 0.85
+
+
+@pytest.mark.parametrize(("kind", "draws"), [(Centred, 1), pytest.param(Reversal, 5, marks=pytest.mark.exhaustive)])
+def test_groups_are_planted_in_and_attacked_as_they_are_judged(kind, draws):
+    """What is found is found by the defense itself, in the batch of all candidates."""
+    defense, attacks = (
+        kind(digits_network(), steps=2, group_size=4),
+        (as_attack(WEAK).named("weak"), by_bpda(eot=draws)),
+    )
+    result = run(defense, *attacks, samples=6, draws=draws, depths=(1,))
+    assert result.content["settings"]["batch_size"] == 32
+    short, right = result.content["attacks"]
+    assert (short["score"], right["score"], right["samples"]) == (0, 1, 6)
+    assert right["random_score"] <= 0.5
+
+
+def test_planted_groups_are_solved_together_and_alone():
+    """Planted points are adversarial beside each other and beside clean samples; the defense itself says so."""
+    inputs, network = load_dataset("digits").take(range(8))[0], digits_network()
+    defense = Centred(network, steps=2, group_size=4)
+    planted = plant(defense, inputs, LINF, inner_points=60)
+    points = planted.planted[:, 0]
+    assert (len(planted), planted.score(points), planted.score(inputs)) == (8, 1, 0)
+    finals = defense.solution(points, seeds=defense.next_seeds(8)).final
+    torch.testing.assert_close(planted.module.features(points), split(network, inputs).features(finals))
+    for row in range(8):
+        mixed = torch.where(torch.arange(8).view(-1, 1, 1, 1) == row, points, inputs)
+        assert planted.judge(mixed).argmax(1).tolist() == [int(one == row) for one in range(8)]
+
+
+# Heads that mask gradients behind the features, where the test puts a readout in their place.
+
+
+class Headed(nn.Module):
+    """The digits network with something behind its logits; the same for noisy inputs."""
+
+    def __init__(self, head, noise=0.0):
+        super().__init__()
+        self.network, self.head, self.noise = digits_network(), head, noise
+        self.eval()
+
+    def forward(self, x):
+        return self.head(self.network(x + self.noise * torch.randn_like(x) if self.noise else x))
+
+
+def seeded(*layers):
+    generator = torch.Generator().manual_seed(0)
+    for part in (part for layer in layers for part in layer.parameters()):
+        part.data = torch.randn(part.shape, generator=generator) / part.shape[-1] ** 0.5
+    return nn.Sequential(*layers).eval()
+
+
+CENTRES = torch.eye(10).mul(4)
+MASKING = {
+    "opposite sign": (lambda z: -z + 2 * z.detach(), "wrong_gradient"),
+    "rounded": (lambda z: (z * 100).round() / 100, "zero_gradient"),
+    "steep tanh": (lambda z: torch.tanh(1000 * z), "zero_gradient"),
+    "function of the other sign": (Opposite.apply, "wrong_gradient"),
+    "mostly without a graph": (lambda z: 1.5 * z.detach() - 0.5 * z, "wrong_gradient"),
+    "one class detached": (lambda z: torch.cat([z[:, :1].detach(), z[:, 1:]], 1), "wrong_gradient"),
+    "steep sigmoids": (lambda z: 5 * torch.sigmoid(50 * z) - 1, "saturated_layer"),
+    "without gradients at all": (lambda z: z.detach(), "cut_gradient"),
+}
+SOUND = {
+    "linear": lambda z: z,
+    "log-softmax": lambda z: z.log_softmax(1),
+    "temperature": lambda z: z / 0.05,
+    "softcap": lambda z: 30 * torch.tanh(z / 30),
+    "cosine": lambda z: 10 * F.normalize(z, dim=1) @ F.normalize(CENTRES + 0.3, dim=1),
+    "distances": lambda z: -torch.cdist(z, CENTRES).square(),
+    "layer norm": lambda z: F.layer_norm(z, (10,)),
+    "rounded, straight through": lambda z: z + (z.mul(10).round().div(10) - z).detach(),
+    "MLP": seeded(nn.Linear(10, 64), nn.ReLU(), nn.Linear(64, 10)),
+    "MLP of two outputs more": seeded(nn.Linear(10, 32), nn.GELU(), nn.Linear(32, 12)),
+}
+ALL = {**{name: (head, "") for name, head in SOUND.items()}, **MASKING}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_heads_that_mask_gradients_are_found_and_nothing_draws(name, digits):
+    head, code = ALL[name]
+    parts, before = split(Headed(head), digits[:4]), torch.get_rng_state()
+    assert probe_head(parts.features, parts.readout, digits[:4]).fault == code
+    assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("name", ["opposite sign", "steep tanh"])
+def test_no_attack_passes_whose_gradients_die_in_the_head(name, digits, linf):
+    attacks = {"pgd": "robust_ext:APGD(steps=10)", "random": "robust_ext:RandomSearch(points=50)"}
+    result = binarization_test(Headed(ALL[name][0]), attacks, digits[:32], linf, inner_points=150, depths=(1,))
+    pgd, random = result.content["attacks"]
+    assert (pgd["score"], pgd["verdict"]) == (1, "failed")
+    # What takes no gradients meets no mask.
+    assert "the head" not in random["reason"].partition("Most likely")[0]
+    (found, *_) = [one for one in result.content["findings"] if one["attack"] is None]
+    assert (found["code"] in OF_HEAD, found["weight"], bool(found["remedies"])) == (True, "high", True)
+
+
+@pytest.mark.parametrize("name", ["linear", "log-softmax", "MLP"])
+def test_attacks_pass_with_sound_heads(name, digits, linf):
+    result = binarization_test(Headed(SOUND[name]), "robust_ext:APGD(steps=10)", digits[:32], linf, depths=(1,))
+    assert (result.verdict, result.content["findings"]) == ("passed", [])
+    # Of a linear head nothing is planted a second time.
+    assert ("at_logits" in result.content["attacks"][0]) == (name == "log-softmax")
+
+
+BEHIND = ["opposite sign", "log-softmax"]
+BEHIND += [pytest.param(name, marks=pytest.mark.exhaustive) for name in ("mostly without a graph", "cosine")]
+
+
+@pytest.mark.parametrize("kind", ["random", "detector"])
+@pytest.mark.parametrize("name", BEHIND)
+@pytest.mark.filterwarnings("ignore:.* the gradient of some rows was zero")
+def test_random_models_and_those_with_a_detector_are_planted_behind_their_heads(kind, name, digits, linf):
+    """A sound head is passed, one that masks gradients is named, and no attack passes there."""
+    options, sound = {"inner_points": 60, "depths": (1,), "canaries": 0}, name in SOUND
+    if kind == "random":
+        model, attack = Headed(ALL[name][0], noise=0.01), "robust_ext:APGD(steps=10)"
+        options["draws"] = 3
+    else:
+        model, attack = Headed(ALL[name][0]), "robust_ext:OrthogonalPGD(steps=100)"
+        options["detector"] = Pattern(model)
+        options["detector"].calibrate(digits, false_positive_rate=0.3)
+    (entry,) = binarization_test(model, attack, digits[:16], linf, **options).content["attacks"]
+    for test in entry.get("tests", {"": entry}).values():
+        counts = test["at_logits"]
+        assert (test["score"], counts["found"]) == (1, counts["samples"] if sound else 0)
+        assert counts["samples"] >= 8
+        assert ("the head, which the test replaces, masks gradients" in test["reason"]) != sound
+        assert (test["verdict"] == "failed") != sound
+
+
+def test_a_head_behind_which_nothing_is_planted_is_said_not_to_be_tested(digits, linf):
+    model = Headed(lambda z: F.dropout(z, 0.05, training=True))
+    with pytest.warns(RobustExtWarning, match="Nothing could be planted at the logits"):
+        result = binarization_test(
+            model, "robust_ext:APGD(steps=10)", digits[:32], linf, inner_points=100, depths=(1,), draws=4
+        )
+    assert result.content["findings"] == []
+    assert "at_logits" not in result.content["attacks"][0]

@@ -14,7 +14,7 @@ from robust_ext.evaluations.binarization.content import blind_words
 from robust_ext.evaluations.binarization.defense import TESTS
 from robust_ext.evaluations.binarization.rules import Rules, Solved
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
-from robust_ext.evaluations.binarization.verdict import VERDICTS, Counts, judge, overall, overall_reason, pair_verdict
+from robust_ext.evaluations.binarization.verdict import Counts, judge, overall, overall_reason, pair_verdict
 from robust_ext.registry.attack import as_attack
 
 LINF = ThreatModel(norm="linf", epsilon=0.1)
@@ -66,116 +66,109 @@ def row(found, random_found, samples, depth):
 
 
 EASY, HARD = row(60, 30, 60, 2.0), row(40, 2, 40, 4.0)
+# Found by random search of 64 planted examples, the least depth, deeper problems, and the verdict with its depth.
+DEEPER = [
+    # Random search finds 40 of them: deeper problems decide.
+    (40, 1.0, [], "inconclusive", 1),
+    (40, 1.0, [row(0, 0, 0, 2.0)], "inconclusive", 1),
+    (40, 1.0, [row(60, 5, 60, 2.0)], "passed", 2),
+    (40, 1.0, [EASY, HARD], "passed", 4),
+    # At each depth up to that one its rate must be shown.
+    (40, 1.0, [row(58, 30, 64, 2.0), row(50, 2, 50, 4.0)], "inconclusive", 2),
+    (40, 1.0, [EASY, row(20, 2, 20, 4.0)], "inconclusive", 4),
+    # Missing some of what the best of all witnesses found is no failure; missing most of it is.
+    (40, 1.0, [row(50, 5, 60, 2.0)], "inconclusive", 2),
+    (40, 1.0, [row(20, 0, 60, 2.0)], "failed", 2),
+    (40, 1.0, [EASY, row(60, 25, 60, 4.0)], "inconclusive", 4),
+    # It passes no earlier than asked for, and what the planted problems would pass is not failed by deeper ones.
+    (4, 4.0, [], "inconclusive", 1),
+    (4, 4.0, [row(60, 5, 60, 2.0)], "inconclusive", 2),
+    (4, 4.0, [row(60, 5, 60, 2.0), HARD], "passed", 4),
+    (4, 4.0, [row(20, 0, 60, 2.0)], "inconclusive", 2),
+]
 
 
-@pytest.mark.parametrize(
-    ("random_found", "least", "deeper", "verdict", "depth"),
-    [
-        # Random search finds 40 of the 64 planted examples: deeper problems decide.
-        (40, 1.0, [], "inconclusive", 1),
-        (40, 1.0, [row(0, 0, 0, 2.0)], "inconclusive", 1),
-        (40, 1.0, [row(60, 5, 60, 2.0)], "passed", 2),
-        (40, 1.0, [EASY, HARD], "passed", 4),
-        # At each depth up to that one its rate must be shown.
-        (40, 1.0, [row(58, 30, 64, 2.0), row(50, 2, 50, 4.0)], "inconclusive", 2),
-        (40, 1.0, [EASY, row(20, 2, 20, 4.0)], "inconclusive", 4),
-        # Missing some of what the best of all witnesses found is no failure; missing most of it is.
-        (40, 1.0, [row(50, 5, 60, 2.0)], "inconclusive", 2),
-        (40, 1.0, [row(20, 0, 60, 2.0)], "failed", 2),
-        (40, 1.0, [EASY, row(60, 25, 60, 4.0)], "inconclusive", 4),
-        # It passes no earlier than asked for, and what the planted problems would pass is not failed by deeper ones.
-        (4, 4.0, [], "inconclusive", 1),
-        (4, 4.0, [row(60, 5, 60, 2.0)], "inconclusive", 2),
-        (4, 4.0, [row(60, 5, 60, 2.0), HARD], "passed", 4),
-        (4, 4.0, [row(20, 0, 60, 2.0)], "inconclusive", 2),
-    ],
-)
-def test_deeper_problems_decide_where_those_planted_are_too_easy(random_found, least, deeper, verdict, depth):
-    judgement = judged(64, random_found, 64, deeper=deeper, depths=(1, 2, 4), least_depth=least)
-    assert (judgement["verdict"], judgement["verdict_depth"]) == (verdict, depth)
-    # What the planted problems decide stays decided.
-    for counts, expected in (((64, 0, 64), "passed"), ((40, 40, 64), "failed"), ((20, 20, 20), "inconclusive")):
-        assert judged(*counts, deeper=deeper, depths=(1, 2, 4))["verdict"] == expected
+def test_deeper_problems_decide_where_those_planted_are_too_easy():
+    for random_found, least, deeper, *expected in DEEPER:
+        judgement = judged(64, random_found, 64, deeper=deeper, depths=(1, 2, 4), least_depth=least)
+        assert [judgement["verdict"], judgement["verdict_depth"]] == expected
+        # What the planted problems decide stays decided.
+        for counts, verdict in (((64, 0, 64), "passed"), ((40, 40, 64), "failed"), ((20, 20, 20), "inconclusive")):
+            assert judged(*counts, deeper=deeper, depths=(1, 2, 4))["verdict"] == verdict
 
 
-@pytest.mark.parametrize(
-    ("counts", "options", "advice"),
-    [
-        # 29 problems are needed, and 8 of 10 samples could be planted.
-        ((8, 0, 8), {"inseparable": 1, "unplanted": 1}, "37 samples"),
-        ((8, 4, 8), {}, "inner_points=1600."),
-        ((24, 1, 24), {"unplanted": 26, "unfound": 14}, "78 samples"),
-        ((50, 0, 50), {"attacks": 10}, "51 samples"),
-        # Above the maximum no number of samples settles it, and a kappa of .999 is as good as one nearer to 1.
-        ((10, 6, 10), {}, "inner_points=1600, with 29 samples."),
-        ((100, 51, 100), {"kappa": 0.9}, "kappa=0.999."),
-        ((100, 51, 100), {"inner": "uniform", "depths": (1,)}, "inner=0.5; or depths=(1, 2, 4, 8)"),
-        ((100, 51, 100), {"boundary_points": 5}, "boundary_points=1."),
-        ((100, 51, 100), {"planted_candidates": 1, "inner": "uniform"}, "planted_candidates=32; or inner=0.5."),
-        ((100, 51, 100), {"inner_points": 10_000}, "no setting of this test"),
-        ((0, 0, 0), {}, "inner_points=79 or readout='max-margin'"),
-        ((0, 0, 0), {"unplanted": 3}, "kappa=0.9."),
-        ((18, 0, 20), {"non_finite": 1}, "fix the network"),
-    ],
-)
-def test_inconclusive_names_what_would_settle_it(counts, options, advice):
-    judgement = judged(*counts, **{"depths": DEEP, **options})
-    assert judgement["verdict"] == "inconclusive"
-    assert f"To settle it: {advice}" in judgement["reason"]
+SETTLED_BY = [
+    # 29 problems are needed, and 8 of 10 samples could be planted.
+    ((8, 0, 8), {"inseparable": 1, "unplanted": 1}, "37 samples"),
+    ((8, 4, 8), {}, "inner_points=1600."),
+    ((24, 1, 24), {"unplanted": 26, "unfound": 14}, "78 samples"),
+    ((50, 0, 50), {"attacks": 10}, "51 samples"),
+    # Above the maximum no number of samples settles it, and a kappa of .999 is as good as one nearer to 1.
+    ((10, 6, 10), {}, "inner_points=1600, with 29 samples."),
+    ((100, 51, 100), {"kappa": 0.9}, "kappa=0.999."),
+    ((100, 51, 100), {"inner": "uniform", "depths": (1,)}, "inner=0.5; or depths=(1, 2, 4, 8)"),
+    ((100, 51, 100), {"boundary_points": 5}, "boundary_points=1."),
+    ((100, 51, 100), {"planted_candidates": 1, "inner": "uniform"}, "planted_candidates=32; or inner=0.5."),
+    ((100, 51, 100), {"inner_points": 10_000}, "no setting of this test"),
+    ((0, 0, 0), {}, "inner_points=79 or readout='max-margin'"),
+    ((0, 0, 0), {"unplanted": 3}, "kappa=0.9."),
+    ((18, 0, 20), {"non_finite": 1}, "fix the network"),
+]
+
+
+def test_inconclusive_names_what_would_settle_it():
+    for counts, options, advice in SETTLED_BY:
+        judgement = judged(*counts, **{"depths": DEEP, **options})
+        assert judgement["verdict"] == "inconclusive"
+        assert f"To settle it: {advice}" in judgement["reason"]
 
 
 @pytest.mark.parametrize("sequential", [False, True])
-@pytest.mark.parametrize("random_found", range(6))
-def test_as_many_samples_as_advised_settle_it(random_found, sequential):
+def test_as_many_samples_as_advised_settle_it(sequential):
     """With no more misses and this R-ASR on so many samples the attack passes, and on one sample less it does not."""
-    judgement = judged(11, random_found, 12, sequential=sequential)
-    number = int(re.findall(r"(\d+) samples", judgement["reason"])[-1])
-    for samples, verdict in ((number, "passed"), (number - 1, "inconclusive")):
-        random = -(-random_found * samples // 12)
-        assert judged(samples - 1, random, samples, sequential=sequential)["verdict"] == verdict
+    for random_found in range(6):
+        judgement = judged(11, random_found, 12, sequential=sequential)
+        number = int(re.findall(r"(\d+) samples", judgement["reason"])[-1])
+        for samples, verdict in ((number, "passed"), (number - 1, "inconclusive")):
+            random = -(-random_found * samples // 12)
+            assert judged(samples - 1, random, samples, sequential=sequential)["verdict"] == verdict
 
 
 def test_numbers_of_a_judgement():
-    judgement = judged(19, 4, 20, confidence=0.9)
+    judgement, beta, nothing = judged(19, 4, 20, confidence=0.9), stats.beta.ppf, judged(0, 0, 0)
     assert (judgement["score"], judgement["random_score"]) == (0.95, 0.2)
-    beta = stats.beta.ppf
     assert judgement["score_interval"] == pytest.approx((beta(0.05, 19, 2), beta(0.95, 20, 1)))
     assert judgement["random_score_interval"] == pytest.approx((beta(0.05, 4, 17), beta(0.95, 5, 16)))
-    nothing = judged(0, 0, 0)
-    parts = ("score", "score_interval", "random_score", "random_score_interval")
-    assert all(nothing[part] is None for part in parts)
+    assert [nothing[part] for part in judgement if part.endswith(("score", "score_interval"))] == [None] * 4
 
 
-@settings(deadline=None, max_examples=100)
-@given(
-    st.integers(0, 120).flatmap(lambda n: st.tuples(st.integers(0, n), st.integers(0, n), st.just(n))),
-    st.integers(0, 3),
-    st.integers(1, 12),
-    st.booleans(),
-)
+COUNTS = st.integers(0, 120).flatmap(lambda n: st.tuples(st.integers(0, n), st.integers(0, n), st.just(n)))
+
+
+@settings(max_examples=100)
+@given(COUNTS, st.integers(0, 3), st.integers(1, 12), st.booleans())
 def test_what_passes_has_earned_it(counts, repaired, attacks, sequential):
-    found, random_found, samples = counts
-    given_rules = {"repaired": repaired, "attacks": attacks, "sequential": sequential}
-    judgement = judged(found, random_found, samples, **given_rules)
-    assert judgement["verdict"] in VERDICTS
-    if judgement["verdict"] == "passed":
+    (found, random_found, samples), given_rules = counts, {"repaired": repaired, "sequential": sequential}
+    rank = ["failed", "inconclusive", "passed"].index
+
+    def verdict(found, random_found, attacks):
+        return judged(found, random_found, samples, attacks=attacks, **given_rules)["verdict"]
+
+    own = verdict(found, random_found, attacks)
+    if own == "passed":
         assert repaired < 2
         assert found / samples >= 0.95
         # At a rate of .9, and at an R-ASR of .5, counts like these are rare: those of the sequential rule rarer.
         assert stats.binom.sf(found - 1, samples, 0.9) <= 0.05 / attacks
         assert stats.binom.cdf(random_found, samples, 0.5) <= 0.05
     if repaired >= 2 or (samples - found >= 2 and found / samples < 0.95):
-        assert judgement["verdict"] == "failed"
+        assert own == "failed"
     # A stronger attack is never judged worse, an easier test or more attacks never better.
-    rank = {"failed": 0, "inconclusive": 1, "passed": 2}
     if found < samples:
-        better = judged(found + 1, random_found, samples, **given_rules)
-        assert rank[better["verdict"]] >= rank[judgement["verdict"]]
+        assert rank(verdict(found + 1, random_found, attacks)) >= rank(own)
     if random_found < samples:
-        easier = judged(found, random_found + 1, samples, **given_rules)
-        assert rank[easier["verdict"]] <= rank[judgement["verdict"]]
-    more = judged(found, random_found, samples, **{**given_rules, "attacks": attacks + 1})
-    assert rank[more["verdict"]] <= rank[judgement["verdict"]]
+        assert rank(verdict(found, random_found + 1, attacks)) <= rank(own)
+    assert rank(verdict(found, random_found, attacks + 1)) <= rank(own)
 
 
 def entry(name, verdict, score):
@@ -192,40 +185,32 @@ def test_the_best_attack_decides_and_its_reason_is_given():
         assert overall(verdicts) == overall(verdicts[::-1]) == expected
     attacks = [entry("fgsm", "passed", 0.96), entry("easy", "inconclusive", 1.0), entry("pgd", "passed", 0.99)]
     assert overall_reason(attacks).endswith("Reason of pgd.")
-    nothing = [entry("a", "inconclusive", None), entry("b", "failed", 0.5)]
-    assert overall_reason(nothing).endswith("Reason of a.")
+    assert overall_reason([entry("a", "inconclusive", None), entry("b", "failed", 0.5)]).endswith("Reason of a.")
 
 
-@pytest.mark.parametrize(
-    ("regular", "inverted", "verdict", "words"),
-    [
-        (("passed", 1.0), ("passed", 0.97), "passed", "Reason of one."),
-        (("passed", 1.0), ("failed", 0.1), "failed", "inverted test (0.10)"),
-        (("failed", 0.2), ("passed", 1.0), "failed", "ignores the detector"),
-        (("failed", 0.2), ("inconclusive", None), "failed", "regular"),
-        (("failed", 0.2), ("failed", 0.3), "failed", "both tests"),
-        (("passed", 1.0), ("inconclusive", 1.0), "inconclusive", "Reason of other."),
-    ],
-)
-def test_the_verdict_on_both(regular, inverted, verdict, words):
-    found, reason = pair_verdict({"regular": entry("one", *regular), "inverted": entry("other", *inverted)})
-    assert found == verdict
-    assert words in reason
-    # Nothing planted in one test shows nothing of the detector.
-    assert inverted[1] is not None or "ignores the detector" not in reason
+PAIRS = [
+    (("passed", 1.0), ("passed", 0.97), "passed", "Reason of one."),
+    (("passed", 1.0), ("failed", 0.1), "failed", "inverted test (0.10)"),
+    (("failed", 0.2), ("passed", 1.0), "failed", "ignores the detector"),
+    (("failed", 0.2), ("inconclusive", None), "failed", "regular"),
+    (("failed", 0.2), ("failed", 0.3), "failed", "both tests"),
+    (("passed", 1.0), ("inconclusive", 1.0), "inconclusive", "Reason of other."),
+]
+
+
+def test_the_verdict_on_both():
+    for regular, inverted, verdict, words in PAIRS:
+        found, reason = pair_verdict({"regular": entry("one", *regular), "inverted": entry("other", *inverted)})
+        assert found == verdict
+        assert words in reason
+        # Nothing planted in one test shows nothing of the detector.
+        assert inverted[1] is not None or "ignores the detector" not in reason
 
 
 @pytest.mark.parametrize(
     ("found", "samples", "ignores"),
-    [
-        (38, 42, False),
-        (64, 64, False),  # As one that fails by canaries or at the head.
-        (20, 40, False),
-        (0, 3, False),
-        (0, 0, False),  # By canaries, where nothing was planted.
-        (9, 40, True),
-        (2, 30, True),
-    ],
+    # Of the second it fails by canaries or at the head; by canaries where nothing was planted.
+    [(38, 42, False), (64, 64, False), (20, 40, False), (0, 3, False), (0, 0, False), (9, 40, True), (2, 30, True)],
 )
 def test_only_an_attack_that_misses_more_than_half_ignores_the_detector(found, samples, ignores):
     interval = proportion_interval(found, samples, confidence=0.95)
@@ -252,8 +237,8 @@ def p_value(found, samples, rate, side):
 @given(st.integers(1, 80), st.data(), st.sampled_from([1, 2, 5]), st.sampled_from([(1,), DEEP]))
 def test_rates_are_shown_where_an_exact_binomial_test_shows_them(samples, data, attacks, depths):
     found, random_found = (data.draw(st.integers(0, samples)) for _ in range(2))
-    options = {"depths": depths, "random_stops": False}
-    rules, error = Rules(BinarizationSettings(threat_model=LINF, **options), attacks), 0.05 / attacks
+    chosen = BinarizationSettings(threat_model=LINF, depths=depths, random_stops=False)
+    rules, error = Rules(chosen, attacks), 0.05 / attacks
     proved = found / samples >= 0.95 and p_value(found, samples, 0.9, "greater") < error
     assert rules.proves_rate(found, samples) == proved
     assert rules.falls_behind(found, samples) == (p_value(found, samples, 0.5, "less") < error / len(depths))
@@ -275,21 +260,16 @@ def test_sequential_rules_are_wagers_that_pay_enough(samples, data):
     found = data.draw(st.integers(0, samples))
     rules = Rules(BinarizationSettings(threat_model=LINF, sequential=True, depths=DEEP), 2)
 
-    def wealth(low, high):
+    def wealth(low, high, against):
         rates = np.linspace(low, high, 4001)[1:-1]
-        likelihood = stats.binom.pmf(found, samples, rates).mean()
-        return likelihood / stats.binom.pmf(found, samples, low or high)
+        return stats.binom.pmf(found, samples, rates).mean() / stats.binom.pmf(found, samples, against)
 
-    for shows, rate in ((rules.falls_behind, 0.5), (rules.trails, 0.75)):
-        paid = wealth(0, rate) * 0.05 / 8
-        if not 0.97 < paid < 1.03:  # where its numbers are near the bar
-            assert shows(found, samples) == (paid > 1)
-    paid = 0.05 / 2 * (0.6 * (found == samples) / 0.5**samples + 0.4 * wealth_above(found, samples))
-    if not 0.97 < paid < 1.03:
-        assert rules.outdone(found, samples - found) == (paid > 1)
+    above = 0.6 * (found == samples) / 0.5**samples + 0.4 * wealth(0.75, 1, 0.5)
+    for shown, paid in (
+        (rules.falls_behind(found, samples), wealth(0, 0.5, 0.5) * 0.05 / 8),
+        (rules.trails(found, samples), wealth(0, 0.75, 0.75) * 0.05 / 8),
+        (rules.outdone(found, samples - found), above * 0.05 / 2),
+    ):
+        # Where its numbers are near the bar they show nothing.
+        assert shown == (paid > 1) or 0.97 < paid < 1.03
     assert rules.graded(samples) == (samples >= 16)
-
-
-def wealth_above(found, samples):
-    rates = np.linspace(0.75, 1, 4001)[1:-1]
-    return stats.binom.pmf(found, samples, rates).mean() / stats.binom.pmf(found, samples, 0.5)

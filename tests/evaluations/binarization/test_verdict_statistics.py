@@ -88,29 +88,19 @@ def test_random_search_ends_where_it_is_settled():
     assert rules.random_error_rate() + 3 * rules.random_error_rate(8.0) == pytest.approx(0.05)
 
 
-@pytest.mark.parametrize(
-    ("options", "counts", "settled"),
-    [
-        ({}, (0, 7), False),
-        ({}, (0, 8), True),
-        ({}, (1, 11), False),
-        ({}, (1, 12), True),
-        # Deeper problems need it where planted ones are too easy.
-        ({}, (30, 30), False),
-        ({"depths": (1,)}, (30, 30), True),
-        ({"depths": (1,)}, (0, 7), True),
-        ({"least_depth": 2.0}, (0, 30), False),
-        ({"maximum_random_score": 1.0}, (0, 30), False),
-        ({"random_stops": False}, (0, 30), False),
-        ({"sequential": False}, (0, 7), False),
-        ({"sequential": False}, (0, 8), True),
-        ({"sequential": False}, (1, 16), True),
-        ({"sequential": False}, (2, 16), True),
-        ({"sequential": False}, (3, 16), False),
-        ({"sequential": False, "random_stops": False}, (0, 30), False),
-    ],
-)
-def test_where_random_search_is_settled(options, counts, settled):
-    rules = benchmark.rules(**{"sequential": True, **options})
-    found, samples = counts
-    assert rules.random_settled(benchmark.Solved(found=0, random_found=found, samples=samples)) == settled
+# Options, the problems that random search found and all, and whether R-ASR is settled.
+SETTLED = [
+    ({}, 0, 7, False), ({}, 0, 8, True), ({}, 1, 11, False), ({}, 1, 12, True),
+    # Deeper problems need it where planted ones are too easy.
+    ({}, 30, 30, False), ({"depths": (1,)}, 30, 30, True), ({"depths": (1,)}, 0, 7, True),
+    ({"least_depth": 2.0}, 0, 30, False), ({"maximum_random_score": 1.0}, 0, 30, False),
+    ({"random_stops": False}, 0, 30, False), ({"sequential": False, "random_stops": False}, 0, 30, False),
+    ({"sequential": False}, 0, 7, False), ({"sequential": False}, 0, 8, True), ({"sequential": False}, 1, 16, True),
+    ({"sequential": False}, 2, 16, True), ({"sequential": False}, 3, 16, False),
+]  # fmt: skip
+
+
+def test_where_random_search_is_settled():
+    for options, found, samples, settled in SETTLED:
+        first = benchmark.Solved(found=0, random_found=found, samples=samples)
+        assert benchmark.rules(**{"sequential": True, **options}).random_settled(first) == settled, options

@@ -80,14 +80,6 @@ def test_the_order_of_scores_matters_alone_one_arm_is_ordinary_and_more_never_he
             assert found.auroc is None
 
 
-def test_a_single_arm_can_score_below_all_of_them():
-    """The remark of section 5.2.1: an arm that fails where others are caught has fewer positives."""
-    natural, scores = np.array([0.5, 0.5]), np.array([[0.1, 0.0], [0.9, 0.9]])
-    success = np.array([[True, False], [False, True]])
-    first = multi_armed(natural, scores[:1], success[:1])
-    assert (multi_armed(natural, scores, success).auroc, first.auroc, first.coverage) == (0.5, 0.0, 0.5)
-
-
 def rows_of(natural, scores, success, labels, *, correct=True, **chosen):
     """The rows of a detector in ``result.json``, of arms with these names, objectives and algorithms."""
     results = []
@@ -163,16 +155,6 @@ def test_intervals_are_as_wide_as_delongs(paired):
     found = detect(natural, positives, resamples=2000, seed=0)
     half = 1.96 * delong(natural, positives)
     np.testing.assert_allclose(found.auroc_interval, [found.auroc - half, found.auroc + half], atol=0.12 * half)
-
-
-def test_intervals_cover_what_they_should():
-    """Normal scores a distance of 1 apart have an AUROC of .7602; of 100 intervals about 95 hold it."""
-    generator, hits = np.random.default_rng(5), 0
-    for _ in range(100):
-        natural, positives = generator.normal(size=80), 1 + generator.normal(size=80)
-        low, high = detect(natural, positives, resamples=200, seed=0).auroc_interval
-        hits += low <= 0.7602 <= high
-    assert 88 <= hits <= 99
 
 
 def test_a_perfect_detector_has_an_interval_too():
