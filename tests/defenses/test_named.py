@@ -1,6 +1,7 @@
 """Defenses by name: settings, trained parts from files, what is refused, and the command line."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,16 @@ from robust_ext.defenses.training.views import RandomViews
 from robust_ext.demo.network import digits_network
 from robust_ext.registry.defense import named_defense
 from tests.defenses.cases import QUICK, drawn_part, of_digits
+
+PARTS = """
+from torch import nn
+
+def view(x):
+    return 0.5 * x
+
+def judge():
+    return nn.Linear(10, 1)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -41,10 +52,19 @@ def files(tmp_path_factory):
     return found
 
 
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory, files):
+    """A text with the paths of files."""
+    file = tmp_path_factory.mktemp("code") / "parts.py"
+    file.write_text(PARTS)
+    paths = {**files, "file": file}
+    return lambda text: re.sub(r"\{(\w+)\}", lambda found: paths[found[1]].as_posix(), text)
+
+
 def written(name):
     """A name with the settings of :data:`QUICK`, as text."""
     settings = ", ".join(f"{key}={value!r}" for key, value in QUICK.get(name, {}).items())
-    return f"{name}({settings})" if settings else name
+    return f"{name}({settings})"
 
 
 @pytest.mark.parametrize("name", NAMED)
@@ -53,9 +73,8 @@ def test_a_name_is_its_class(name, net, images, files):
     assert type(made) is type(other) is NAMED[name]
     with made.seeded(3), other.seeded(3), torch.no_grad():
         torch.testing.assert_close(made(images[0]), other(images[0]))
-    assert not any(
-        p.requires_grad for key, p in made.named_parameters() if not key.startswith(("classifier", "features"))
-    )
+    own = [p for key, p in made.named_parameters() if not key.startswith(("classifier", "features"))]
+    assert not any(p.requires_grad for p in own)
 
 
 def test_settings(net, images, files):
@@ -65,37 +84,15 @@ def test_settings(net, images, files):
     assert made.radius == pytest.approx(4 / 255)
     soap = named_defense(" soap( crop = 1, flip=False ) ", net, x)
     assert torch.equal(soap.view(x), flipped_crop(x, crop=1, flip=False))
-    assert torch.equal(flipped_crop(x, crop=0, flip=False), x)
     assert not torch.equal(soap.view(x), flipped_crop(x, crop=1))
-    text = f"adp(weights={str(files['adp'])!r}, runs=3)"
-    assert named_defense(text, net, x).runs == 3
     # The file in the text is the one that counts.
+    text = f"adp(weights={str(files['adp'])!r}, runs=3)"
     assert named_defense(text, net, x, weights="elsewhere.safetensors").runs == 3
-    assert as_defense("median(size=5)", net, x).transform.size == 5
-
-
-PARTS = """
-from torch import nn
-
-def view(x):
-    return 0.5 * x
-
-def judge():
-    return nn.Linear(10, 1)
-"""
-
-
-@pytest.fixture(scope="module")
-def parts(tmp_path_factory, files):
-    file = tmp_path_factory.mktemp("code") / "parts.py"
-    file.write_text(PARTS)
-    return {name: path.as_posix() for name, path in {**files, "file": file}.items()}
-
-
-def filled(text, parts):
-    for name, path in parts.items():
-        text = text.replace(f"{{{name}}}", path)
-    return text
+    # Some layers are those that were fitted alone.
+    whole = NAMED["clc"].part_class.load(files["clc"])
+    alone = NAMED["clc"](net, type(whole)(["5"], [whole.basis(1)], [whole.mean_1]), group_size=2)
+    made = named_defense("clc(layers='5', group_size=2)", net, x, weights=files["clc"])
+    assert torch.equal(made(x), alone(x))
 
 
 @pytest.mark.parametrize(
@@ -104,95 +101,67 @@ def filled(text, parts):
         ("soap(view='{file}:view')", lambda made, x: torch.equal(made.view(x), 0.5 * x)),
         ("imf(discriminator='{file}:judge()')", lambda made, x: made.discriminator.in_features == 10),
         ("imf(discriminator='{file}:judge()', weights='{imf}')", lambda made, x: made.discriminator.in_features == 10),
-        ("clc(layers='5', weights='{clc}')", lambda made, x: made.projections.layers == ("5",)),
         ("clc(layers=['5', ''], weights='{clc}')", lambda made, x: made.projections.layers == ("", "5")),
         ("aid(layers='2, 5', weights='{aid}')", lambda made, x: made.layers == ("2", "5")),
-        (
-            "reverse(augment={'jitter': 0.125}, weights='{reverse}')",
-            lambda made, x: (made.augment.jitter, made.augment.area) == (0.125, 0.5),
-        ),
+        ("reverse(augment={'jitter': 0.125}, weights='{reverse}')", lambda made, x: made.augment.jitter == 0.125),
     ],
 )
-def test_parts_in_the_text(text, holds, net, images, parts):
-    assert holds(named_defense(filled(text, parts), net, images[0]), images[0])
-
-
-def test_some_layers_are_those_that_were_fitted_alone(net, images, files):
-    x = images[0]
-    whole = NAMED["clc"].part_class.load(files["clc"])
-    alone = type(whole)(["5"], [whole.basis(1)], [whole.mean_1])
-    made = named_defense("clc(layers='5', group_size=2)", net, x, weights=files["clc"])
-    assert torch.equal(made(x), NAMED["clc"](net, alone, group_size=2)(x))
+def test_parts_in_the_text(text, holds, net, images, filled):
+    assert holds(named_defense(filled(text), net, images[0]), images[0])
 
 
 REFUSED = {
     "clc(layers='9', weights='{clc}')": "layers: got .*'9'.*one or more of '', '5'",
-    "clc(layers=3, weights='{clc}')": "layers: got 3",
-    "soap(view='{file}:viiew')": "did you mean view",
     "soap(view=3)": "view: got 3",
     "imf(discriminator='{file}:view')": "discriminator: got .*expected a Module",
     "clc(projections='{file}:judge()')": "projections: got .*expected a Projections",
     "reverse(augment={'jiter': 1}, weights='{reverse}')": "augment: got 'jiter'.*did you mean jitter",
     "imf(discriminator={'width': 3})": "discriminator: got .*file.py:object",
-    "hd(view='{file}:view')": "one of: steps",
     "sodef(head='{file}:judge()')": "sodef --out FILE",
     "hedge": "one of 'hd', 'anti-adversary'.*package.module:object",
-    "antiadversary": "did you mean anti-adversary",
     "hd(": "a name with settings as in",
-    "": "one of 'hd'",
     "hd(5)": "positional argument 5",
     "hd(steps=max(1, 2))": "is not a literal",
     "hd(steps=5, steps=6)": "hd",
     "hd(step=5)": "one of: steps.*did you mean steps",
-    "hd(steps=-1)": "steps: got -1",
-    "hd(seed=1)": "one of: steps",
-    "hd(weights='a')": "one of: steps",
     "anti-adversary(clip=True, radius='far')": "radius",
-    "imf(doubtful=3, weights='{imf}')": "doubtful: got 3",
     "aid": r"aid\(weights='FILE'\).*train_defense.py --defense aid",
     "aid(weights=3)": "train_defense.py",
-    "aid(weihgts='a')": "did you mean weights",
     "aid(weights='{imf}')": "trained for aid",
-    "imf(weights='{aid}')": "trained for imf",
 }
 
 
 @pytest.mark.parametrize("text", REFUSED)
-def test_what_is_refused(text, net, images, parts):
+def test_what_is_refused(text, net, images, filled):
     with pytest.raises(InvalidArgumentError, match=REFUSED[text]):
-        as_defense(filled(text, parts), net, images[0])
+        as_defense(filled(text), net, images[0])
 
 
 @pytest.mark.parametrize("name", TRAINED)
 def test_files_that_cannot_be_read(name, net, images, files, tmp_path):
     with pytest.raises(DataError, match=r"no such file.*train_defense"):
         named_defense(name, net, images[0], weights=tmp_path / "missing.safetensors")
-    broken = tmp_path / "broken.safetensors"
-    broken.write_bytes(b"\x80\x04")
-    other = tmp_path / "other.safetensors"
-    save_file({"weight": torch.zeros(1)}, other)
-    wrong = files["adp" if name == "sodef" else "sodef"]
-    for file in (broken, other, wrong):
+    # A pickle, nothing, zeros, other tensors, another defense's.
+    bad = {tmp_path / str(place): content for place, content in enumerate((b"\x80\x04", b"", bytes(20)))}
+    for file, content in bad.items():
+        file.write_bytes(content)
+    save_file({"weight": torch.zeros(1)}, tmp_path / "other")
+    for file in (*bad, tmp_path / "other", files["adp" if name == "sodef" else "sodef"]):
         with pytest.raises(DataError, match=file.name):
             named_defense(name, net, images[0], weights=file)
 
 
-def test_parts_come_back_as_they_were(net, images, tmp_path):
-    head = ContrastiveHead(128, width=5, dimension=3, views=RandomViews(jitter=0.1, shared=False))
+def test_parts_come_back_as_they_were(tmp_path):
+    head, x = (
+        ContrastiveHead(128, width=5, dimension=3, views=RandomViews(jitter=0.1, shared=False)),
+        torch.rand(3, 128),
+    )
     head.save(tmp_path / "part")
     again = ContrastiveHead.load(tmp_path / "part")
-    assert vars(again.views)["jitter"] == 0.1
-    assert again.views.shared is False
-    x = torch.rand(3, 128)
+    assert (vars(again.views)["jitter"], again.views.shared) == (0.1, False)
     assert torch.equal(head(x), again(x))
-    for content in (None, b"", b"\x00" * 20):
-        if content is not None:
-            (tmp_path / "part").write_bytes(content)
-        words = "holds a ContrastiveHead" if content is None else ""
-        with pytest.raises(DataError, match=f"no file written by StableHead.*{words}"):
-            StableHead.load(tmp_path / "part")
-    with pytest.raises(DataError, match="no file written by StableHead"):
-        StableHead.load(tmp_path / "missing")
+    with pytest.raises(DataError, match=r"no file written by StableHead.*holds a ContrastiveHead"):
+        StableHead.load(tmp_path / "part")
 
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "train_defense.py"
@@ -211,8 +180,7 @@ def test_the_script_writes_what_the_name_reads(name, net, tmp_path):
         assert torch.equal(again(x[:4]), part(x[:4]))
         assert not torch.equal(again(x[:4]), net(x[:4]))
         return
-    made = named_defense(written(name), net, x[:2], weights=file)
-    assert made(x[:4]).shape == (4, 10)
+    assert named_defense(written(name), net, x[:2], weights=file)(x[:4]).shape == (4, 10)
 
 
 def test_settings_are_part_of_a_run(net, images, tmp_path):

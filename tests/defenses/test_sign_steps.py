@@ -1,4 +1,4 @@
-"""The defenses that step along signs, against a loop by hand on linear classifiers."""
+"""The defenses that step along signs, against loops by hand on linear classifiers; discriminators that are trained."""
 
 import numpy as np
 import pytest
@@ -7,8 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from robust_ext import ThreatModel
+from robust_ext.attacks.objective_pgd import ObjectivePGD
+from robust_ext.attacks.running import run_attack
 from robust_ext.core.errors import InvalidArgumentError, ModelError
-from robust_ext.defenses import IMF, AIDPurifier, AntiAdversary, Discriminator, HedgeDefense
+from robust_ext.core.target import Target
+from robust_ext.datasets import load_dataset
+from robust_ext.defenses import IMF, AIDPurifier, AntiAdversary, Discriminator, DiscriminatorTraining, HedgeDefense
+from robust_ext.defenses.soap import SOAP, flipped_crop
+from robust_ext.demo.network import digits_network
 from tests.defenses.cases import linear
 
 
@@ -87,30 +94,22 @@ def test_the_steps_are_those_of_a_loop_by_hand(case, seed, steps, rows, one, two
         np.testing.assert_array_equal(trace.state["predicted"].numpy(), (x @ weights.T + bias).argmax(1))
 
 
-def test_hedge_starts_are_uniform_in_the_ball_and_depend_on_the_seed():
-    net, x = nn.Sequential(nn.Flatten(), nn.Linear(100, 2)), torch.full((60, 100), 0.5)
+def test_hedge_starts_are_uniform_in_the_ball_depend_on_the_seed_and_are_clipped_unless_not_wanted():
+    net, x, reach = nn.Sequential(nn.Flatten(), nn.Linear(100, 2)), torch.full((60, 100), 0.5), 8 / 255
     defense = HedgeDefense(net, steps=0, seed=3)
     first, second = defense.trace(x).final - x, defense.trace(x).final - x
     assert not torch.equal(first, second)
-    reach = 8 / 255
     assert 0.999 * reach < float(first.abs().max()) <= reach + 1e-7
     assert abs(float(first.mean())) < 0.03 * reach
     assert abs(float(first.std()) - reach / 3**0.5) < 0.03 * reach
     with defense.seeded(3):
         assert torch.equal(defense.trace(x).final - x, first)
-    assert defense.draw == 2
-    still = HedgeDefense(net, steps=2, random_start=False)
-    assert not still.random
-    assert torch.equal(still(x), still(x))
-
-
-def test_hedge_starts_are_clipped_to_the_bounds_unless_not_wanted():
-    net, x = nn.Linear(50, 2), torch.zeros(4, 50)
-    clipped = HedgeDefense(net, steps=0, seed=0).trace(x).final
-    free = HedgeDefense(net, steps=0, seed=0, clip_start=False).trace(x).final
+    assert not HedgeDefense(net, random_start=False).random
+    zeros = torch.zeros(4, 100)
+    free = HedgeDefense(net, steps=0, seed=0, clip_start=False).trace(zeros).final
     assert float(free.min()) < 0
-    assert torch.equal(clipped, free.clamp(0, 1))
-    assert float(HedgeDefense(net, steps=1, seed=0, clip_start=False).trace(x).final.min()) >= 0
+    assert torch.equal(HedgeDefense(net, steps=0, seed=0).trace(zeros).final, free.clamp(0, 1))
+    assert float(HedgeDefense(net, steps=1, seed=0, clip_start=False).trace(zeros).final.min()) >= 0
 
 
 def test_the_anti_adversary_of_two_classes_never_changes_a_decision():
@@ -123,11 +122,18 @@ def test_the_anti_adversary_of_two_classes_never_changes_a_decision():
     torch.testing.assert_close((after[:, 0] - after[:, 1]).abs(), margin + 2 * 0.15 * 7)
 
 
-def test_where_cross_entropy_has_no_gradient_rows_stay():
+def test_rows_stay_where_losses_have_no_gradient_unless_not_wanted():
     net = linear(np.array([[1e3, 0.0], [0.0, 0.0]])).float()
     x = torch.tensor([[1.0, 0.5], [0.0, 0.5]])
     assert torch.equal(AntiAdversary(net).trace(x).final[0], x[0])
     assert torch.equal(AntiAdversary(net, steps=1).trace(x).final[1], torch.tensor([0.15, 0.5]))
+    # Where the probability is rounded to one.
+    x, judge = torch.full((1, 2), 0.5), Weighted(torch.tensor([60.0, 0.0]))
+    layer = nn.Sequential(nn.Identity(), nn.Linear(2, 2))
+    for kind, net, more, reach in ((IMF, nn.Identity(), {}, 16 / 255), (AIDPurifier, layer, {"layers": ["0"]}, 0.031)):
+        assert torch.equal(kind(net, judge, **more).trace(x).final, x)
+        moved = kind(net, judge, saturating=False, **more).trace(x).final - x
+        torch.testing.assert_close(moved, torch.tensor([[reach, 0.0]]))
 
 
 def test_steps_of_imf_are_shorter_in_doubt_alone():
@@ -135,41 +141,127 @@ def test_steps_of_imf_are_shorter_in_doubt_alone():
     x = torch.stack([probability.logit() / 10 + 0.5, torch.full((7,), 0.5, dtype=torch.float64)], 1)
     judge = Weighted(torch.tensor([10.0, 0.0], dtype=torch.float64), shift=-5.0)
     moved = IMF(nn.Identity(), judge).trace(x).final - x
-    half, whole = 8 / 255, 16 / 255
-    wanted = torch.tensor([whole, whole, half, half, half, whole, whole], dtype=torch.float64)
-    torch.testing.assert_close(moved[:, 0], wanted)
-    assert torch.equal(moved[:, 1], torch.zeros(7, dtype=torch.float64))
+    wanted = torch.tensor([2, 2, 1, 1, 1, 2, 2], dtype=torch.float64) * 8 / 255
+    torch.testing.assert_close(moved, torch.stack([wanted, torch.zeros_like(wanted)], 1))
     assert torch.equal(IMF(nn.Identity(), judge, doubt=0.0, doubtful=(0.0, 1.0)).trace(x).final, x)
 
 
-def test_where_the_probability_is_rounded_to_one_rows_stay_unless_not_wanted():
-    x, judge = torch.full((1, 2), 0.5), Weighted(torch.tensor([60.0, 0.0]))
-    layer = nn.Sequential(nn.Identity(), nn.Linear(2, 2))
-    for kind, net, more, reach in ((IMF, nn.Identity(), {}, 16 / 255), (AIDPurifier, layer, {"layers": ["0"]}, 0.031)):
-        make = kind
-        assert torch.equal(make(net, judge, **more).trace(x).final, x)
-        moved = make(net, judge, saturating=False, **more).trace(x).final - x
-        torch.testing.assert_close(moved, torch.tensor([[reach, 0.0]]))
-
-
-def test_aid_sees_a_single_layer_and_nothing_behind_it():
+def test_layers_of_aid():
+    # Nothing behind a single layer is seen.
     net = nn.Sequential(linear(np.array([[1.0, -2.0, 0.0]])), linear(np.array([[1.0], [-1.0]]))).eval()
     x = torch.full((2, 3), 0.5, dtype=torch.float64)
     judge = Weighted(torch.tensor([-1.0], dtype=torch.float64))
     moved = AIDPurifier(net, judge, layers=["0"], radius=0.1).trace(x).final - x
     torch.testing.assert_close(moved, torch.tensor([[-0.1, 0.1, 0.0]], dtype=torch.float64).expand(2, 3))
-
-
-def test_layers_of_aid_are_those_of_the_discriminator_where_left_out():
+    # They are those of the discriminator where left out.
     net = nn.Sequential(nn.Conv2d(1, 3, 2), nn.ReLU(), nn.Flatten(), nn.Linear(27, 2)).eval()
-    judge = Discriminator([3, 27], layers=["1", "2"], width=4)
-    defense, x = AIDPurifier(net, judge), torch.rand(2, 1, 4, 4)
+    judge, x = Discriminator([3, 27], layers=["1", "2"], width=4), torch.rand(2, 1, 4, 4)
+    defense = AIDPurifier(net, judge)
     assert defense.layers == ("1", "2")
     torch.testing.assert_close(defense.loss(x), judge(net[:2](x), net[:3](x)).sigmoid())
-    for layers in (None, [], 1, "1, fc", ["1", "fc"]):
+    for layers in (None, [], 1, "1, fc"):
         with pytest.raises(InvalidArgumentError, match="layers: got"):
             AIDPurifier(net, Discriminator([2]), layers=layers)
     with pytest.raises(ModelError, match="discriminator: got activations"):
         AIDPurifier(net, judge, layers=["1"])(x)
     with pytest.raises(ModelError, match=r"discriminator: returned shape \(2, 27\)"):
         AIDPurifier(net, nn.Identity(), layers=["2"])(x)
+
+
+def view_matrix(height, width, crop):
+    """SOAP's view as a matrix on flattened images of one channel."""
+    matrix = np.zeros((height * width, height * width))
+    for row in range(height):
+        for column in range(width):
+            r = crop + row * (height - 2 * crop) // height
+            c = crop + column * (width - 2 * crop) // width
+            matrix[row * width + column, r * width + (width - 1 - c)] = 1
+    return matrix
+
+
+def soap_by_hand(x, effect, *, steps, radius, step, radii, batch):
+    """The chosen path and radii; ``effect`` maps inputs to differences of logits."""
+    paths, losses = [], []
+    for number in range(radii):
+        path = [x]
+        for _ in range(steps):
+            slope = 2 * (path[-1] @ effect.T) @ effect / len(effect)
+            near = np.clip(path[-1] - step * np.sign(slope), x - number * radius, x + number * radius)
+            path.append(np.clip(near, 0, 1))
+        paths.append(np.stack(path))
+        losses.append(((path[-1] @ effect.T) ** 2).mean(1))
+    table = np.stack(losses)
+    best = np.full(len(x), table.mean(1).argmin()) if batch else table.argmin(0)
+    return np.stack([paths[e][:, row] for row, e in enumerate(best)], 1), best * radius
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 10**6), st.integers(0, 3), st.integers(1, 4), st.integers(1, 5), st.booleans())
+def test_soap_does_what_a_loop_by_hand_does(seed, steps, rows, radii, batch):
+    net = linear(np.random.default_rng(seed).normal(size=(3, 30)))
+    x = np.random.default_rng(seed + 1).random((rows, 30))
+    # No number of steps ends on a radius, where rounding would choose between two that are alike.
+    sizes = {"steps": steps, "radius": 0.03, "radii": radii}
+    grouped = {"choice": "batch", "group_size": rows} if batch else {}
+    trace = SOAP(net, step_size=0.0225, **sizes, **grouped).trace(torch.from_numpy(x).view(rows, 1, 6, 5))
+    weights = net.get_parameter("1.weight").detach().numpy()
+    path, radius = soap_by_hand(x, weights - weights @ view_matrix(6, 5, 2), step=0.0225, batch=batch, **sizes)
+    np.testing.assert_allclose(trace.state["radius"].numpy(), radius, atol=1e-12)
+    np.testing.assert_allclose(torch.stack(trace.iterates).flatten(2).numpy(), path, atol=1e-12)
+    torch.testing.assert_close(trace.logits, net(trace.final))
+
+
+def test_rows_and_batches_of_soap_choose_differently():
+    net = linear(np.random.default_rng(3).normal(size=(3, 30)))
+    x = torch.rand(8, 1, 6, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    rows = SOAP(net, steps=2, step_size=0.1).trace(x).state["radius"]
+    batch = SOAP(net, steps=2, step_size=0.1, choice="batch", group_size=4).trace(x).state["radius"]
+    assert len(set(rows.tolist())) > 1
+    assert len(set(batch[:4].tolist())) == len(set(batch[4:].tolist())) == 1
+    padded = SOAP(net, choice="batch", group_size=4, pad=True)(x[:3])
+    torch.testing.assert_close(padded, SOAP(net, choice="batch", group_size=4)(torch.cat([x[:3], x[:1]]))[:3])
+    same = SOAP(net, view=lambda x: x).trace(x)
+    assert torch.equal(same.final, x)
+    with pytest.raises(InvalidArgumentError, match="group_size: got None"):
+        SOAP(net, choice="batch")
+
+
+def test_the_view_of_soap_flips_crops_and_stretches_and_its_loss_never_gets_larger():
+    x = torch.arange(16.0).view(1, 1, 4, 4)
+    wanted = torch.tensor([[6.0, 6, 5, 5], [6, 6, 5, 5], [10, 10, 9, 9], [10, 10, 9, 9]])
+    assert torch.equal(flipped_crop(x, crop=1)[0, 0], wanted)
+    assert torch.equal(flipped_crop(x, crop=0), x.flip(3))
+    image = torch.rand(2, 3, 32, 28, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    assert torch.equal(flipped_crop(image).flatten(2), image.flatten(2) @ torch.from_numpy(view_matrix(32, 28, 2)).T)
+    for small in (torch.zeros(1, 1, 4, 9), torch.zeros(2, 6)):
+        with pytest.raises(InvalidArgumentError, match="images"):
+            flipped_crop(small)
+    defense, (x, _) = SOAP(digits_network(), steps=2, radii=4), load_dataset("digits").take(range(10))
+    with torch.no_grad():
+        before, after = defense.loss(x), defense.loss(defense.trace(x).final)
+    assert bool((after <= before).all())
+    assert bool((after < 0.9 * before).any())
+
+
+@pytest.mark.parametrize("layers", [(), ("1", "3", "6")])
+def test_a_trained_discriminator_finds_adversarial_inputs_and_the_defense_keeps_clean_ones(layers):
+    metrics = pytest.importorskip("sklearn.metrics")
+    net, (x, labels) = digits_network(), load_dataset("digits").take(range(60))
+    target = Target(module=net, bounds=(0.0, 1.0), classes=10, input_shape=(1, 8, 8), device=torch.device("cpu"))
+    attack, ball = ObjectivePGD(objective="ace", steps=10, step_size=0.03), ThreatModel(norm="linf", epsilon=0.1)
+    generator = torch.Generator().manual_seed(5)
+    points = run_attack(attack, target, x, labels, threat_model=ball, generator=generator)
+    small = {"epochs": 12, "batch_size": 30, "learning_rate": 0.02, "width": 32, "before": 0, "after": 1}
+    training = DiscriminatorTraining(layers=layers, epsilon=0.1, attack_step_size=0.04, attack_steps=5, **small)
+    judge = training.fit(net, *load_dataset("digits", split="train").take(range(300)))
+    defense = AIDPurifier(net, judge) if layers else IMF(net, judge, radius=8 / 255)
+
+    def cleanness(x):
+        return defense.loss(x) if layers else judge(net(x))
+
+    with torch.no_grad():
+        truth = torch.arange(120) < 60
+        assert metrics.roc_auc_score(truth, torch.cat([cleanness(x), cleanness(points)])) > 0.7
+        static, defended = ((one(x).argmax(1) == labels).double().mean() for one in (net, defense))
+        assert defended >= static - 0.05
+        assert cleanness(defense.trace(points).final).mean() > cleanness(points).mean()

@@ -1,4 +1,6 @@
+import importlib
 import io
+import itertools
 import warnings
 
 import numpy as np
@@ -34,78 +36,65 @@ class Linear(nn.Module):
         return torch.stack([x.flatten(1).sum(1), self.level.expand(len(x))], 1)
 
 
-def art_defence(name, **settings):
+def by_art(name, x, **settings):
     pytest.importorskip("robust_ext.adapters.art.library", reason="ART is not installed")
-    preprocessor = __import__("art.defences.preprocessor", fromlist=[name])
-    return getattr(preprocessor, name)(**settings)
-
-
-@pytest.mark.parametrize("bits", [1, 3, 8])
-@pytest.mark.parametrize("bounds", [(0.0, 1.0), (0.0, 255.0)])
-def test_bit_depth_is_that_of_art(bits, bounds):
-    x = images(4) * bounds[1]
-    found = BitDepthReduction(Linear(), bits=bits, bounds=bounds).trace(x).final
-    wanted, _ = art_defence("FeatureSqueezing", clip_values=bounds, bit_depth=bits)(x.numpy())
-    np.testing.assert_allclose(found.numpy(), wanted, atol=1e-6 * bounds[1])
-    assert len(found.unique()) <= 2**bits
-
-
-def test_median_is_that_of_art_inside_and_of_scipy_everywhere():
-    x = images(3)
-    for size in (2, 3, 5):
-        found = MedianSmoothing(Linear(), size=size).trace(x).final.numpy()
-        np.testing.assert_array_equal(found, ndimage.median_filter(x.numpy(), (1, 1, size, size), mode="reflect"))
-        if size % 2:
-            # ART mirrors at the edges without repeating the outermost pixels.
-            smooth = art_defence("SpatialSmoothingPyTorch", window_size=size, channels_first=True, device_type="cpu")
-            wanted, _ = smooth(x.numpy())
-            inner = slice(size // 2, -(size // 2))
-            np.testing.assert_array_equal(found[..., inner, inner], wanted[..., inner, inner])
-
-
-@pytest.mark.parametrize("shape", [(3, 16, 11), (1, 9, 8), (2, 8, 8)])
-@pytest.mark.parametrize(("quality", "high"), [(50, 1.0), (20, 255.0)])
-def test_jpeg_is_that_of_art(shape, quality, high):
-    x = images(3, shape) * high
-    found = JPEGCompression(Linear(), quality=quality, truncate=True, bounds=(0, high)).trace(x).final
-    compression = art_defence("JpegCompression", clip_values=(0, high), quality=quality, channels_first=True)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*mode.*", category=DeprecationWarning)
-        wanted, _ = compression(x.numpy())
-    np.testing.assert_allclose(found.numpy(), wanted, atol=1e-6 * high)
+        return getattr(importlib.import_module("art.defences.preprocessor"), name)(**settings)(x.numpy())[0]
+
+
+@pytest.mark.parametrize("bounds", [(0.0, 1.0), (0.0, 255.0)])
+def test_transformations_are_those_of_art(bounds):
+    x = images(4) * bounds[1]
+    for bits in (1, 3, 8):
+        found = BitDepthReduction(Linear(), bits=bits, bounds=bounds).trace(x).final
+        wanted = by_art("FeatureSqueezing", x, clip_values=bounds, bit_depth=bits)
+        np.testing.assert_allclose(found.numpy(), wanted, atol=1e-6 * bounds[1])
+        assert len(found.unique()) <= 2**bits
+    for shape, quality in (((3, 16, 11), 50), ((1, 9, 8), 20), ((2, 8, 8), 20)):
+        x = images(3, shape) * bounds[1]
+        found = JPEGCompression(Linear(), quality=quality, truncate=True, bounds=bounds).trace(x).final
+        wanted = by_art("JpegCompression", x, clip_values=bounds, quality=quality, channels_first=True)
+        np.testing.assert_allclose(found.numpy(), wanted, atol=1e-6 * bounds[1])
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_median_is_that_of_art_inside_and_of_scipy_everywhere(size):
+    x = images(3)
+    found = MedianSmoothing(Linear(), size=size).trace(x).final.numpy()
+    np.testing.assert_array_equal(found, ndimage.median_filter(x.numpy(), (1, 1, size, size), mode="reflect"))
+    if size % 2:
+        # ART mirrors at the edges without repeating the outermost pixels.
+        settings = {"window_size": size, "channels_first": True, "device_type": "cpu"}
+        wanted, inner = by_art("SpatialSmoothingPyTorch", x, **settings), slice(size // 2, -(size // 2))
+        np.testing.assert_array_equal(found[..., inner, inner], wanted[..., inner, inner])
 
 
 def test_jpeg_rounds():
     image = pytest.importorskip("PIL.Image")
-    x = images(1)
+    x, buffer = images(1), io.BytesIO()
     whole = (x[0] * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
-    buffer = io.BytesIO()
     image.fromarray(whole).save(buffer, format="jpeg", quality=80)
     with image.open(buffer) as saved:
         wanted = torch.tensor(np.array(saved)).permute(2, 0, 1)[None] / 255
-    found = JPEGCompression(Linear(), quality=80).trace(x).final
+    model = JPEGCompression(Linear(), quality=80)
+    found = model.trace(x).final
     torch.testing.assert_close(found, wanted)
-    again = JPEGCompression(Linear(), quality=80).with_steps(2).trace(x).final
-    torch.testing.assert_close(again, JPEGCompression(Linear(), quality=80).trace(found).final)
+    torch.testing.assert_close(model.with_steps(2).trace(x).final, model.trace(found).final)
 
 
-def test_gradients_of_what_rounds_are_zero_and_bpda_gives_them_back():
-    x = images(2).requires_grad_()
-    for model in (BitDepthReduction(Linear()), JPEGCompression(Linear())):
-        (plain,) = torch.autograd.grad(model(x)[:, 0].sum(), x)
-        assert torch.equal(plain, torch.zeros_like(x))
-        (found,) = torch.autograd.grad(BPDA(model)(x)[:, 0].sum(), x)
-        assert torch.equal(found, torch.ones_like(x))
-        assert model.classifier.level.grad is None
+@pytest.mark.parametrize("kind", [BitDepthReduction, JPEGCompression])
+def test_gradients_of_what_rounds_are_zero_and_bpda_gives_them_back(kind):
+    x, model = images(2).requires_grad_(), kind(Linear())
+    for module, wanted in ((model, torch.zeros_like(x)), (BPDA(model), torch.ones_like(x))):
+        assert torch.equal(torch.autograd.grad(module(x)[:, 0].sum(), x)[0], wanted)
+    assert model.classifier.level.grad is None
 
 
 def placed_by_hand(row, height, width, top, left, full):
     out = np.full((len(row), *full), 0.5)
-    for channel in range(len(row)):
-        for i in range(height):
-            for j in range(width):
-                pixel = row[channel, i * row.shape[1] // height, j * row.shape[2] // width]
-                out[channel, top + i, left + j] = pixel
+    for i, j in itertools.product(range(height), range(width)):
+        out[:, top + i, left + j] = row[:, i * row.shape[1] // height, j * row.shape[2] // width]
     return out
 
 

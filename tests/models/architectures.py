@@ -147,107 +147,73 @@ def hf(name, head="", **settings):
 
 
 TOKENS = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 32, "patch_size": 8}
+TOKENS |= {"intermediate_size": 64}
 SWIN = {"image_size": 32, "patch_size": 4, "embed_dim": 16, "depths": (1, 1), "num_heads": (1, 2), "window_size": 4}
 CONV_HEAD = "1x1 convolution, ReLU, pooling"
+ROWS = "row by row, without gradients"
+THREE = "networks.0.fc,networks.1.fc,networks.2.fc"
 
 
 def _entry(name, head, make, layer="", features=0, kind="linear", **options):
     return Architecture(name, head, make, layer, features, kind, **options)
 
 
+def _linear(name, make, layer, features, **options):
+    return _entry(name, "linear", make, layer, features, **options)
+
+
+def _small(name, head, function, layer="", features=32, **options):
+    return _entry(name, head, lambda: small(function), layer, features, "replayed", **options)
+
+
+TWO = "mean of two linear"
+BOTH = "cls_classifier,distillation_classifier"
+LEVIT = "head.linear,head_dist.linear"
+RESNET = {"embedding_size": 16, "hidden_sizes": (16, 32), "depths": (1, 1)}
 ARCHITECTURES = [
-    _entry("torchvision resnet18", "linear", lambda: tv("resnet18"), "fc", 512, size=64),
-    _entry("torchvision mobilenet_v3_small", "linear", lambda: tv("mobilenet_v3_small"), "classifier.3", 1024),
-    _entry("torchvision efficientnet_b0", "linear", lambda: tv("efficientnet_b0"), "classifier.1", 1280),
-    _entry("torchvision regnet_y_400mf", "linear", lambda: tv("regnet_y_400mf"), "fc", 440, size=64),
-    _entry("torchvision squeezenet1_1, 32 px", CONV_HEAD, lambda: tv("squeezenet1_1"), "classifier.1", 512, "replayed"),
-    _entry(
-        "torchvision squeezenet1_1, 96 px",
-        CONV_HEAD,
-        lambda: tv("squeezenet1_1"),
-        "classifier.1",
-        522,
-        "beside",
-        size=96,
-    ),
-    _entry(
-        "timm vit_tiny_patch16_224", "linear", lambda: tm("vit_tiny_patch16_224", img_size=64), "head", 192, size=64
-    ),
-    _entry(
-        "timm deit_tiny_distilled_patch16_224",
-        "mean of two linear",
-        lambda: tm("deit_tiny_distilled_patch16_224", img_size=64),
-        "head,head_dist",
-        384,
-        "replayed",
-        size=64,
-    ),
-    _entry(
-        "timm levit_128s",
-        "mean of two linear, each after batch normalisation",
-        lambda: tm("levit_128s", img_size=64),
-        "head.linear,head_dist.linear",
-        768,
-        "replayed",
-        size=64,
-    ),
+    _linear("torchvision resnet18", lambda: tv("resnet18"), "fc", 512, size=64),
+    _linear("torchvision mobilenet_v3_small", lambda: tv("mobilenet_v3_small"), "classifier.3", 1024),
+    _linear("torchvision efficientnet_b0", lambda: tv("efficientnet_b0"), "classifier.1", 1280),
+    _linear("torchvision regnet_y_400mf", lambda: tv("regnet_y_400mf"), "fc", 440, size=64),
+    *[
+        _entry(f"torchvision squeezenet1_1, {size} px", CONV_HEAD, lambda: tv("squeezenet1_1"), *found, size=size)
+        for size, found in ((32, ("classifier.1", 512, "replayed")), (96, ("classifier.1", 522, "beside")))
+    ],
+    _linear("timm vit_tiny_patch16_224", lambda: tm("vit_tiny_patch16_224", img_size=64), "head", 192, size=64),
+    *[
+        _entry(f"timm {name}", head, lambda name=name: tm(name, img_size=64), layers, features, "replayed", size=64)
+        for name, head, layers, features in (
+            ("deit_tiny_distilled_patch16_224", TWO, "head,head_dist", 384),
+            ("levit_128s", f"{TWO}, each after batch normalisation", LEVIT, 768),
+        )
+    ],
     _entry("timm resnetv2_18", "1x1 convolution", lambda: tm("resnetv2_18"), "head.fc", 512, "replayed", size=64),
-    _entry("timm convnext_atto", "linear", lambda: tm("convnext_atto"), "head.fc", 320, size=64),
-    _entry("timm mobilenetv4_conv_small", "linear", lambda: tm("mobilenetv4_conv_small"), "classifier", 1280, size=64),
-    _entry("timm edgenext_xx_small", "linear", lambda: tm("edgenext_xx_small"), "head.fc", 168, size=64),
-    _entry("transformers ViT", "linear", lambda: hf("ViT", intermediate_size=64, **TOKENS), "classifier", 32),
-    _entry(
-        "transformers DeiT with teacher",
-        "mean of two linear",
-        lambda: hf("DeiT", "WithTeacher", intermediate_size=64, **TOKENS),
-        "cls_classifier,distillation_classifier",
-        64,
-        "replayed",
-    ),
-    _entry("transformers Swin", "linear", lambda: hf("Swin", **SWIN), "classifier", 32),
-    _entry("transformers Dinov2", "linear", lambda: hf("Dinov2", **TOKENS), "classifier", 64),
-    _entry(
-        "transformers ResNet",
-        "linear",
-        lambda: hf("ResNet", embedding_size=16, hidden_sizes=(16, 32), depths=(1, 1)),
-        "classifier.1",
-        32,
-    ),
+    _linear("timm convnext_atto", lambda: tm("convnext_atto"), "head.fc", 320, size=64),
+    _linear("timm mobilenetv4_conv_small", lambda: tm("mobilenetv4_conv_small"), "classifier", 1280, size=64),
+    _linear("timm edgenext_xx_small", lambda: tm("edgenext_xx_small"), "head.fc", 168, size=64),
+    _linear("transformers ViT", lambda: hf("ViT", **TOKENS), "classifier", 32),
+    _entry("transformers DeiT with teacher", TWO, lambda: hf("DeiT", "WithTeacher", **TOKENS), BOTH, 64, "replayed"),
+    _linear("transformers Swin", lambda: hf("Swin", **SWIN), "classifier", 32),
+    _linear("transformers Dinov2", lambda: hf("Dinov2", **TOKENS), "classifier", 64),
+    _linear("transformers ResNet", lambda: hf("ResNet", **RESNET), "classifier.1", 32),
     _entry("torch.jit.script", "not seen", lambda: torch.jit.script(sequential()), "", 10, "logits", quick=True),
     _entry("torch.jit.trace", "not seen", lambda: torch.jit.trace(sequential(), X[:1]), "", 10, "logits"),
-    _entry("torch.compile", "linear", lambda: torch.compile(sequential()), "5", 64),
+    _linear("torch.compile", lambda: torch.compile(sequential()), "5", 64),
     _entry("torch.export", "linear", exported, "", 64, "replayed"),
-    _entry(
-        "dynamic int8", "quantised linear, row by row, without gradients", quantised, "", 10, "logits", gradient=False
-    ),
-    _entry("half", "linear", lambda: small().half(), "fc", 32),
-    _entry("bfloat16", "linear", lambda: small().bfloat16(), "fc", 32),
-    _entry("double", "linear", lambda: small().double(), "fc", 32),
-    _entry("autocast", "linear", lambda: Autocast(small()), "network.fc", 32),
-    _entry(
-        "mean of three networks",
-        "three linear",
-        ensemble,
-        "networks.0.fc,networks.1.fc,networks.2.fc",
-        96,
-        "replayed",
-        quick=True,
-    ),
-    *[
-        _entry(
-            name, head, lambda function=function: small(function), layer, features, "replayed", quick=name == "cosine"
-        )
-        for name, head, function, layer, features in [
-            ("temperature", "linear, divided", lambda net, x: net.fc(pooled(x)) / 2.5, "fc", 32),
-            ("log-softmax", "linear, log-softmax", lambda net, x: net.fc(pooled(x)).log_softmax(1), "fc", 32),
-            ("functional", "F.linear", lambda net, x: F.linear(pooled(x), net.fc.weight, net.fc.bias), "", 32),
-            ("cosine", "cosine, scaled", lambda net, x: 16 * unit(pooled(x)) @ unit(net.fc.weight).T, "", 32),
-            ("nearest neighbours", "minus distances", lambda net, x: -torch.cdist(pooled(x), net.bank), "", 32),
-            ("prototypes", "minus distances", lambda net, x: -(pooled(x)[:, None] - net.bank).square().sum(2), "", 32),
-            ("convolution, pooled", "1x1 convolution, pooling", lambda net, x: pooled(net.conv(x)), "conv", 32),
-            ("convolution, ReLU, pooled", CONV_HEAD, lambda net, x: pooled(net.conv(x).relu()), "conv", 1568),
-        ]
-    ],
+    _entry("dynamic int8", f"quantised linear, {ROWS}", quantised, "", 10, "logits", gradient=False),
+    _linear("half", lambda: small().half(), "fc", 32),
+    _linear("bfloat16", lambda: small().bfloat16(), "fc", 32),
+    _linear("double", lambda: small().double(), "fc", 32),
+    _linear("autocast", lambda: Autocast(small()), "network.fc", 32),
+    _entry("mean of three networks", "three linear", ensemble, THREE, 96, "replayed", quick=True),
+    _small("temperature", "linear, divided", lambda net, x: net.fc(pooled(x)) / 2.5, "fc"),
+    _small("log-softmax", "linear, log-softmax", lambda net, x: net.fc(pooled(x)).log_softmax(1), "fc"),
+    _small("functional", "F.linear", lambda net, x: F.linear(pooled(x), net.fc.weight, net.fc.bias)),
+    _small("cosine", "cosine, scaled", lambda net, x: 16 * unit(pooled(x)) @ unit(net.fc.weight).T, quick=True),
+    _small("nearest neighbours", "minus distances", lambda net, x: -torch.cdist(pooled(x), net.bank)),
+    _small("prototypes", "minus distances", lambda net, x: -(pooled(x)[:, None] - net.bank).square().sum(2)),
+    _small("convolution, pooled", "1x1 convolution, pooling", lambda net, x: pooled(net.conv(x)), "conv"),
+    _small("convolution, ReLU, pooled", CONV_HEAD, lambda net, x: pooled(net.conv(x).relu()), "conv", 1568),
 ]
 
 

@@ -1,8 +1,5 @@
-"""What the tests of the models share: a network, inputs, random defenses, and the memory that graphs hold."""
+"""What the tests of the models share: a network, inputs, defenses, and a drawn readout."""
 
-import weakref
-
-import pytest
 import torch
 from torch import nn
 
@@ -20,7 +17,7 @@ def network(dtype=torch.float32, width=8):
         return nn.Sequential(*layers).eval().to(dtype)
 
 
-def data(rows, dtype=torch.float32, seed=1):
+def data(rows=4, dtype=torch.float32, seed=1):
     return torch.rand(rows, 2, 3, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
@@ -37,6 +34,13 @@ class Descent(Purifier):
     def step(self, point, *, x, number, state, rng):
         gradient = row_gradient(lambda p: self.classifier(p).square().sum(1), point, differentiable=True)
         return point - state["scale"][:, None, None] * gradient + 0.01 * rng.normal(x, "step", number)
+
+
+class Probable(Descent):
+    output = "probabilities"
+
+    def readout(self, point, state):
+        return super().readout(point, state).softmax(1)
 
 
 class Controlled(AdaptiveDefense):
@@ -67,13 +71,6 @@ class NoisyRounding(Rounding):
         return x + 0.01 * rng.normal(x, "noise"), {}
 
 
-def art_classifier(module, **settings):
-    """ART's classifier of digits."""
-    classification = pytest.importorskip("art.estimators.classification")
-    shape = {"input_shape": (1, 8, 8), "nb_classes": 10, "clip_values": (0, 1)}
-    return classification.PyTorchClassifier(module, loss=nn.CrossEntropyLoss(), device_type="cpu", **shape, **settings)
-
-
 def planted(features, x, rows="any", size=8):
     """A drawn readout of the features for each input."""
     generator = torch.Generator().manual_seed(5)
@@ -81,42 +78,3 @@ def planted(features, x, rows="any", size=8):
     threshold, scale, offset = torch.randn(3, len(x), generator=generator)
     values = {"threshold": threshold, "scale": scale.sigmoid() + 0.5, "offset": offset}
     return BinarizedClassifier(features, references=x, weight=weight, anchor=anchor, **values, batching=rows)
-
-
-class Held:
-    """A tensor saved for a backward pass."""
-
-    def __init__(self, tensor):
-        # Without its graph, which would keep itself alive through an output that it saves.
-        self.tensor = tensor.detach()
-
-
-def most_held(work):
-    """The most numbers that graphs held at any one time; ``work`` gets what counts how many are held at the moment."""
-    alive = weakref.WeakSet()
-    most = 0
-
-    def now():
-        return sum(held.tensor.numel() for held in alive)
-
-    def pack(tensor):
-        nonlocal most
-        held = Held(tensor)
-        alive.add(held)
-        most = max(most, now())
-        return held
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda held: held.tensor):
-        work(now)
-    return most
-
-
-def held_by(module, rows=5):
-    """The same for one forward and backward pass of a module, which gives every row a gradient."""
-
-    def both(_):
-        x = data(rows).requires_grad_()
-        (gradient,) = torch.autograd.grad(module(x), x, torch.ones(rows, 3))
-        assert bool((gradient != 0).any())
-
-    return most_held(both)

@@ -1,14 +1,23 @@
+"""Test-time defenses: steps, draws and groups; their features; batch-level ones among held images."""
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from robust_ext import AdaptiveDefense, InvalidArgumentError, ModelError, Purifier
+from robust_ext import BPDA, AdaptiveDefense, EoT, InvalidArgumentError, ModelError, ThreatModel
 from robust_ext.core.random import seeded_globals
+from robust_ext.core.target import Counted, PassCounter
+from robust_ext.evaluations.binarization.forward import choose_forward
+from robust_ext.models.adaptive_features import binarized_defense, split_defense
+from robust_ext.models.company import in_company, one_image
+from robust_ext.models.features import split
 from robust_ext.models.rows import RowRNG, Solution, row_seeds
 from robust_ext.models.vjp import row_gradient
-from tests.models.cases import Descent, data, network
+from tests.models.cases import Controlled, Descent, Probable, data, network, planted
+
+LINF = ThreatModel(norm="linf", epsilon=0.05)
 
 
 class Smooth(Descent):
@@ -18,7 +27,7 @@ class Smooth(Descent):
     noise = 0.0
 
 
-class Centred(AdaptiveDefense):
+class Grouped(AdaptiveDefense):
     """Subtracts the mean of the group; its random part is one number a group."""
 
     batch_level = True
@@ -31,16 +40,6 @@ class Centred(AdaptiveDefense):
         shift = torch.rand((), generator=rng.generator(0, "shift")) if self.random else 0.0
         final = x - x.mean(0, keepdim=True) + shift
         return Solution(final, (x, final), {"rows": torch.full((len(x),), float(len(x)))})
-
-
-class Probable(Purifier):
-    output = "probabilities"
-
-    def step(self, point, *, x, number, state, rng):
-        return point / 2
-
-    def readout(self, point, state):
-        return super().readout(point, state).softmax(1)
 
 
 def test_the_steps_are_done_in_order():
@@ -67,17 +66,14 @@ def test_the_steps_are_done_in_order():
 @pytest.mark.parametrize("checkpoint", [False, True])
 @pytest.mark.parametrize("steps", [0, 1, 4])
 def test_gradients_through_the_steps_are_those_of_finite_differences(checkpoint, steps):
-    defense = Smooth(network(torch.float64), steps=steps, checkpoint=checkpoint)
-    x = data(2, torch.float64).requires_grad_()
-    assert torch.autograd.gradcheck(defense, x)
-    random = Descent(network(torch.float64), steps=steps, checkpoint=checkpoint)
-    seeds = torch.tensor([4, 5])
-    assert torch.autograd.gradcheck(lambda x: random.trace(x, seeds=seeds).logits, x)
+    defense = Descent(network(torch.float64), steps=steps, checkpoint=checkpoint)
+    x, seeds = data(2, torch.float64).requires_grad_(), torch.tensor([4, 5])
+    assert torch.autograd.gradcheck(lambda x: defense.trace(x, seeds=seeds).logits, x)
 
 
 def test_inner_gradients_do_not_depend_on_the_batch():
-    defense = Smooth(network(torch.float64), steps=2)
     x = data(6, torch.float64)
+    defense = Smooth(network(torch.float64), steps=2)
     torch.testing.assert_close(defense(x), torch.cat([defense(row[None]) for row in x]))
     with pytest.raises(ModelError, match="one loss for each row"):
         row_gradient(lambda p: p.square().mean(), x)
@@ -88,54 +84,43 @@ def test_inner_gradients_do_not_depend_on_the_batch():
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 10**9), st.integers(0, 50), st.integers(1, 5), st.integers(0, 4))
 def test_draws_depend_on_seed_draw_and_position(seed, draw, rows, more):
-    defense = Descent(network(), steps=0)
-    x = data(rows + more)
+    defense, x = Descent(network(), steps=0), data(rows + more)
     with defense.seeded(seed, draw=draw):
         first, second = defense.trace(x), defense.trace(x)
     assert (defense.seed, defense.draw) == (None, 0)
     with defense.seeded(seed, draw=draw + 1):
         repeated = defense.trace(x[:rows])
     assert torch.equal(repeated.final, second.final[:rows])
-    assert torch.equal(repeated.seeds, second.seeds[:rows])
     assert not bool((first.final == second.final).flatten(1).any(1).any())
     assert len(set(first.seeds.tolist())) == rows + more
-    assert torch.equal(defense.trace(x, seeds=first.seeds).final, first.final)
     # The noise of a row is its seed's, whatever its position and its input.
     turned = defense.trace(x.flip(0), seeds=first.seeds.flip(0).tolist())
     assert torch.equal(turned.final.flip(0), first.final)
 
 
 def test_seeds_can_be_fixed_free_or_given():
-    x = data(3)
-    defense = Descent(network(), steps=1, seed=3)
+    x, defense = data(3), Descent(network(), steps=1, seed=3)
     first, second = defense(x), defense(x)
     assert defense.draw == 2
     assert not torch.equal(first, second)
     with defense.seeded(3, fixed=True):
         assert torch.equal(defense(x), first)
         assert torch.equal(defense(x), first)
-    free = Descent(network(), steps=1)
-    assert not torch.equal(free(x), free(x))
-    with seeded_globals(5):
-        one, two = free(x), free(x)
-    with seeded_globals(5):
-        assert torch.equal(free(x), one)
-        assert torch.equal(free(x), two)
-    seeds = torch.tensor([1, 2, 3])
-    with row_seeds(seeds):
-        one, two = free(x), free(x)
+    free, seeds = Descent(network(), steps=1), torch.tensor([1, 2, 3])
+    for held in (lambda: seeded_globals(5), lambda: row_seeds(seeds)):
+        with held():
+            one, two = free(x), free(x)
+        with held():
+            assert torch.equal(free(x), one)
+            assert torch.equal(free(x), two)
+        assert not torch.equal(one, two)
     assert torch.equal(one, free.trace(x, seeds=seeds).logits)
-    assert not torch.equal(one, two)
-    with row_seeds(seeds):
-        free(x)
-        assert torch.equal(free(x), two)
-        with pytest.raises(ModelError, match="2 rows where seeds were given for 3"):
-            free(x[:2])
+    with row_seeds(seeds), pytest.raises(ModelError, match="2 rows where seeds were given for 3"):
+        free(x[:2])
 
 
 def test_draws_have_their_distributions():
-    rng = RowRNG(torch.arange(4000))
-    like = torch.zeros(4000, 2, dtype=torch.float64)
+    rng, like = RowRNG(torch.arange(4000)), torch.zeros(4000, 2, dtype=torch.float64)
     uniform, normal = rng.uniform(like, "a", low=-1, high=3), rng.normal(like, "a")
     assert uniform.dtype == normal.dtype == torch.float64
     assert -1 <= float(uniform.min()) < -0.98
@@ -155,15 +140,14 @@ def test_draws_have_their_distributions():
 @pytest.mark.parametrize("random", [False, True])
 def test_groups_are_whole_and_stay_together(random):
     net, x = network(), data(6)
-    defense = Centred(net, group_size=3, random=random, seed=2)
+    defense = Grouped(net, group_size=3, random=random, seed=2)
     seeds = torch.arange(6) if random else torch.zeros(6, dtype=torch.int64)
     trace = defense.trace(x, seeds=seeds)
     for rows in (slice(0, 3), slice(3, 6)):
         alone = defense.trace(x[rows], seeds=seeds[rows])
         assert torch.equal(alone.final, trace.final[rows])
         torch.testing.assert_close(alone.logits, trace.logits[rows])
-        first = x[rows] - x[rows].mean(0)
-        shift = (trace.final[rows] - first).flatten()
+        shift = (trace.final[rows] - (x[rows] - x[rows].mean(0))).flatten()
         torch.testing.assert_close(shift, shift[0].expand(18))
         assert (abs(float(shift[0])) > 1e-3) == random
     assert [len(point) for point in trace.iterates] == [6, 6]
@@ -171,42 +155,206 @@ def test_groups_are_whole_and_stay_together(random):
 
 
 @pytest.mark.parametrize("rows", [1, 2, 4, 5])
-def test_missing_rows_are_refused_or_copies_of_the_first(rows):
+def test_missing_rows_are_refused_or_copies_of_the_first_with_draws_of_their_own(rows):
     x = data(rows)
     with pytest.raises(ModelError, match=f"batch of {rows} rows, expected a whole number of groups of 3"):
-        Centred(network(), group_size=3)(x)
-    padded = Centred(network(), group_size=3, pad=True)
-    filled = torch.cat([x, torch.cat([x, x])[: -rows % 3]])
-    expected = Centred(network(), group_size=3).trace(filled)
-    trace = padded.trace(x)
+        Grouped(network(), group_size=3)(x)
+    expected = Grouped(network(), group_size=3).trace(torch.cat([x, torch.cat([x, x])[: -rows % 3]]))
+    trace = Grouped(network(), group_size=3, pad=True).trace(x)
     assert torch.equal(trace.final, expected.final[:rows])
     torch.testing.assert_close(trace.logits, expected.logits[:rows])
     assert len(trace.iterates[0]) == len(trace.state["rows"]) == rows
 
-
-def test_copies_draw_numbers_of_their_own():
-    class Noisy(Centred):
+    class Noisy(Grouped):
         def solve(self, x, rng, *, record):
-            noise = rng.normal(x, "noise")
-            return Solution(x + noise.mean(0), (), {})
+            return Solution(x + rng.normal(x, "noise").mean(0), (), {})
 
-    x = data(1)
-    trace = Noisy(network(), group_size=4, pad=True, random=True).trace(x, seeds=[9])
-    noise = RowRNG(torch.tensor([9])).normal(x, "noise")
-    assert not torch.allclose(trace.final - x, noise)
+    found = Noisy(network(), group_size=4, pad=True, random=True).trace(x[:1], seeds=[9]).final
+    assert not torch.allclose(found - x[:1], RowRNG(torch.tensor([9])).normal(x[:1], "noise"))
 
 
 def test_probabilities_become_logits():
     net, x = network(), data(5)
-    defense = Probable(net, steps=1)
-    torch.testing.assert_close(defense(x), net(x / 2).log_softmax(1))
-    leaf = x.clone().requires_grad_()
-    found = torch.autograd.grad(nn.functional.cross_entropy(defense(leaf), torch.zeros(5, dtype=torch.int64)), leaf)
-    wanted = torch.autograd.grad(nn.functional.cross_entropy(net(leaf / 2), torch.zeros(5, dtype=torch.int64)), leaf)
-    torch.testing.assert_close(found, wanted)
+    defense = Probable(net, steps=1, seed=0)
+    defense.fixed = True
+    final = defense.trace(x).final
+    torch.testing.assert_close(defense(x), net(final).log_softmax(1))
     sure = Probable(nn.Sequential(nn.Flatten(), nn.Linear(6, 2)))
     with torch.no_grad():
         sure.classifier[1].weight.copy_(torch.tensor([[1e4], [-1e4]]).expand(2, 6))
     leaf = x.clone().requires_grad_()
     assert bool(torch.isfinite(sure(leaf)).all())
     assert bool(torch.isfinite(torch.autograd.grad(sure(leaf).sum(), leaf)[0]).all())
+
+
+# Features.
+
+
+@pytest.mark.parametrize("seed", [None, 7])
+def test_features_are_those_of_the_final_point_and_depend_on_nothing_else(seed):
+    net, x = network(), data(4)
+    defense = Descent(net, steps=3, seed=seed)
+    parts = split_defense(defense, x)
+    torch.testing.assert_close(parts.features(x), net[:-1](defense.trace(x, seeds=[seed or 0] * 4).final))
+    torch.testing.assert_close(parts.features(x.flip(0)).flip(0), parts.features(x))
+    torch.testing.assert_close(parts.features(x[2:3]), parts.features(x)[2:3])
+    assert (parts.layer, parts.readout) == ("classifier.3", net[3])
+    # The defense itself draws as before.
+    assert (type(defense), defense.draw) == (Descent, 0)
+    assert not torch.equal(defense(x), defense(x))
+    # Draws that are not held are fresh, as are those of a defense that is made of it.
+    parts = split_defense(defense, x, held=False)
+    with seeded_globals(3):
+        first, second = parts.features(x), parts.features(x)
+    with seeded_globals(3):
+        assert torch.equal(parts.features(x), first)
+    assert bool((first != second).any(1).all())
+    fresh = binarized_defense(planted(parts.features, x))
+    assert not torch.equal(fresh(x), fresh(x))
+
+
+def test_features_of_readouts_that_add_something_and_of_probabilities():
+    net, x = network(), data(4)
+    parts = split_defense(Controlled(net), x, layer="classifier.3")
+    torch.testing.assert_close(parts.features(x), net[:-1](x - 0.5 * x.sin()))
+    parts = split_defense(Probable(net, steps=2), x)
+    logits = net(Descent(net, steps=2).trace(x, seeds=[0] * 4).final)
+    torch.testing.assert_close(parts.features(x), logits.log_softmax(1))
+    assert torch.equal(parts.readout(logits), logits)
+    assert (parts.shape, parts.kind) == ((3,), "logits")
+    # Attacks through the defense get the binarized logits, and not their logarithms.
+    module = planted(parts.features, x, size=3)
+    torch.testing.assert_close(binarized_defense(module)(x), module(x))
+
+
+@pytest.mark.parametrize("kind", [Descent, Controlled])
+@pytest.mark.parametrize("rows", ["any", "full"])
+def test_the_binarized_defense_is_the_classifier(kind, rows):
+    x = data(4)
+    features = split_defense(kind(network(), steps=2), x).features
+    module = planted(Counted(features, PassCounter()), x, rows)
+    defense = binarized_defense(Counted(module, PassCounter()))
+    assert isinstance(defense, kind)
+    points = near(x, 2)
+    torch.testing.assert_close(defense(points), module(points))
+    if rows == "any":
+        order = [3, 0, 0]
+        torch.testing.assert_close(defense(points[order]), module(points)[order])
+        # Their draws are held in an expectation too.
+        torch.testing.assert_close(EoT(defense, draws=3, chunk=2)(points), module(points))
+    leaf = points.clone().requires_grad_()
+    wanted, found = (torch.autograd.grad(one(leaf)[:, 1].sum(), leaf)[0] for one in (module, defense))
+    torch.testing.assert_close(found, wanted)
+    assert bool((wanted != 0).any())
+
+
+@pytest.mark.parametrize("backward", ["identity", "frozen", "trajectory"])
+def test_its_gradients_are_those_of_the_binarized_readout_along_the_way(backward):
+    net, x = network(), data(4)
+    module = planted(split_defense(Descent(net, steps=2), x).features, x)
+    defense = binarized_defense(module)
+
+    def at(point):
+        leaf = point.detach().requires_grad_()
+        return torch.autograd.grad(module.read(net[:-1](leaf), torch.arange(4))[:, 1].sum(), leaf)[0]
+
+    one, two = map(at, defense.trace(x).iterates[1:])
+    leaf = x.clone().requires_grad_()
+    (found,) = torch.autograd.grad(BPDA(defense, backward=backward)(leaf)[:, 1].sum(), leaf)
+    torch.testing.assert_close(found, (one + two) / 2 if backward == "trajectory" else two)
+
+
+def test_what_is_no_defense_is_none():
+    x, net = data(4), network()
+    assert binarized_defense(net) is None
+    assert binarized_defense(planted(split(net, x).features, x)) is None
+
+
+# Batch-level defenses among held images do what the defense does with batches put together by hand.
+
+
+class Centred(Descent):
+    """Steps away from the mean of the group."""
+
+    random = False
+    batch_level = True
+    noise = 0.0
+
+    def step(self, point, *, x, number, state, rng):
+        return point + state["scale"][:, None, None] * (point - point.mean(0)).tanh()
+
+
+class Shifted(Centred):
+    """The same from points that are drawn."""
+
+    random = True
+    noise = 0.3
+
+
+def near(x, seed):
+    return x + 0.05 * torch.rand(x.shape, generator=torch.Generator().manual_seed(seed))
+
+
+def of_two(kind=Centred):
+    return kind(network(), steps=2, group_size=2)
+
+
+def test_rows_meet_those_of_the_other_samples_and_clean_ones_where_these_are_missing():
+    x, defense = data(5), of_two()
+    # Groups: samples 0 and 1, 2 and 3, 4 and a copy of the first.
+    one, two = near(x, 3), near(x, 4)
+    rows = torch.stack([one[3], one[0], two[0], one[1], one[4], one[2], two[3]])
+    batches = torch.stack([one[0], one[1], one[2], one[3], one[4], x[0], two[0], x[1], x[2], two[3]])
+    module = in_company(defense, x, LINF)
+    torch.testing.assert_close(module(rows), defense(batches)[[3, 0, 6, 1, 4, 2, 9]])
+    torch.testing.assert_close(module(one[[2]]), defense(torch.stack([one[2], x[3]]))[:1])
+    assert len(module(rows[:0])) == 0
+    # One image is alone among its negatives.
+    held = near(data(3), 5)
+    defense = Centred(network(), steps=2, group_size=4)
+    single = one_image(defense, held)
+    assert not single.batch_level
+    expected = torch.cat([defense(torch.cat([row[None], held]))[:1] for row in x])
+    torch.testing.assert_close(single(x), expected)
+    torch.testing.assert_close(single(x[[1]]), expected[[1]])
+
+
+def test_points_are_measured_beside_those_of_the_other_samples():
+    """The first points of all samples are one batch of the defense, the second ones the next, however many fit."""
+    x, defense = data(4), of_two()
+    points = torch.stack([near(x, seed) for seed in range(3)], 1)
+    features = Counted(split_defense(in_company(defense, x, LINF), x).features, PassCounter())
+    for rows in (1, 9):
+        found = choose_forward(features, x, rows=rows, fold=True).of_points(points)
+        assert found.shape == (4, 3, 8)
+        for number in range(3):
+            final = defense.solution(points[:, number], seeds=defense.next_seeds(4)).final
+            torch.testing.assert_close(found[:, number], network()[:-1](final))
+
+
+def test_gradients_in_company_are_those_of_the_whole_batch():
+    x, defense, order = data(4), of_two(), [2, 0, 3, 1]
+    weights = torch.rand(4, 3, generator=torch.Generator().manual_seed(6))
+
+    def gradient(module, rows, weights):
+        leaf = rows.clone().requires_grad_()
+        return torch.autograd.grad((weights * module(leaf)).sum(), leaf)[0]
+
+    wanted = gradient(defense, near(x, 3), weights)
+    module = in_company(defense, x, LINF)
+    for crossed in (module, BPDA(module, backward="unrolled")):
+        torch.testing.assert_close(gradient(crossed, near(x, 3)[order], weights[order]), wanted[order])
+
+
+def test_binarized_defenses_and_draws_in_company():
+    x = data(4)
+    module = planted(split_defense(in_company(of_two(), x, LINF), x).features, x)
+    points = near(x, 3)[[3, 0, 1]].requires_grad_()
+    for backward in ("identity", "frozen", "trajectory"):
+        torch.testing.assert_close(BPDA(binarized_defense(module), backward=backward)(points), module(points))
+    defense = in_company(of_two(Shifted), x, LINF)
+    held, fresh = (split_defense(defense, x, held=one).features for one in (True, False))
+    assert torch.equal(held(x), held(x))
+    torch.testing.assert_close(held(x)[[2]], held(x[[2]]))
+    with seeded_globals(3):
+        assert not torch.equal(fresh(x), fresh(x))

@@ -23,25 +23,19 @@ def network():
 
 def parts(count):
     generator = torch.Generator().manual_seed(count)
-    return {
-        "references": torch.rand(count, 2, 3, generator=generator),
-        "weight": torch.randn(count, FEATURES, generator=generator),
-        "anchor": torch.randn(count, FEATURES, generator=generator),
-        "threshold": torch.randn(count, generator=generator),
-        "scale": torch.rand(count, generator=generator) + 0.5,
-        "offset": torch.randn(count, generator=generator),
-    }
+    made = {"references": torch.rand(count, 2, 3, generator=generator)}
+    made |= {name: torch.randn(count, FEATURES, generator=generator) for name in ("weight", "anchor")}
+    made |= {name: torch.randn(count, generator=generator) for name in ("threshold", "scale", "offset")}
+    return {**made, "scale": made["scale"].sigmoid() + 0.5}
 
 
 def classifier(count, rows="any"):
     return BinarizedClassifier(network(), **parts(count), batching=rows)
 
 
-def of_references(references, norm):
-    """Only the problems of its rows matter."""
-    rows = {name: torch.zeros(len(references)) for name in ("threshold", "scale", "offset")}
-    flat = {"weight": torch.ones_like(references), "anchor": references}
-    return BinarizedClassifier(nn.Identity(), references=references, norm=norm, **flat, **rows)
+def single(made, i, **options):
+    """Problem i alone."""
+    return BinarizedClassifier(network(), **{name: part[i : i + 1] for name, part in made.items()}, **options)
 
 
 def by_hand(x, problem, count):
@@ -56,41 +50,32 @@ def by_hand(x, problem, count):
 
 @pytest.mark.parametrize("rows", ["full", "any"])
 @pytest.mark.parametrize("count", [1, 2, 7])
-def test_logits_are_those_made_by_hand(rows, count):
-    x = parts(count)["references"] + 0.01
+def test_logits_and_gradients_are_those_of_problems_by_hand_and_alone(rows, count):
+    made, module = parts(count), classifier(count, rows)
+    x = made["references"] + 0.01
     expected = torch.tensor([by_hand(x[i], i, count) for i in range(count)])
-    found = classifier(count, rows)(x)
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert module(x).dtype == torch.float32
+    torch.testing.assert_close(module(x), expected, rtol=1e-4, atol=1e-5)
+    x.requires_grad_()
+    loss = nn.functional.cross_entropy(module(x), torch.zeros(count, dtype=torch.int64), reduction="sum")
+    (together,) = torch.autograd.grad(loss, x)
+    for i in range(count):
+        row = x.detach()[i : i + 1].requires_grad_()
+        loss = nn.functional.cross_entropy(single(made, i, batching=rows)(row), torch.zeros(1).long())
+        (gradient,) = torch.autograd.grad(loss, row)
+        torch.testing.assert_close(gradient[0], together[i])
+        assert float(gradient.abs().max()) > 0
+    if rows == "full":
+        assert module.problems(x) is None
+        for other in (0, count - 1, count + 1, 2 * count):
+            with pytest.raises(ModelError, match=rf"got a batch of {other} rows, expected the {count} problem"):
+                module(torch.rand(other, 2, 3))
 
 
 def test_one_problem_takes_every_row():
-    module = BinarizedClassifier(network(), **parts(1), batching="auto")
-    x = torch.rand(9, 2, 3) * 100
+    module, x = BinarizedClassifier(network(), **parts(1), batching="auto"), torch.rand(9, 2, 3) * 100
     assert module.problems(x).tolist() == [0] * 9
     torch.testing.assert_close(module(x), torch.tensor([by_hand(row, 0, 1) for row in x]), rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("rows", ["full", "any"])
-def test_gradients_are_those_of_the_single_problems(rows):
-    module, made = classifier(4, rows), parts(4)
-    x = (made["references"] + 0.01).requires_grad_()
-    loss = nn.functional.cross_entropy(module(x), torch.zeros(4, dtype=torch.int64), reduction="sum")
-    (together,) = torch.autograd.grad(loss, x)
-    for i in range(4):
-        alone = BinarizedClassifier(network(), **{name: part[i : i + 1] for name, part in made.items()}, batching=rows)
-        row = x.detach()[i : i + 1].requires_grad_()
-        (gradient,) = torch.autograd.grad(nn.functional.cross_entropy(alone(row), torch.zeros(1).long()), row)
-        torch.testing.assert_close(gradient[0], together[i])
-        assert float(gradient.abs().max()) > 0
-
-
-def test_ordered_batches_have_one_row_a_problem():
-    module = classifier(3, "full")
-    assert module.problems(torch.rand(3, 2, 3)) is None
-    for count in (0, 1, 2, 4, 6):
-        with pytest.raises(ModelError, match=rf"got a batch of {count} rows, expected the 3 problems in order"):
-            module(torch.rand(count, 2, 3))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
@@ -100,10 +85,9 @@ def test_networks_of_other_types_give_float32(dtype):
             return x.flatten(1)[:, :FEATURES].to(dtype)
 
     made = parts(2)
-    x = made["references"].clone()
-    found = BinarizedClassifier(Cast(), **made)(x)
+    found = BinarizedClassifier(Cast(), **made)(made["references"])
     assert found.dtype == torch.float32
-    rounded = x.flatten(1)[:, :FEATURES].to(dtype).float()
+    rounded = made["references"].flatten(1)[:, :FEATURES].to(dtype).float()
     signed = made["scale"] * (((rounded - made["anchor"]) * made["weight"]).sum(1) - made["threshold"])
     torch.testing.assert_close(found, torch.stack([made["offset"] - signed, made["offset"] + signed], 1))
 
@@ -116,11 +100,13 @@ def test_references_that_are_much_alike_are_distinguished(distance):
     references[2, 300] += distance
     threat_model = ThreatModel(norm="linf", epsilon=distance / 10, bounds=(-1, 3))
     assert identifiable(references, threat_model)
-    module = of_references(references, "linf")
+    # Only the problems of its rows matter.
+    rows = {name: torch.zeros(3) for name in ("threshold", "scale", "offset")}
+    flat = {"weight": torch.ones_like(references), "anchor": references}
+    module = BinarizedClassifier(nn.Identity(), references=references, norm="linf", **flat, **rows)
     assert module.problems(references).tolist() == [0, 1, 2]
     for i in range(3):
-        points = threat_model.sample_corners(references[i], 30, key=i)
-        assert module.problems(points).tolist() == [i] * 30
+        assert module.problems(threat_model.sample_corners(references[i], 30, key=i)).tolist() == [i] * 30
 
 
 def worst_margin(references, threat_model):
@@ -130,13 +116,10 @@ def worst_margin(references, threat_model):
     random steps; the bounds are left open, as :func:`identifiable` leaves them.
     """
     free = ThreatModel(norm=threat_model.norm, epsilon=threat_model.epsilon, bounds=(-100, 100))
-    least = float("inf")
+    least, power = float("inf"), {"linf": torch.inf, "l2": 2, "l1": 1}[threat_model.norm]
     for i, j in itertools.permutations(range(len(references)), 2):
         own, other = references[i].double().flatten(), references[j].double().flatten()
-        difference = other - own
-        # Straight towards the other reference, as far as the ball goes.
-        power = {"linf": torch.inf, "l2": 2, "l1": 1}[threat_model.norm]
-        step = difference / difference.norm(p=power).clamp_min(1e-300)
+        step = (other - own) / (other - own).norm(p=power).clamp_min(1e-300)
         points = [(own + threat_model.epsilon * step)[None]]
         for draw in (free.sample_inner, free.sample_surface, free.sample_corners):
             points.append(draw(references[i].flatten(), 100, key=i * 10 + j).double())
@@ -157,29 +140,20 @@ def test_identifiable_agrees_with_a_search_over_the_balls(norm, epsilon, count, 
     threat_model = ThreatModel(norm=norm, epsilon=epsilon)
     references = torch.rand(count, 1, size, generator=torch.Generator().manual_seed(seed))
     margin = worst_margin(references, threat_model)
-    if identifiable(references, threat_model):
-        assert margin > 0
-    else:
-        # Refused only where a point is nearer to another reference, or within the slack of a thousandth.
-        assert margin < 0.01 * epsilon
-
-
-def test_single_references_are_identifiable_and_duplicates_are_not():
-    wide, references = ThreatModel(norm="linf", epsilon=100), torch.rand(4, 1, 3, generator=stream(1))
-    assert identifiable(references[:1], wide)
-    assert identifiable(references[:0], wide)
-    for norm in NORMS:
-        threat_model = ThreatModel(norm=norm, epsilon=1e-6)
-        assert identifiable(references, threat_model)
-        assert not identifiable(torch.cat([references, references[1:2]]), threat_model)
-        assert not identifiable(references[:1].repeat(2, 1, 1), threat_model)
+    # Refused only where a point is nearer to another reference, or within the slack of a thousandth.
+    assert margin > 0 if identifiable(references, threat_model) else margin < 0.01 * epsilon
 
 
 @pytest.mark.parametrize(("norm", "distance"), [("linf", 1.0), ("l2", 1.25**0.5), ("l1", 1.5)])
 def test_the_limit_of_identifiable_is_half_the_distance(norm, distance):
-    references = torch.tensor([[0.0, 0.0, 0.0], [1.0, -0.5, 0.0]])
+    references, wide = torch.tensor([[0.0, 0.0, 0.0], [1.0, -0.5, 0.0]]), ThreatModel(norm=norm, epsilon=100)
     assert identifiable(references, ThreatModel(norm=norm, epsilon=distance / 2 * 0.998))
     assert not identifiable(references, ThreatModel(norm=norm, epsilon=distance / 2))
+    assert identifiable(references[:1], wide)
+    assert identifiable(references[:0], wide)
+    threat_model, drawn = ThreatModel(norm=norm, epsilon=1e-6), torch.rand(4, 1, 3, generator=stream(1))
+    assert identifiable(drawn, threat_model)
+    assert not identifiable(torch.cat([drawn, drawn[1:2]]), threat_model)
 
 
 @st.composite
@@ -189,10 +163,8 @@ def planted_cases(draw):
     low, width = draw(st.sampled_from([(0.0, 1.0), (-3.0, 6.0), (0.0, 255.0)]))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 10_000)))
     made = {**parts(count), "references": torch.rand(count, 2, 3, generator=generator) * width + low}
-    singles = [
-        BinarizedClassifier(network(), **{name: part[i : i + 1] for name, part in made.items()}) for i in range(count)
-    ]
-    return BinarizedClassifier(network(), **made, batching="auto", norm=norm), made["references"], singles, generator
+    module = BinarizedClassifier(network(), **made, batching="auto", norm=norm)
+    return module, made["references"], [single(made, i) for i in range(count)], generator
 
 
 def lengths(norm, steps):
@@ -207,8 +179,9 @@ def half_way(norm, references, i):
     return float(lengths(norm, references[others] - references[i]).min()) / 2
 
 
-def alone(singles, x, order):
-    return torch.cat([singles[i](row[None]) for row, i in zip(x, order, strict=True)])
+def check_alone(module, singles, x, order, atol=1e-3):
+    wanted = torch.cat([singles[i](row[None]) for row, i in zip(x, order, strict=True)])
+    torch.testing.assert_close(module(x), wanted, rtol=1e-4, atol=atol)
 
 
 @settings(max_examples=150, deadline=None)
@@ -221,36 +194,28 @@ def test_batches_of_near_rows_get_their_own_readouts_in_any_order(case, data):
     steps = torch.randn(len(order), 2, 3, generator=generator)
     reach = torch.tensor([half_way(module.norm, references, i) for i in order]) * data.draw(st.floats(0, 0.999))
     x = references[order] + steps * (reach / lengths(module.norm, steps)).float().view(-1, 1, 1)
-    torch.testing.assert_close(module(x), alone(singles, x, order), rtol=1e-4, atol=1e-4)
+    check_alone(module, singles, x, order, atol=1e-4)
 
 
 @settings(max_examples=150, deadline=None)
 @given(case=planted_cases(), data=st.data())
 def test_far_rows_count_in_order_and_are_refused_in_other_batches(case, data):
     module, references, singles, generator = case
-    count = len(references)
+    count, width = len(references), float(references.max() - references.min())
     factor = data.draw(st.sampled_from([0.3, 3.0, 30.0]))
-    width = float(references.max() - references.min())
     x = references + factor * width * torch.randn(references.shape, generator=generator)
-    near = [
-        [float(lengths(module.norm, row[None] - references[i])) < half_way(module.norm, references, i)
-         for i in range(count)] for row in x
-    ]  # fmt: skip
-    wandered = any(near[m][i] for m in range(count) for i in range(count) if i != m)
-    far = [m for m in range(count) if not any(near[m])]
-    if not wandered:
-        torch.testing.assert_close(module(x), alone(singles, x, range(count)), rtol=1e-4, atol=1e-3)
+    far_by = torch.stack([lengths(module.norm, x - reference) for reference in references], 1)
+    near = far_by < torch.tensor([half_way(module.norm, references, i) for i in range(count)])
+    if not bool((near & ~torch.eye(count, dtype=torch.bool)).any()):
+        check_alone(module, singles, x, range(count))
     for batch in (list(range(count - 1)), [*range(count), 0], [0] * (count + 1)):
-        rows = [place for place, m in enumerate(batch) if m in far]
+        rows = [place for place, m in enumerate(batch) if not bool(near[m].any())]
         if rows:
-            least = min(
-                float(lengths(module.norm, x[batch[rows[0]]][None] - references[i : i + 1])) for i in range(count)
-            )
-            with pytest.raises(
-                ModelError, match=rf"row {rows[0]} of a batch of {len(batch)} lies .* single\(row\)"
-            ) as error:
+            words = rf"row {rows[0]} of a batch of {len(batch)} lies .* single\(row\)"
+            with pytest.raises(ModelError, match=words) as error:
                 module(x[batch])
-            assert float(str(error.value).split("lies ")[1].split()[0]) == pytest.approx(least, rel=1e-3)
+            stated = float(str(error.value).split("lies ")[1].split()[0])
+            assert stated == pytest.approx(float(far_by[batch[rows[0]]].min()), rel=1e-3)
 
 
 @settings(max_examples=60, deadline=None)
@@ -258,20 +223,18 @@ def test_far_rows_count_in_order_and_are_refused_in_other_batches(case, data):
 def test_a_full_batch_that_near_rows_show_to_be_permuted_refuses_far_ones(case, data):
     module, references, singles, _ = case
     count = len(references)
-    order = data.draw(st.permutations(range(count)))
+    order, far = data.draw(st.permutations(range(count))), data.draw(st.integers(0, count - 1))
     x = references[order].clone()
-    far = data.draw(st.integers(0, count - 1))
     x[far] = references.max() + 100 * float(references.max() - references.min())
     if any(m != i for m, i in enumerate(order) if m != far):
         with pytest.raises(ModelError, match=rf"row {far} of a batch of {count}"):
             module(x)
     else:
-        torch.testing.assert_close(module(x), alone(singles, x, order), rtol=1e-4, atol=1e-3)
+        check_alone(module, singles, x, order)
 
 
 def test_rows_that_are_not_finite_keep_their_place_and_are_refused_elsewhere():
-    module = BinarizedClassifier(network(), **parts(3), batching="auto")
-    x = parts(3)["references"].clone()
+    module, x = BinarizedClassifier(network(), **parts(3), batching="auto"), parts(3)["references"].clone()
     x[1, 0, 0] = torch.nan
     logits = module(x)
     assert logits[1].isnan().all()

@@ -1,14 +1,26 @@
+"""Backward passes: of defenses by hand, of layers as without them, fitted ones against exact gradients."""
+
+import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
+from torch.utils.checkpoint import checkpoint
 
-from robust_ext import BPDA, ModelError, Purifier
+from robust_ext import BPDA, EoT, ModelError, Purifier, RobustExtError, ThreatModel, binarization_test, robust_accuracy
 from robust_ext.attacks._common.objectives import cross_entropy
+from robust_ext.attacks.adapted import AdaptedAttack
+from robust_ext.attacks.apgd import APGD
+from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.datasets.load import load_dataset
+from robust_ext.demo.network import digits_network
 from robust_ext.models.bpda import trajectory_gradient
+from robust_ext.models.fitted_backward import fit_backward
+from robust_ext.models.layer_backward import find_layers, other_backward
 from tests.models.cases import Controlled
 
 # A linear classifier without a bias, and a purifier whose two steps scale the input: a chain rule by hand.
 WEIGHT = torch.tensor([[1.0, -2.0, 0.5], [0.0, 1.0, 3.0]], dtype=torch.float64)
+COTANGENT = torch.tensor([[1.0, -0.5], [0.3, 2.0], [0.0, 1.0], [-1.0, -1.0]], dtype=torch.float64)
 CONTRACTION = 0.6
 
 
@@ -37,18 +49,15 @@ class Blocking(Shrink):
         return super().step(point, x=x, number=number, state=state, rng=rng).detach()
 
 
-def data(rows=4):
-    return torch.rand(rows, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+def data(rows=4, size=3):
+    return torch.rand(rows, size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
 
-COTANGENT = torch.tensor([[1.0, -0.5], [0.3, 2.0], [0.0, 1.0], [-1.0, -1.0]], dtype=torch.float64)
-
-
-def pulled(module, x, cotangent=COTANGENT):
+def pulled(module, x, cotangent=None):
     x = x.clone().requires_grad_()
-    found: Tensor
-    (found,) = torch.autograd.grad(module(x), x, cotangent)
-    return found
+    out = module(x)
+    spread = torch.linspace(-1, 2, out.numel(), dtype=x.dtype).view_as(out)
+    return torch.autograd.grad(out, x, spread if cotangent is None else cotangent)[0]
 
 
 def by_hand(points):
@@ -69,29 +78,28 @@ def test_gradients_of_two_steps_are_those_by_hand(kind, fewer):
     for backward, gradient in wanted.items():
         module = BPDA(defense, backward=backward, **steps)
         with defense.seeded(3):
-            torch.testing.assert_close(pulled(module, x), gradient)
-        with defense.seeded(3):
-            assert torch.equal(module(x.clone().requires_grad_()), trace.logits)
-        with defense.seeded(3), torch.no_grad():
-            assert torch.equal(module(x), trace.logits)
-    for checkpoint in (False, True):
-        module = BPDA(defense, backward="unrolled", checkpoint=checkpoint, **steps)
+            torch.testing.assert_close(pulled(module, x, COTANGENT), gradient)
+        for taken in (torch.enable_grad, torch.no_grad):
+            with defense.seeded(3), taken():
+                assert torch.equal(module(x.clone().requires_grad_()), trace.logits)
+    for held in (False, True):
+        module = BPDA(defense, backward="unrolled", checkpoint=held, **steps)
         with defense.seeded(3):
             if kind is Shrink:
-                torch.testing.assert_close(pulled(module, x), by_hand(two) * CONTRACTION**2)
+                torch.testing.assert_close(pulled(module, x, COTANGENT), by_hand(two) * CONTRACTION**2)
             else:
                 with pytest.raises(ModelError, match="no gradient comes back to the input"):
                     pulled(module, x)
     with defense.seeded(3):
-        torch.testing.assert_close(pulled(BPDA(defense, steps=0), x), by_hand(x))
+        torch.testing.assert_close(pulled(BPDA(defense, steps=0), x, COTANGENT), by_hand(x))
 
 
 def test_a_frozen_state_is_held():
     defense, x = Controlled(Linear()), data()
     moved = x - 0.5 * x.sin()
-    for backward in ("identity", "frozen", "trajectory"):
-        torch.testing.assert_close(pulled(BPDA(defense, backward=backward), x), by_hand(moved))
-    torch.testing.assert_close(pulled(BPDA(defense, backward="unrolled"), x), by_hand(moved) * (1 - 0.5 * x.cos()))
+    ways = dict.fromkeys(("identity", "frozen", "trajectory"), by_hand(moved))
+    for backward, wanted in {**ways, "unrolled": by_hand(moved) * (1 - 0.5 * x.cos())}.items():
+        torch.testing.assert_close(pulled(BPDA(defense, backward=backward), x, COTANGENT), wanted)
 
     class Scaled(Controlled):
         """Holds the share of the input that is left."""
@@ -99,8 +107,8 @@ def test_a_frozen_state_is_held():
         def frozen(self, x, *, inputs, solution):
             return self.logits(x * (1 + solution.state["control"] / inputs), {"control": torch.zeros_like(x)})
 
-    share = moved / x
-    torch.testing.assert_close(pulled(BPDA(Scaled(Linear()), backward="frozen"), x), by_hand(moved) * share)
+    found = pulled(BPDA(Scaled(Linear()), backward="frozen"), x, COTANGENT)
+    torch.testing.assert_close(found, by_hand(moved) * moved / x)
 
 
 def test_the_frozen_final_point_is_met_to_the_last_bit():
@@ -114,52 +122,253 @@ def test_the_frozen_final_point_is_met_to_the_last_bit():
     assert torch.equal(defense.frozen(x, inputs=x, solution=found), net(found.final))
 
 
-def substitute(x):
-    return torch.stack([x[:, 0] * x[:, 1], (2 * x[:, 2]).exp()], 1)
-
-
-class Substitute(nn.Module):
-    def forward(self, x):
-        return substitute(x)
-
-
-@pytest.mark.parametrize("made", [lambda: substitute, Substitute])
-def test_a_substitutes_gradient_is_that_of_finite_differences(made):
-    x = data()
-    step = 1e-6
-    slopes = [
-        ((substitute(x + step * unit) - substitute(x - step * unit)) / (2 * step) * COTANGENT).sum(1)
-        for unit in torch.eye(3, dtype=torch.float64)
-    ]
-    wanted = torch.stack(slopes, 1)
+def test_a_substitutes_gradient_is_that_of_finite_differences():
+    def substitute(x):
+        return torch.stack([x[:, 0] * x[:, 1], (2 * x[:, 2]).exp()], 1)
 
     def hard(x):
         return x[:, :2].round()
 
+    x, step = data(), 1e-6
+    units = step * torch.eye(3, dtype=torch.float64)
+    slopes = [((substitute(x + unit) - substitute(x - unit)) / (2 * step) * COTANGENT).sum(1) for unit in units]
     for wrapped in (hard, Shrink(Linear(), steps=2)):
-        module = BPDA(wrapped, backward=made())
-        torch.testing.assert_close(pulled(module, x), wanted, rtol=1e-7, atol=1e-8)
-    assert torch.equal(BPDA(hard, backward=made())(x.clone().requires_grad_()), x[:, :2].round())
+        found = pulled(BPDA(wrapped, backward=substitute), x, COTANGENT)
+        torch.testing.assert_close(found, torch.stack(slopes, 1), rtol=1e-7, atol=1e-8)
+    assert torch.equal(BPDA(hard, backward=substitute)(x.clone().requires_grad_()), hard(x))
+    leaf = x.clone().requires_grad_()
+    same = BPDA(lambda x: x)(leaf)
+    # What the identity returns is not its argument.
+    assert same.data_ptr() != leaf.data_ptr()
+    assert torch.equal(same, x)
 
 
 def test_the_trajectory_of_a_loss():
-    defense, x = Blocking(Linear(), steps=2), data()
-    labels = torch.tensor([0, 1, 1, 0])
+    defense, x, labels = Blocking(Linear(), steps=2), data(), torch.tensor([0, 1, 1, 0])
     trace = defense.trace(x, seeds=[1, 2, 3, 4])
     wanted = torch.zeros_like(x)
     for point in trace.iterates[1:]:
         # The cross-entropy's gradient by the logits is the softmax without the label.
         error = (point.square() / 2 @ WEIGHT.T).softmax(1) - nn.functional.one_hot(labels, 2)
         wanted += point * (error @ WEIGHT) / 2
-    found = trajectory_gradient(defense, x, labels, cross_entropy, seeds=trace.seeds)
-    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(trajectory_gradient(defense, x, labels, cross_entropy, seeds=trace.seeds), wanted)
     assert all(p.grad is None for p in defense.parameters())
-    empty = trajectory_gradient(defense, x[:0], labels[:0], cross_entropy)
-    assert empty.shape == (0, 3)
+    assert trajectory_gradient(defense, x[:0], labels[:0], cross_entropy).shape == (0, 3)
 
 
-def test_what_the_identity_returns_is_not_its_argument():
-    x = data().requires_grad_()
-    out = BPDA(lambda x: x)(x)
-    assert out.data_ptr() != x.data_ptr()
-    assert torch.equal(out, x)
+# Layers: gradients are those of the network without the layer.
+HEAD = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)).double().eval()
+SIX = data(size=6)
+ROUNDED = (SIX * 4).round() / 4
+
+
+class Rounded(nn.Module):
+    def forward(self, x):
+        return (x * 4).round() / 4
+
+
+class ByNumpy(nn.Module):
+    def forward(self, x):
+        return torch.from_numpy(np.round(x.detach().numpy() * 4) / 4)
+
+
+class Inferred(nn.Module):
+    def forward(self, x):
+        with torch.inference_mode():
+            return (x * 4).round() / 4
+
+
+class InPlace(nn.Module):
+    @torch.no_grad()
+    def forward(self, x):
+        return x.clamp_(0.1, 0.9)
+
+
+class Net(nn.Module):
+    """One layer in front of a network, called in several ways."""
+
+    def __init__(self, layer, way="called"):
+        super().__init__()
+        self.quantise, self.head, self.way = layer, HEAD, way
+        self.held = [layer]
+
+    def forward(self, x):
+        if self.way == "checkpointed":
+            return checkpoint(Net(self.quantise), x, use_reentrant=False)
+        if self.way == "without gradients":
+            with torch.no_grad():
+                return self.head(self.quantise(x))
+        ways = {"called": self.quantise, "forward": self.quantise.forward, "held": self.held[0]}
+        return self.head(ways[self.way](x))
+
+
+@pytest.mark.parametrize("way", ["called", "forward", "held", "without gradients", "checkpointed"])
+@pytest.mark.parametrize("layer", [Rounded(), ByNumpy(), Inferred(), nn.Sequential(Rounded(), Rounded())])
+def test_the_gradient_is_that_of_the_network_without_the_layer(layer, way):
+    net = Net(layer, way).eval()
+    view, kept = BPDA(net, layer="quantise"), dict(vars(layer))
+    with torch.no_grad():
+        expected = net(SIX)
+        assert torch.equal(view(SIX), expected)
+    assert torch.equal(view(SIX.clone().requires_grad_()), expected)
+    wanted = pulled(HEAD, ROUNDED)
+    torch.testing.assert_close(pulled(view, SIX), wanted, rtol=0, atol=0)
+    torch.testing.assert_close(pulled(EoT(view, draws=2), SIX), wanted)
+    with other_backward(net, {"quantise": layer}, "identity") as calls:
+        torch.testing.assert_close(pulled(net, SIX), wanted, rtol=0, atol=0)
+    calls()
+    assert vars(layer) == kept
+    assert all(parameter.grad is None for parameter in HEAD.parameters())
+
+
+def test_several_layers_one_that_is_used_twice_and_a_substitute():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = self.second = Rounded()
+
+        def forward(self, x):
+            return self.first(x) * self.second(2 * x)
+
+    spread = torch.linspace(-1, 2, SIX.numel(), dtype=SIX.dtype).view_as(SIX)
+    again = (SIX * 8).round() / 4
+    for name in ("first", "second"):
+        torch.testing.assert_close(pulled(BPDA(Twice(), layer=name), SIX), spread * (again + 2 * ROUNDED))
+    net = nn.Sequential(Rounded(), HEAD[0], Rounded(), HEAD[2])
+    wanted = pulled(HEAD[2], HEAD[0](ROUNDED).detach()) @ HEAD[0].weight
+    torch.testing.assert_close(pulled(BPDA(net, layer="0, 2"), SIX), wanted)
+    cubed = BPDA(Net(Rounded()), layer="quantise", backward=lambda x: x**3)
+    torch.testing.assert_close(pulled(cubed, SIX), pulled(HEAD, ROUNDED) * 3 * SIX.square())
+
+
+def test_what_works_in_place_has_the_values_it_had_and_nothing_is_left_where_a_pass_raises():
+    net, expected = Net(InPlace()), SIX.clamp(0.1, 0.9)
+    for backward in ("identity", "straight_through"):
+        view = BPDA(net, layer="quantise", backward=backward)
+        torch.testing.assert_close(view(SIX.clone().requires_grad_()), HEAD(expected), rtol=0, atol=0)
+    torch.testing.assert_close(pulled(view, SIX), pulled(HEAD, expected) * ((SIX > 0.1) & (SIX < 0.9)))
+
+    class Raises(nn.Module):
+        def forward(self, x):
+            raise ValueError("no")
+
+    layer = Raises()
+    with pytest.raises(ValueError, match="no"):
+        BPDA(Net(layer), layer="quantise")(SIX.clone().requires_grad_())
+    assert "forward" not in vars(layer)
+
+
+# Operations straight through, and functions with the gradients they then have.
+THROUGH = {
+    "round": (lambda x: (3 * x).round(), lambda x: 3 * x),
+    "by keyword": (lambda x: torch.round(input=3 * x), lambda x: 3 * x),
+    "decimals": (lambda x: torch.round(x, decimals=1), lambda x: x),
+    "in place": (lambda x: (3 * x).ceil_() * 2, lambda x: 6 * x),
+    "floor": (lambda x: torch.floor(x * 4) * x, lambda x: 4 * x * x.detach() + (x.detach() * 4).floor() * x),
+    "sign": (lambda x: (x - 0.5).sign() + x, lambda x: 2 * x),
+    "trunc": (lambda x: x.mul(5).trunc().div(5), lambda x: x),
+    "floor division": (lambda x: x // 0.25, lambda x: 4 * x),
+    "of a number": (lambda x: 1 // (x + 1), lambda x: 1 / (x + 1)),
+    "rounding division": (lambda x: torch.div(x, 0.25, rounding_mode="floor"), lambda x: 4 * x),
+    "detach": (lambda x: (2 * x).detach(), lambda x: 2 * x),
+    "data": (lambda x: (2 * x).data, lambda x: 2 * x),
+    "no_grad": (torch.no_grad()(lambda x: x.square()), lambda x: x.square()),
+    "integers": (lambda x: (3 * x).long().float() / 2, lambda x: 1.5 * x),
+    "bytes": (lambda x: ((x * 255).to(torch.uint8) / 255.0).double(), lambda x: x),
+    "integers, changed": (lambda x: 2.0 * ((x * 255).int() // 16).clamp(0, 15).double(), lambda x: x * 255 / 8),
+    "one-hot": (lambda x: nn.functional.one_hot(x.argmax(1), 6).double(), lambda x: x),
+    "own straight through": (lambda x: x + (x.round() - x).detach(), lambda x: x),
+    "untouched": (lambda x: x.clamp(0.2, 0.8).sin(), lambda x: x.clamp(0.2, 0.8).sin()),
+}
+
+
+@pytest.mark.parametrize(("hard", "smooth"), THROUGH.values(), ids=THROUGH)
+def test_operations_straight_through(hard, smooth):
+    view = BPDA(hard, backward="straight_through")
+    assert torch.equal(view(SIX.clone().requires_grad_()), hard(SIX))
+    torch.testing.assert_close(pulled(view, SIX), pulled(smooth, SIX))
+
+
+LOST = [
+    *(ByNumpy(), Inferred(), lambda x: (x > 0.5).double(), lambda x: x.argmax(1, keepdim=True).double()),
+    lambda x: torch.linspace(0, 1, 4)[(x * 3).long()],
+]
+
+
+@pytest.mark.parametrize("lost", LOST)
+def test_what_has_no_gradient_straight_through_is_an_error(lost):
+    with pytest.raises(ModelError, match="no gradient passes straight through"):
+        BPDA(lost, backward="straight_through")(SIX.clone().requires_grad_())
+
+
+def test_layers_go_by_the_end_of_their_name():
+    def nest(**parts):
+        module = nn.Module()
+        for name, part in parts.items():
+            setattr(module, name, part)
+        return module
+
+    quantise, head = Rounded(), nn.Sequential(Rounded(), nn.Sequential(Rounded()))
+    net = nest(quantise=quantise, head=head, left=nest(round=Rounded()))
+    outer = nest(features=nest(model=net), right=nest(round=Rounded()), again=quantise)
+    # Deeper ones of the same name have longer names where the network is whole, too.
+    found = dict.fromkeys(("quantise", "model.quantise", "features.model.quantise", "again"), quantise)
+    for name, layer in {**found, "head.0": head[0], "0": head[0], "left.round": net.left.round}.items():
+        assert find_layers(outer, name)[name] is layer
+    for name, words in {
+        "round": "a longer name, as there are several: features.model.left.round, right.round",
+        "quantize": "did you mean .*quantise",
+        "antise": "the name of a layer",
+        "": "the name of a layer",
+    }.items():
+        with pytest.raises(InvalidArgumentError, match=f"layer: got {name}, expected {words}|{words}"):
+            find_layers(outer, name)
+
+
+# Fitted ones, and where no other backward pass leads on.
+LINF = ThreatModel(norm="linf", epsilon=0.3)
+INPUTS, LABELS = load_dataset("digits").take(range(20))
+
+
+class Codes(nn.Module):
+    """A bit for each of 16 thresholds: no gradient passes comparisons, and the shape is another."""
+
+    def forward(self, x):
+        return (x > torch.linspace(0.03, 0.97, 16).view(1, 16, 1, 1)).float()
+
+
+class Coded(nn.Module):
+    """The digits' network behind codes."""
+
+    def __init__(self):
+        super().__init__()
+        self.codes, self.net = Codes(), digits_network()
+
+    def forward(self, x):
+        return self.net(self.codes(x).mean(1, keepdim=True))
+
+
+@pytest.mark.parametrize("layer", [nn.Sequential(nn.Flatten(), nn.Linear(64, 20)), nn.Conv2d(1, 1, 3, padding=1)])
+def test_a_fitted_pass_of_a_linear_layer_is_the_layers_own(layer):
+    before = torch.random.get_rng_state()
+    fitted, again = (fit_backward(layer, layer, INPUTS, threat_model=LINF, seed=0) for _ in range(2))
+    assert torch.equal(before, torch.random.get_rng_state())
+    cotangent = torch.randn(layer(INPUTS).shape, generator=torch.Generator().manual_seed(0))
+    exact, found, same = (pulled(part, INPUTS, cotangent).flatten(1) for part in (layer, fitted, again))
+    assert torch.equal(found, same)
+    assert nn.functional.cosine_similarity(exact, found).mean() > 0.8
+
+
+@pytest.mark.parametrize("settings", [{"bpda": "codes", "gradient_mode": "fitted"}, {"gradient_mode": "fitted"}])
+def test_a_fitted_pass_leads_through_comparisons(settings):
+    plain, model = APGD(steps=20, loss="margin"), Coded().eval()
+    attack = AdaptedAttack(attack=plain, **settings).named("fitted")
+    for other in ({"bpda": "codes"}, {"gradient_mode": "straight_through"}):
+        with pytest.raises(RobustExtError):
+            robust_accuracy(model, [AdaptedAttack(attack=plain, **other)], INPUTS[:2], LABELS[:2], LINF)
+    result = robust_accuracy(model, [attack], INPUTS, LABELS, LINF)
+    twin = robust_accuracy(digits_network(), [plain], INPUTS, LABELS, LINF)
+    assert result.robust_accuracy(0.3, attack="fitted") <= twin.robust_accuracy(0.3, attack=plain.name) + 0.1
+    if "bpda" in settings:
+        ball = ThreatModel(norm="linf", epsilon=0.1)
+        assert binarization_test(model, attack, INPUTS[:8], ball, depths=(1,), canaries=0).score >= 0.95

@@ -3,16 +3,29 @@
 import copy
 import itertools
 
+import cloudpickle
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+from robust_ext import ThreatModel
+from robust_ext.attacks.apgd import APGD
+from robust_ext.core.devices import tolerance_of
 from robust_ext.core.errors import SplitError
+from robust_ext.core.target import Target
+from robust_ext.engine.classifiers import as_classifier
+from robust_ext.evaluations.binarization.planting import plant
 from robust_ext.models.bpda import BPDA
 from robust_ext.models.features import LayerInput, split, split_linear
+from robust_ext.registry.model import as_module
+from tests.models.architectures import ARCHITECTURES, BEGIN, END, PAGE, pooled, small, table
 
+pytestmark = [
+    pytest.mark.filterwarnings(f"ignore::{kind}") for kind in ("DeprecationWarning", "FutureWarning", "UserWarning")
+]
 INPUTS = torch.rand(3, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+THREAT = ThreatModel(norm="linf", epsilon=16 / 255)
 
 
 @pytest.fixture(autouse=True)
@@ -65,10 +78,6 @@ def auxiliary():
     return Net(lambda net, x: (net.main(x.flatten(1)), net.side(x.flatten(1)))[0], **heads)
 
 
-def by_name():
-    return Net(lambda net, x: net.head(input=x.flatten(1)), head=nn.Linear(16, 4))
-
-
 def scaled(scale):
     return Net(lambda net, x: net.body(x) * scale, body=sequential())
 
@@ -82,55 +91,36 @@ def hooks(module):
     return sum(len(part._forward_hooks) + len(part._forward_pre_hooks) for part in module.modules())
 
 
-def checked(model, **options):
-    """Split, and compare with the model on inputs that the split has not seen."""
-    found = split(model, INPUTS, **options)
-    fresh = torch.rand(7, 1, 4, 4)
-    with torch.no_grad():
-        features = found.features(fresh)
-        assert features.dim() == 2
-        torch.testing.assert_close(found.readout(features), model(fresh))
-        if found.layer:
-            layer = dict(model.named_modules())[found.layer]
-            assert found.readout is layer
-            torch.testing.assert_close(F.linear(features, layer.weight, layer.bias), model(fresh))
-    assert hooks(model) == 0
-    return found
-
-
 @pytest.mark.parametrize(
-    ("model", "layer"),
+    ("make", "layer"),
     [
         (sequential, "3"),
         (skips, "head"),
         (nested, "heads.main.1"),
         (auxiliary, "main"),
-        (by_name, "head"),
-        (lambda: wrapped(nested()), "wrapped.heads.main.1"),
-        (lambda: wrapped(wrapped(sequential())), "wrapped.wrapped.3"),
+        (lambda: Net(lambda net, x: net.head(input=x.flatten(1)), head=nn.Linear(16, 4)), "head"),
+        (lambda: wrapped(wrapped(nested())), "wrapped.wrapped.heads.main.1"),
         (lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 3, bias=False)), "1"),
         (lambda: nn.Sequential(sequential(), nn.Identity(), nn.Dropout(0.5)), "0.3"),
         (lambda: scaled(1.0), "body.3"),
     ],
 )
-def test_the_last_linear_layer_is_found_or_named(model, layer):
-    assert checked(model().eval()).layer == checked(model().eval(), layer=layer).layer == layer
-
-
-def convolutions():
-    return nn.Sequential(nn.Conv2d(1, 3, 4), nn.Flatten())
-
-
-def two_linear():
-    return nn.Sequential(nn.Flatten(), nn.Linear(16, 4), nn.Linear(4, 4))
-
-
-def three_dimensions():
-    return Net(lambda net, x: net.head(x.squeeze(1))[:, 0], head=nn.Linear(4, 3))
+def test_the_last_linear_layer_is_found_or_named(make, layer):
+    for named in (None, layer):
+        model, fresh = make().eval(), torch.rand(7, 1, 4, 4)
+        found = split(model, INPUTS, layer=named)
+        assert found.layer == layer
+        assert found.readout is dict(model.named_modules())[layer]
+        features = found.features(fresh)
+        torch.testing.assert_close(F.linear(features, found.readout.weight, found.readout.bias), model(fresh))
+        assert hooks(model) == 0
 
 
 FOLLOWED = [lambda scale=scale: scaled(scale) for scale in (10.0, 0.5, 1.01, -1.0)]
 SQUASHED = [lambda head=head: nn.Sequential(sequential(), head) for head in (nn.LogSoftmax(1), nn.Tanh())]
+TWO = [lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 4), nn.Linear(4, 4))]
+NONE = [lambda: nn.Sequential(nn.Conv2d(1, 3, 4), nn.Flatten())]
+POSITIONS = [lambda: Net(lambda net, x: net.head(x.squeeze(1))[:, 0], head=nn.Linear(4, 3))]
 
 
 @pytest.mark.parametrize(
@@ -138,15 +128,15 @@ SQUASHED = [lambda head=head: nn.Sequential(sequential(), head) for head in (nn.
     [
         ([skips], ["first", "second"], r"layer '(first|second)': got outputs of .*\(3, 6\), expected .*\(3, 4\)"),
         ([skips], ["head2", "", "body", "0"], r"layer: got '\w*', expected the name of an nn.Linear .*second, first"),
-        ([two_linear], ["1"], "layer '1': the logits differ from the model's by up to .*follows that layer"),
-        ([convolutions], ["0"], "layer: .*the last ones: none"),
-        ([convolutions], [None], "model: no nn.Linear takes part in a forward pass.*give a pair"),
+        (TWO, ["1"], "layer '1': the logits differ from the model's by up to .*follows that layer"),
+        (NONE, ["0"], "layer: .*the last ones: none"),
+        (NONE, [None], "model: no nn.Linear takes part in a forward pass.*give a pair"),
         (FOLLOWED, [None], "model: the last linear layer 'body.3' does not produce the logits"),
         (FOLLOWED, ["body.3"], "layer 'body.3': the logits differ from the model's by up to"),
         (SQUASHED, [None], "model: the last linear layer .* does not produce the logits"),
         ([twice], [None, "head"], "layer 'head' was called 2 times in one forward pass, expected once"),
         ([nested], ["heads.aux"], "layer 'heads.aux' was called 0 times"),
-        ([three_dimensions], ["head"], "layer 'head': reads features at several positions"),
+        (POSITIONS, ["head"], "layer 'head': reads features at several positions"),
     ],
 )
 def test_what_does_not_end_in_a_linear_layer_is_refused_by_name(models, layers, message):
@@ -194,43 +184,88 @@ def test_features_that_gradients_do_not_come_back_from_are_none():
         (nn.Sequential(nn.Identity(), BPDA(network, layer="0")).eval(), "1.wrapped.4"),
         (BPDA(network, backward=sequential().eval()), "wrapped.4"),
     ):
-        parts = split(model, INPUTS)
+        parts, x = split(model, INPUTS), INPUTS.clone().requires_grad_()
         assert parts.kind == "logits"
-        x = INPUTS.clone().requires_grad_()
         assert torch.autograd.grad(parts.features(x).sum(), x)[0].abs().sum() > 0
         with pytest.raises(SplitError, match="around the whole model"):
             split(model, INPUTS, layer=last)
 
 
-class Fails(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.head = nn.Linear(16, 3)
-        self.calls = 0
+def test_hooks_are_removed_when_the_model_raises_and_those_of_the_user_stay():
+    calls = []
 
-    def forward(self, x):
-        self.calls += 1
-        out = self.head(x.flatten(1))
-        if self.calls > 1:
+    def run(net, x):
+        calls.append(net.head(x.flatten(1)))
+        if len(calls) > 1:
             raise RuntimeError("only once")
-        return out
+        return calls[-1]
 
-
-def test_hooks_are_removed_when_the_model_raises():
-    model = Fails().eval()
-    with pytest.raises(RuntimeError, match="only once"):
-        split(model, INPUTS)
-    assert hooks(model) == 0
-    with pytest.raises(RuntimeError, match="only once"):
-        LayerInput(model, "head")(INPUTS)
-    assert hooks(model) == 0
-
-
-def test_hooks_of_the_user_stay():
-    model = sequential().eval()
-    seen = []
+    model = Net(run, head=nn.Linear(16, 3)).eval()
+    for call in (lambda: split(model, INPUTS), lambda: LayerInput(model, "head")(INPUTS)):
+        with pytest.raises(RuntimeError, match="only once"):
+            call()
+        assert hooks(model) == 0
+    model, seen = sequential().eval(), []
     model[3].register_forward_hook(lambda *_: seen.append(1))
     found = split(model, INPUTS)
     before = len(seen)
     found.features(INPUTS)
     assert (hooks(model), len(seen)) == (1, before + 1)
+
+
+# Architectures are split as the table states, parts make the model's logits, and what is planted is found.
+CASES = [pytest.param(one, id=one.name, marks=() if one.quick else pytest.mark.exhaustive) for one in ARCHITECTURES]
+
+
+def images(rows, size, seed=0):
+    return torch.rand(rows, 3, size, size, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("one", CASES)
+def test_an_architecture_is_split_as_the_table_states(one):
+    given, x = one.make(), images(4, one.size)
+    module = as_classifier(as_module(given).module, x)
+    found = split(module, x)
+    assert (found.kind, found.layer, found.shape) == (one.kind, one.layer, (one.features,))
+    fresh = images(3, one.size, seed=1).requires_grad_()
+    features = found.features(fresh)
+    with torch.no_grad():
+        logits, tolerance = module(fresh), tolerance_of(module, single=1e-4)
+        assert float((found.readout(features).float() - logits).abs().max()) <= tolerance * float(logits.abs().max())
+        # Hooks count the calls of one pass; what a copy observes is the copy.
+        torch.testing.assert_close(copy.deepcopy(found.features)(fresh), features)
+    if not one.gradient:
+        return
+    (gradient,) = torch.autograd.grad((features * torch.randn(features.shape)).sum(), fresh, allow_unused=True)
+    assert gradient is not None
+    assert bool(gradient.any())
+    planted = plant(given, images(2, one.size, seed=2), THREAT, inner_points=20, planted_candidates=8)
+    assert len(planted) == 2
+    shape = tuple(planted.inputs.shape[1:])
+    target = Target(module=planted.module, bounds=(0.0, 1.0), classes=2, input_shape=shape, device=torch.device("cpu"))
+    options = {"threat_model": THREAT, "generator": torch.Generator().manual_seed(0)}
+    assert planted.score(APGD(steps=10).search(target, planted.inputs, planted.labels, **options)) == 1
+
+
+def test_the_table_is_that_of_the_page():
+    assert PAGE.read_text(encoding="utf-8").split(BEGIN)[1].split(END)[0].strip() == table()
+
+
+def test_a_layer_of_any_kind_can_be_named_and_large_maps_are_averaged():
+    model, x = small(), images(3, 64, seed=5)
+    flat, large = (split(model, images(4, size), layer="body.3") for size in (16, 64))
+    assert (flat.kind, flat.shape) == ("replayed", (16 * 7 * 7,))
+    assert (large.kind, large.shape) == ("beside", (16 + 10,))
+    torch.testing.assert_close(large.readout(large.features(x)), model(x))
+    torch.testing.assert_close(large.features(x)[:, :16], model.body[:3](x).mean((2, 3)))
+
+
+def test_features_outside_of_layers_take_one_pass_and_cross_to_other_processes():
+    model = small(lambda net, x: torch.cdist(pooled(x), net.bank) + (net.fc(pooled(x)) + net.other(pooled(x).relu())))
+    found, x = split(model, images(4, 32)), images(2, 32, seed=3)
+    other = cloudpickle.loads(cloudpickle.dumps(found.features))
+    torch.testing.assert_close(other(x), found.features(x))
+    calls = []
+    model.register_forward_hook(lambda *_: calls.append(1))
+    found.features(x)
+    assert len(calls) == 1

@@ -18,6 +18,16 @@ def network(seed=0):
     return nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 3)).eval()
 
 
+@pytest.fixture
+def net():
+    return network()
+
+
+@pytest.fixture
+def hidden():
+    return network(1)
+
+
 def soap(net, steps=4, views=True):
     """As authors write it: an offset moved by torch.optim along a loss of its own, by backward()."""
 
@@ -28,8 +38,7 @@ def soap(net, steps=4, views=True):
             optimizer.zero_grad()
             point = x + delta
             view = net(point.flip(3)) if views else 0.0
-            loss = (net(point) - view).square().sum()
-            loss.backward()
+            (net(point) - view).square().sum().backward()
             optimizer.step()
         return (x + delta).detach()
 
@@ -63,8 +72,7 @@ class Adapting(nn.Module):
         return self.net(soap(self.net)(x))
 
 
-def test_a_purifier_that_calls_backward():
-    net, hidden = network(), network(1)
+def test_a_purifier_that_calls_backward(net, hidden):
     made, final = as_defense(soap(hidden), net, X[:2]), by_hand(hidden, X)[-1]
     for mode in (torch.no_grad, torch.enable_grad, torch.inference_mode):
         with mode():
@@ -80,10 +88,19 @@ def test_a_purifier_that_calls_backward():
     with torch.no_grad():
         torch.testing.assert_close(whole(X), net(last))
 
+    # Memory does not grow.
+    def held():
+        gc.collect()
+        return sum(isinstance(one, torch.Tensor) for one in gc.get_objects())
 
-def test_inner_gradients_stay_inside():
+    before = held()
+    for _ in range(3):
+        made(X)
+    assert held() == before
+
+
+def test_inner_gradients_stay_inside(net, hidden):
     """Neither the caller's tensor, nor the graph it comes from, gets any of those that are taken inside."""
-    net, hidden = network(), network(1)
 
     def purify(x):
         if x.requires_grad:
@@ -95,7 +112,7 @@ def test_inner_gradients_stay_inside():
     torch.testing.assert_close(source.grad, torch.autograd.grad(net(2 * leaf).sum(), leaf)[0])
 
 
-def test_it_may_change_its_inputs_and_look_for_their_gradients():
+def test_it_may_change_its_inputs_and_look_for_their_gradients(net):
     def purify(x):
         x.mul_(0.5)
         leaf = x if x.requires_grad else x.requires_grad_()
@@ -103,32 +120,16 @@ def test_it_may_change_its_inputs_and_look_for_their_gradients():
         assert torch.equal(x.grad, 2 * x)
         return x
 
-    net, x = network(), X.clone()
-    made = as_defense(purify, net, X[:2])
+    x, made = X.clone(), as_defense(purify, net, X[:2])
     with torch.no_grad():
         torch.testing.assert_close(made(x), net(0.5 * X))
     torch.testing.assert_close(gradient(made, x), gradient(lambda x: net(0.5 * x), X))
     assert torch.equal(x, X)
 
 
-def test_rounding_inside_it_passes_gradients_straight_through():
-    net, rounded = network(), (X * 4).round() / 4
-    defended = BPDA(as_defense(lambda x: (x * 4).round() / 4, net, X, bounds=(0, 1)), backward="straight_through")
-    assert torch.equal(gradient(defended, X), gradient(net, rounded))
-
-
-def test_memory_does_not_grow():
-    made = as_defense(soap(network(1)), network(), X[:2])
-
-    def held():
-        gc.collect()
-        return sum(isinstance(one, torch.Tensor) for one in gc.get_objects())
-
-    made(X)
-    before = held()
-    for _ in range(3):
-        made(X)
-    assert held() == before
+def test_rounding_inside_it_passes_gradients_straight_through(net):
+    made = as_defense(lambda x: (x * 4).round() / 4, net, X, bounds=(0, 1))
+    assert torch.equal(gradient(BPDA(made, backward="straight_through"), X), gradient(net, (X * 4).round() / 4))
 
 
 @robust_ext.purifier(group_size=3)
@@ -147,14 +148,8 @@ class Centring:
         return centred(x)
 
 
-@robust_ext.purifier(group_size=3)
-def make(classifier):
-    return lambda x: centred(x)
-
-
-@pytest.mark.parametrize("given", [centred, Centring, make])
-def test_a_function_states_its_groups(given):
-    net = network()
+@pytest.mark.parametrize("given", [centred, Centring, robust_ext.purifier(group_size=3)(lambda classifier: centred)])
+def test_a_function_states_its_groups(given, net):
     made = as_defense(given, net, X[:2])
     assert (made.group_size, made.batch_level, made.random) == (3, True, False)
     torch.testing.assert_close(made(X), torch.cat([net(centred(X[:3])), net(centred(X[3:]))]))
@@ -164,8 +159,8 @@ def test_a_function_states_its_groups(given):
         as_defense(robust_ext.purifier(group_size=0)(lambda x: x), net, X[:2])
 
 
-def test_a_random_function():
-    made = as_defense(robust_ext.purifier(random=True)(lambda x: x + 0.1 * torch.randn_like(x)), network(), X[:2])
+def test_a_random_function(net):
+    made = as_defense(robust_ext.purifier(random=True)(lambda x: x + 0.1 * torch.randn_like(x)), net, X[:2])
     with made.seeded(1):
         assert not torch.equal(made(X), made(X))
     assert made.random
@@ -173,29 +168,25 @@ def test_a_random_function():
 
 def mean_gradient(net, points):
     """Of gradients at the points, each of the loss by the last point's logits."""
-    found, last = [], 2 * net(points[-1]).detach()
-    for point in points:
-        leaf = point.clone().requires_grad_()
-        found.append(torch.autograd.grad((net(leaf) * last).sum(), leaf)[0])
-    return torch.stack(found).mean(0)
+    last = 2 * net(points[-1]).detach()
+    leaves = [point.clone().requires_grad_() for point in points]
+    return torch.stack(torch.autograd.grad(sum((net(leaf) * last).sum() for leaf in leaves), leaves)).mean(0)
 
 
 @pytest.mark.parametrize("views", [True, False])
-def test_the_trajectory_is_seen_in_what_a_hidden_network_gets(views):
+def test_the_trajectory_is_seen_in_what_a_hidden_network_gets(views, net, hidden):
     """Other views of the points, which the network gets too, are left out."""
-    net, hidden = network(), network(1)
     made = as_defense(soap(hidden, views=views), net, X[:2])
     assert made.has_trajectory
-    trace = made.trace(X)
-    assert len(trace.iterates) == 5
+    iterates = made.trace(X).iterates
+    assert len(iterates) == 5
     if views:
-        for found, point in zip(trace.iterates, by_hand(hidden, X), strict=True):
-            torch.testing.assert_close(found.detach(), point)
+        torch.testing.assert_close([point.detach() for point in iterates], by_hand(hidden, X))
         found = gradient(BPDA(made, backward="trajectory"), X)
         torch.testing.assert_close(found, mean_gradient(net, by_hand(hidden, X)[1:]))
 
 
-def test_the_trajectory_that_is_stated():
+def test_the_trajectory_that_is_stated(net, hidden):
     def path(x):
         yield from (x, 0.9 * x, 0.8 * x)
 
@@ -206,12 +197,10 @@ def test_the_trajectory_that_is_stated():
             self.trajectory = list(path(x))
             return self.trajectory[-1]
 
-    net = network()
     for given in (robust_ext.purifier(trajectory=path)(lambda x: 0.8 * x), Leaving()):
         found = gradient(BPDA(as_defense(given, net, X[:2]), backward="trajectory"), X)
         torch.testing.assert_close(found, mean_gradient(net, [0.9 * X, 0.8 * X]))
-    once = network(1)
-    for given in (lambda x: 0.5 * x, lambda x: x + 0.01 * once(x).sum(1).view(-1, 1, 1, 1)):
+    for given in (lambda x: 0.5 * x, lambda x: x + 0.01 * hidden(x).sum(1).view(-1, 1, 1, 1)):
         assert not as_defense(given, net, X[:2]).has_trajectory
 
 
@@ -230,24 +219,16 @@ class Holder:
         return x + 0 * self.parts["nets"][0](x).sum()
 
 
-def test_networks_are_found_wherever_they_are_held():
-    net = network()
-    for function in (
-        lambda x: net(x),
-        lambda x, net=net: net(x),
-        Holder(net).method,
-        lambda x: (lambda y: net(y))(x),
-        soap(net),
-        Adapting(net),
-    ):
+def test_networks_are_found_wherever_they_are_held(net):
+    functions = [lambda x: net(x), lambda x, net=net: net(x), lambda x: (lambda y: net(y))(x)]
+    for function in (*functions, Holder(net).method, soap(net), Adapting(net)):
         assert list(reached_modules(function).values()) == [net]
     assert list(reached_modules(of_a_global).values()) == [HELD]
     assert reached_modules(lambda x: x.round()) == {}
 
 
-def test_the_evaluation_of_an_authors_purifier():
+def test_the_evaluation_of_an_authors_purifier(net, hidden):
     """In groups, with a network that it hides: no error, its own row, and what it costs."""
-    net, hidden = network(), network(1)
     purify = robust_ext.purifier(group_size=3)(soap(hidden))
     threat_model, labels = robust_ext.ThreatModel(norm="linf", epsilon=0.1), net(X).argmax(1)
     given = {"classifier": net, "steps": 1, "queries": 2, "full": True}

@@ -1,4 +1,8 @@
-"""Fitted directions against scikit-learn, closed forms and an independent solver of the margin."""
+"""Readouts against plain loops, scikit-learn and a general solver; names, texts and classes of one's own."""
+
+import copy
+import math
+import pickle
 
 import numpy as np
 import pytest
@@ -7,8 +11,190 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 from sklearn.linear_model import LogisticRegression
+from sklearn.neighbors import KNeighborsClassifier, KNeighborsRegressor
+from torch import nn
 
-from robust_ext.models.readouts.linear import KINDS, fit_directions
+from robust_ext.core.errors import DataError, InvalidArgumentError
+from robust_ext.models.binarized import BinarizedClassifier
+from robust_ext.models.readouts import Readout
+from robust_ext.models.readouts.base import check_logits, fitted
+from robust_ext.models.readouts.catalogue import READOUTS
+from robust_ext.models.readouts.linear import KINDS, Linear, Logistic, fit_directions
+from robust_ext.models.readouts.majority import Drawn, Majority
+from robust_ext.registry.readout import as_readout
+
+B, N, K, F = 3, 40, 5, 6
+TEXTS = (*READOUTS, "ensemble(combine='mean')", "code(decoder='linear')", "nearest(k=1)", "ensemble(C=1e-3)")
+EACH = pytest.mark.parametrize("text", TEXTS)
+
+
+def shape_of(text):
+    return (K, F) if text.partition("(")[0] in ("ensemble", "code", "mixing") else (F,)
+
+
+def problems(shape, seed=0, shift=6.0, planted=3):
+    """Features ``(B, N, *shape)`` of which the last are moved away from the others, in float32 and far from 0."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randn(B, N, *shape, generator=generator)
+    classes = torch.arange(N) >= N - planted
+    away = nn.functional.normalize(torch.randn(B, *[1] * len(shape), F, generator=generator), dim=-1)
+    return rows + shift * away * classes.view(1, N, *[1] * len(shape)) + 3, classes
+
+
+def posed(text, features, classes, kappa=0.5):
+    """The readout, its parameters, scores, and a threshold that lies between the classes."""
+    readout = as_readout(text)
+    parameters = readout.fit(features, classes)
+    scores = readout.scores(features, parameters)
+    edge, inner = scores[:, classes].amin(1), scores[:, ~classes].amax(1)
+    parameters, start = readout.anchored(parameters, edge)
+    return readout, parameters, scores - edge[:, None] + start[:, None], start - (1 - kappa) * (edge - inner)
+
+
+def scaled(points):
+    x = points.double().numpy()
+    return (x - x.mean(0)) / np.sqrt(((x - x.mean(0)) ** 2).mean())
+
+
+def oracle(points, classes, C=10.0):
+    """The unit direction of scikit-learn's logistic regression on standardised rows ``(n, F)``."""
+    fit = LogisticRegression(C=C, solver="newton-cholesky", tol=1e-10, max_iter=1000)
+    weight = fit.fit(scaled(points), classes.numpy()).coef_[0]
+    return weight / np.linalg.norm(weight)
+
+
+def in_units(along, classes):
+    begin, inner = along[classes].min(), along[~classes].max()
+    return (along - begin) / (begin - inner)
+
+
+def members(features, classes):
+    """Positions ``(n, K)`` of one problem's features ``(n, K, F)``, a fit a member."""
+    columns = [features[:, member].double().numpy() @ oracle(features[:, member], classes) for member in range(K)]
+    return np.stack([in_units(column, classes.numpy()) for column in columns], 1)
+
+
+def by_hand(text, features, classes):
+    """Scores of one problem's points, as loops and scikit-learn have them."""
+    name, mask, x = text.partition("(")[0], classes.numpy(), features.double().numpy()
+    if name == "ensemble":
+        return (np.mean if "mean" in text else np.median)(members(features, classes), axis=1)
+    if name == "code":
+        return np.array([sum(math.tanh(2 * p + 1) for p in row) for row in members(features, classes)])
+    if name == "nearest":
+        found = []
+        for sign, chosen, k in ((1, ~mask, 1 if "k=1" in text else 5), (-1, mask, 1)):
+            near = KNeighborsRegressor(k).fit(x[chosen], x[chosen, 0])
+            found.append(sign * (near.kneighbors(x)[0] ** 2).mean(1))
+        return sum(found)
+    if name == "mixing":
+        mixes = x @ oracle(features.flatten(0, 1), classes.repeat_interleave(K))
+        begin, inner = mixes.mean(1)[mask].min(), mixes.mean(1)[~mask].max()
+        share = (1 / (1 + np.exp(-4 * ((mixes - begin) / (begin - inner) + 0.5)))).mean(1)
+        return np.log(share / (1 - share)) / 4
+    return x @ oracle(features, classes)
+
+
+HANDMADE = (
+    "logistic",
+    "prototypes",
+    "ensemble",
+    "ensemble(combine='mean')",
+    "code",
+    "nearest",
+    "nearest(k=1)",
+    "mixing",
+)
+
+
+@pytest.mark.parametrize("text", HANDMADE)
+def test_scores_are_those_made_by_hand(text):
+    features, classes = problems(shape_of(text))
+    _, _, scores, _ = posed(text, features, classes)
+    for problem in range(B):
+        expected = by_hand(text, features[problem], classes)
+        expected = expected - expected[classes.numpy()].min() + float(scores[problem, classes].min())
+        np.testing.assert_allclose(scores[problem], expected, rtol=0, atol=2e-3 * float(scores[problem].std()))
+
+
+@EACH
+@pytest.mark.parametrize("kappa", [0.1, 0.9, 1.5])
+def test_class_1_is_where_the_score_is_above_the_threshold(text, kappa):
+    """For measured points and others, in row order and by index, together and alone, in copies and pickles."""
+    features, classes = problems(shape_of(text))
+    readout, parameters, scores, threshold = posed(text, features, classes, kappa)
+    values = {"threshold": threshold, "scale": torch.full((B,), 2.0), "offset": torch.full((B,), 0.5)}
+    references = torch.arange(B)[:, None].float()
+    module = BinarizedClassifier(nn.Identity(), references=references, readout=readout, **values, **parameters)
+    index = torch.arange(B).repeat_interleave(N)
+    for points in (features, problems(shape_of(text), seed=1, shift=3.0)[0]):
+        rows = points.flatten(0, 1)
+        own = [{name: part[i][None] for name, part in parameters.items()} for i in range(B)]
+        score = torch.cat([readout.score(row[None], own[i]) for row, i in zip(rows, index, strict=True)])
+        together = readout.score(rows, {name: part[index] for name, part in parameters.items()})
+        torch.testing.assert_close(together, score)
+        logits = module.read(rows, index)
+        assert logits.dtype == torch.float32
+        assert torch.equal(logits.argmax(1) == 1, score > threshold[index])
+        if points is features:
+            torch.testing.assert_close(score.view(B, N), scores)
+        for i in range(B):
+            torch.testing.assert_close(module.read(points[i], torch.full((N,), i)), logits.view(B, N, 2)[i])
+    for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):  # noqa: S301
+        assert torch.equal(other.read(rows, index), logits)
+
+
+@EACH
+def test_problems_are_fitted_alone_have_gradients_and_spoil_no_other(text):
+    features, classes = problems(shape_of(text))
+    readout, parameters, together, threshold = posed(text, features, classes)
+    for problem in range(B):
+        alone = posed(text, features[problem][None], classes)[2]
+        torch.testing.assert_close(alone[0], together[problem], rtol=0, atol=1e-3 * float(together[problem].std()))
+    rows = features[:, 0].clone().requires_grad_()
+    logits = readout.logits(rows, parameters, threshold, torch.ones(B), torch.zeros(B))
+    (gradient,) = torch.autograd.grad((logits[:, 1] - logits[:, 0]).sum(), rows)
+    assert bool((gradient.flatten(1).norm(dim=1) > 0).all())
+    spoiled = features.clone()
+    spoiled[1, 3] = torch.nan
+    found = posed(text, spoiled, classes)[2]
+    assert not bool(found[1, classes].amin() > found[1, ~classes].amax())
+    torch.testing.assert_close(found[[0, 2]], together[[0, 2]], rtol=0, atol=1e-4)
+    constant = posed(text, torch.full((B, N, *shape_of(text)), 0.1), torch.arange(N) >= N - 1)[2]
+    assert bool((constant == constant[:, :1]).all())
+
+
+def test_prototypes_are_the_nearer_of_two_centres():
+    """Against scikit-learn's classifier, given the two centres; what is far from both has low logits."""
+    features, classes = problems((F,))
+    readout, parameters, _, threshold = posed("prototypes", features, classes, 0.7)
+    points, ones = problems((F,), seed=2, shift=4.0)[0], torch.ones(N, dtype=torch.float64)
+    for i in range(B):
+        centre, weight = parameters["centre"][i], parameters["weight"][i]
+        half = float(threshold[i]) - float((centre - parameters["anchor"][i]) @ weight)
+        torch.testing.assert_close(centre, features[i, ~classes].double().mean(0))
+        centres = np.stack([centre.numpy(), (centre + 2 * half * weight).numpy()])
+        rows = {name: part[i].expand(N, *part.shape[1:]) for name, part in parameters.items()}
+        logits = readout.logits(points[i], rows, threshold[i] * ones, ones, 0 * ones)
+        nearer = KNeighborsClassifier(1).fit(centres, [0, 1]).predict(points[i].double().numpy())
+        assert logits.argmax(1).tolist() == nearer.tolist()
+        distances = torch.tensor(np.linalg.norm(points[i].double().numpy()[:, None] - centres, axis=2) ** 2)
+        torch.testing.assert_close(logits, -distances / (2 * half))
+
+
+def test_the_decoder_has_a_floor():
+    """As of the published decoder: the logit of the word that loses is constant."""
+    features, classes = problems((K, F))
+    readout, parameters, scores, threshold = posed("code", features, classes)
+    ones = torch.ones(B, dtype=torch.float64)
+    found = readout.logits(features[:, 0], parameters, threshold, ones, ones)
+    beyond = (scores[:, 0] - threshold).tolist()
+    expected = [[math.log(max(-c, 0) + 1e-6), math.log(max(c, 0) + 1e-6)] for c in beyond]
+    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64))
+    assert float(found[0, 1]) == pytest.approx(math.log(1e-6))
+
+
+# Fitted directions.
 
 
 def problem(seed, n, F, planted, shift):
@@ -18,12 +204,6 @@ def problem(seed, n, F, planted, shift):
     direction = torch.randn(F, generator=generator)
     classes = torch.arange(n) >= n - planted
     return rows + shift * classes[:, None] * direction / direction.norm() + 5, classes
-
-
-def scaled(rows):
-    x = rows.double().numpy()
-    x = x - x.mean(0)
-    return x / np.sqrt((x**2).mean())
 
 
 def cosine(a, b):
@@ -36,10 +216,8 @@ def cosine(a, b):
 def test_logistic_agrees_with_scikit_learn(C, n, F, planted, shift):
     rows, classes = problem(n + planted, n, F, planted, shift)
     found = fit_directions(rows[None], classes, C=C)
-    oracle = LogisticRegression(C=C, solver="newton-cholesky", tol=1e-10, max_iter=1000)
-    coefficients = oracle.fit(scaled(rows), classes.numpy()).coef_[0]
     assert bool(found.converged.all())
-    assert cosine(found.weight[0], coefficients) > 0.9999
+    assert cosine(found.weight[0], oracle(rows, classes, C)) > 0.9999
     assert float(found.weight.norm()) == pytest.approx(1, abs=1e-12)
     assert found.weight.dtype == torch.float64
 
@@ -64,7 +242,7 @@ def test_maximum_margin_agrees_with_a_general_solver(seed, n, F):
     x, y = scaled(rows), np.where(classes.numpy(), 1.0, -1.0)
     solution = minimize(
         lambda p: p[:-1] @ p[:-1] / 2,
-        np.append(found.weight[0].numpy() * 0 + y @ x / n, 0.0),
+        np.append(y @ x / n, 0.0),
         jac=lambda p: np.append(p[:-1], 0.0),
         constraints={
             "type": "ineq",
@@ -79,36 +257,166 @@ def test_maximum_margin_agrees_with_a_general_solver(seed, n, F):
     assert cosine(found.weight[0], solution.x[:-1]) > 0.99999
     along = rows.double() @ found.weight[0]
     gap = float(along[classes].min() - along[~classes].max())
-    scale = float(found.scale[0])
-    assert gap == pytest.approx(2 * scale / np.linalg.norm(solution.x[:-1]), rel=1e-3)
+    assert gap == pytest.approx(2 * float(found.scale[0]) / np.linalg.norm(solution.x[:-1]), rel=1e-3)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_inseparable_data_end_in_a_direction(kind):
-    generator = torch.Generator().manual_seed(0)
-    rows, classes = torch.randn(1, 120, 2, generator=generator), torch.arange(120) % 2 == 0
+def test_inseparable_and_constant_features_and_other_units(kind):
+    rows = torch.randn(1, 120, 2, generator=torch.Generator().manual_seed(0))
+    classes = torch.arange(120) % 2 == 0
     found = fit_directions(rows, classes, kind=kind)
     assert float(found.weight.norm()) == pytest.approx(1)
-    along = (rows[0].double() @ found.weight[0]).numpy()
+    along = rows[0].double() @ found.weight[0]
     assert along[classes].min() < along[~classes].max()
     # The capped solver states that it was stopped; logistic regression has a minimum all the same.
     assert found.converged.tolist() == [kind == "logistic"]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_features_that_do_not_vary_are_left_out(kind):
     rows, classes = problem(4, 50, 3, 2, 7.0)
     padded = torch.cat([rows, torch.full((50, 2), 0.1)], 1)
     alone, with_constants = (fit_directions(r[None], classes, kind=kind).weight[0] for r in (rows, padded))
     assert float(with_constants[3:].abs().max()) < 1e-9
     assert cosine(alone, with_constants[:3].numpy()) > 0.99
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("factor", [1e-6, 1.0, 1e5])
-def test_units_and_origin_of_the_features_do_not_matter(kind, factor):
     rows, classes = problem(9, 40, 5, 2, 4.0)
     first = fit_directions(rows[None].double(), classes, kind=kind)
-    moved = fit_directions(factor * (rows[None].double() + 100), classes, kind=kind)
-    torch.testing.assert_close(moved.weight, first.weight, rtol=0, atol=1e-5)
-    torch.testing.assert_close(moved.scale, factor * first.scale)
+    for factor in (1e-6, 1.0, 1e5):
+        moved = fit_directions(factor * (rows[None].double() + 100), classes, kind=kind)
+        torch.testing.assert_close(moved.weight, first.weight, rtol=0, atol=1e-5)
+        torch.testing.assert_close(moved.scale, factor * first.scale)
+
+
+# Random models.
+
+
+class Noise(nn.Module):
+    def forward(self, x):
+        return x + 0.1 * torch.randn_like(x)
+
+
+def test_draws_are_repeated_for_the_same_batch_alone():
+    x, drawn, state = torch.rand(4, 3), Drawn(Noise(), 5, seed=1), torch.get_rng_state()
+    first = drawn(x)
+    assert first.shape == (4, 5, 3)
+    torch.rand(1)
+    assert torch.equal(drawn(x), first)
+    torch.set_rng_state(state)
+    others = (Drawn(Noise(), 5, seed=2)(x) - x[:, None], Drawn(Noise(), 5, seed=1)(x + 1) - x[:, None] - 1)
+    assert torch.equal(torch.get_rng_state(), state)
+    for values in (first - x[:, None], *others):
+        assert len(values.unique()) == 60
+        assert 0.07 < float(values.std()) < 0.13
+    assert not torch.isclose(first - x[:, None], others[0]).any()
+
+
+@pytest.mark.parametrize("draws", [2, 5, 6])
+def test_a_majority_of_draws_decides(draws):
+    """Against a count over draws; the fit is that of all draws as points of their own."""
+    generator = torch.Generator().manual_seed(draws)
+    features, planted = torch.randn(3, 20, draws, 4, generator=generator), torch.arange(20) >= 18
+    features[:, 18:] += 4
+    readout = Majority(readout=Logistic(), draws=draws)
+    parameters = readout.fit(features, planted)
+    flat = torch.stack([features[:, i, d] for i in range(20) for d in range(draws)], 1)
+    torch.testing.assert_close(parameters, Logistic().fit(flat, torch.arange(20 * draws) >= 18 * draws))
+    scores = readout.scores(features, parameters)
+    for i in range(3):
+        one = {name: part[i].expand(20, -1) for name, part in parameters.items()}
+        torch.testing.assert_close(readout.score(features[i], one), scores[i])
+        votes = torch.stack([Logistic().score(features[i, :, d], one) for d in range(draws)], 1)
+        for threshold in torch.linspace(float(votes.min()) - 1, float(votes.max()) + 1, 30):
+            assert torch.equal(2 * (votes > threshold).sum(1) > draws, scores[i] > threshold)
+
+
+@pytest.mark.parametrize("draws", [5, 9, 21])
+def test_what_lasts_is_above_the_boundary_at_nearly_every_majority(draws):
+    """By simulation: of planted points with normal scores, the share that loses a fresh vote."""
+
+    class First(Linear):
+        def directions(self, features, planted):
+            return torch.eye(1, features.shape[2], dtype=torch.float64).expand(len(features), -1)
+
+    generator, readout = torch.Generator().manual_seed(draws), Majority(readout=First(), draws=draws)
+    parameters = {"weight": torch.ones(4000, 1).double(), "anchor": torch.zeros(4000, 1).double()}
+    edge = readout.lasting(torch.randn(4000, 1, 7 * draws, 1, generator=generator), parameters)[:, 0]
+    fresh = readout.score(torch.randn(4000, draws, 1, generator=generator), parameters)
+    assert float((fresh <= edge).double().mean()) < 0.01
+    assert float(edge.median()) < float(fresh.median())
+
+
+# Names, texts and classes of one's own.
+FILE = """
+from robust_ext.models.readouts import Readout
+from robust_ext.core.settings import setting, settings_class
+
+@settings_class
+class Mean(Readout):
+    factor: float = setting(default=1.0, help="Of the score.", above=0)
+
+    def fit(self, features, planted):
+        return {"middle": features.double().flatten(2).mean((1, 2))}
+
+    def score(self, features, parameters):
+        return self.factor * (features.double().flatten(1).mean(1) - parameters["middle"])
+
+NAME = "logistic"
+"""
+
+
+def test_texts_and_objects(tmp_path):
+    file = tmp_path / "own.py"
+    file.write_text(FILE)
+    assert [type(as_readout(name)) for name in READOUTS] == list(READOUTS.values())
+    assert as_readout("nearest(k=3)").k == 3
+    assert (as_readout("ensemble", C=2.0).C, as_readout("ensemble(C=3)", C=2.0).C) == (2.0, 3.0)
+    assert as_readout(" max-margin() ", C=2.0).description == "MaxMargin()"
+    found = as_readout(f"{file}:Mean(factor=2)")
+    assert copy.deepcopy(found).description == found.description == "Mean(factor=2.0)"
+    assert as_readout(found) is found
+    for wrong, message in (
+        ("nearst", r"readout: got 'nearst', expected one of 'logistic', .*did you mean nearest\?"),
+        ("nearest(j=3)", r"j: got an unknown setting, expected a setting of a readout: k"),
+        ("nearest(3)", r"readout: got nearest\(3\) with the positional argument 3"),
+        (f"{file}:NAME", r"readout: got .*, expected the name of a Readout; it names a string"),
+        (f"{file}:Man", r"did you mean Mean\?"),
+        (3, r"readout: got an object of the class int, expected one of 'logistic'"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=message):
+            as_readout(wrong)
+
+
+class Mean(Readout):
+    def fit(self, features, planted):
+        return {"middle": features.double().flatten(2).mean((1, 2))}
+
+    def score(self, features, parameters):
+        return features.double().flatten(1).mean(1) - parameters["middle"]
+
+
+class Contrary(Mean):
+    def logits(self, features, parameters, threshold, scale, offset):
+        return super().logits(features, parameters, threshold, scale, offset).flip(1)
+
+
+def of(**methods):
+    return type("Own", (Mean,), methods)()
+
+
+@pytest.mark.parametrize(
+    ("readout", "error", "message"),
+    [
+        (of(fit=lambda self, x, y: x), InvalidArgumentError, r"fit\(\) returned Tensor, expected a dict of tensors"),
+        (of(fit=lambda self, x, y: {"w": x[0]}), InvalidArgumentError, r"'w' of shape \(5, 3\), expected 2 rows"),
+        (of(score=lambda self, x, p: x), InvalidArgumentError, r"score\(\) came to \(2, 5, 3\) .* so \(2, 5\) in all"),
+        (of(score=lambda self, x, p: p["w"]), DataError, r"readout: Own\(\) raised KeyError"),
+        (Contrary(), InvalidArgumentError, r"predicts another class than score\(\) for 5 of 5 measured points"),
+        (of(logits=lambda self, x, *_: torch.zeros(len(x), 3)), InvalidArgumentError, r"returned \(5, 3\) for 5 rows"),
+    ],
+)
+def test_classes_that_contradict_themselves_are_refused(readout, error, message):
+    features, planted = torch.randn(2, 5, 3, generator=torch.Generator().manual_seed(0)), torch.arange(5) >= 4
+    features[:, 4] += 10
+
+    def checked():
+        parameters, scores = fitted(readout, features, planted)
+        check_logits(readout, features, parameters, scores, scores[:, 4] - 1, torch.ones(2, dtype=torch.float64))
+
+    with pytest.raises(error, match=message):
+        checked()
