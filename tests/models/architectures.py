@@ -64,8 +64,8 @@ def plain(net, maps):
     return net.fc(pooled(maps))
 
 
-def small(head=plain):
-    torch.manual_seed(0)
+def small(head=plain, seed=0):
+    torch.manual_seed(seed)
     return Small(head).eval()
 
 
@@ -84,33 +84,25 @@ def quantised():
     return torch.ao.quantization.quantize_dynamic(copy.deepcopy(sequential()), {nn.Linear}, dtype=torch.qint8)
 
 
-class Autocast(nn.Module):
-    """A network inside a block of autocast."""
+class Around(nn.Module):
+    """A function of several networks and inputs."""
 
-    def __init__(self, network):
+    def __init__(self, run, *networks):
         super().__init__()
-        self.network = network
+        self.run, self.networks = run, nn.ModuleList(networks)
         self.eval()
 
     def forward(self, x):
-        with torch.autocast("cpu", torch.bfloat16):
-            return self.network(x)
+        return self.run(self.networks, x)
 
 
-class Mean(nn.Module):
-    """The mean of several networks' logits."""
-
-    def __init__(self, *networks):
-        super().__init__()
-        self.networks = nn.ModuleList(networks)
-
-    def forward(self, x):
-        return torch.stack([part(x) for part in self.networks]).mean(0)
+@torch.autocast("cpu", torch.bfloat16)
+def in_autocast(networks, x):
+    return networks[0](x)
 
 
-def ensemble():
-    torch.manual_seed(0)
-    return Mean(*[Small(plain) for _ in range(3)]).eval()
+def mean(networks, x):
+    return torch.stack([part(x) for part in networks]).mean(0)
 
 
 def lively(network):
@@ -154,16 +146,12 @@ ROWS = "row by row, without gradients"
 THREE = "networks.0.fc,networks.1.fc,networks.2.fc"
 
 
-def _entry(name, head, make, layer="", features=0, kind="linear", **options):
-    return Architecture(name, head, make, layer, features, kind, **options)
-
-
 def _linear(name, make, layer, features, **options):
-    return _entry(name, "linear", make, layer, features, **options)
+    return Architecture(name, "linear", make, layer, features, **options)
 
 
 def _small(name, head, function, layer="", features=32, **options):
-    return _entry(name, head, lambda: small(function), layer, features, "replayed", **options)
+    return Architecture(name, head, lambda: small(function), layer, features, "replayed", **options)
 
 
 TWO = "mean of two linear"
@@ -176,36 +164,48 @@ ARCHITECTURES = [
     _linear("torchvision efficientnet_b0", lambda: tv("efficientnet_b0"), "classifier.1", 1280),
     _linear("torchvision regnet_y_400mf", lambda: tv("regnet_y_400mf"), "fc", 440, size=64),
     *[
-        _entry(f"torchvision squeezenet1_1, {size} px", CONV_HEAD, lambda: tv("squeezenet1_1"), *found, size=size)
+        Architecture(f"torchvision squeezenet1_1, {size} px", CONV_HEAD, lambda: tv("squeezenet1_1"), *found, size=size)
         for size, found in ((32, ("classifier.1", 512, "replayed")), (96, ("classifier.1", 522, "beside")))
     ],
     _linear("timm vit_tiny_patch16_224", lambda: tm("vit_tiny_patch16_224", img_size=64), "head", 192, size=64),
     *[
-        _entry(f"timm {name}", head, lambda name=name: tm(name, img_size=64), layers, features, "replayed", size=64)
+        Architecture(
+            f"timm {name}", head, lambda name=name: tm(name, img_size=64), layers, features, "replayed", size=64
+        )
         for name, head, layers, features in (
             ("deit_tiny_distilled_patch16_224", TWO, "head,head_dist", 384),
             ("levit_128s", f"{TWO}, each after batch normalisation", LEVIT, 768),
         )
     ],
-    _entry("timm resnetv2_18", "1x1 convolution", lambda: tm("resnetv2_18"), "head.fc", 512, "replayed", size=64),
+    Architecture("timm resnetv2_18", "1x1 convolution", lambda: tm("resnetv2_18"), "head.fc", 512, "replayed", size=64),
     _linear("timm convnext_atto", lambda: tm("convnext_atto"), "head.fc", 320, size=64),
     _linear("timm mobilenetv4_conv_small", lambda: tm("mobilenetv4_conv_small"), "classifier", 1280, size=64),
     _linear("timm edgenext_xx_small", lambda: tm("edgenext_xx_small"), "head.fc", 168, size=64),
     _linear("transformers ViT", lambda: hf("ViT", **TOKENS), "classifier", 32),
-    _entry("transformers DeiT with teacher", TWO, lambda: hf("DeiT", "WithTeacher", **TOKENS), BOTH, 64, "replayed"),
+    Architecture(
+        "transformers DeiT with teacher", TWO, lambda: hf("DeiT", "WithTeacher", **TOKENS), BOTH, 64, "replayed"
+    ),
     _linear("transformers Swin", lambda: hf("Swin", **SWIN), "classifier", 32),
     _linear("transformers Dinov2", lambda: hf("Dinov2", **TOKENS), "classifier", 64),
     _linear("transformers ResNet", lambda: hf("ResNet", **RESNET), "classifier.1", 32),
-    _entry("torch.jit.script", "not seen", lambda: torch.jit.script(sequential()), "", 10, "logits", quick=True),
-    _entry("torch.jit.trace", "not seen", lambda: torch.jit.trace(sequential(), X[:1]), "", 10, "logits"),
+    Architecture("torch.jit.script", "not seen", lambda: torch.jit.script(sequential()), "", 10, "logits", quick=True),
+    Architecture("torch.jit.trace", "not seen", lambda: torch.jit.trace(sequential(), X[:1]), "", 10, "logits"),
     _linear("torch.compile", lambda: torch.compile(sequential()), "5", 64),
-    _entry("torch.export", "linear", exported, "", 64, "replayed"),
-    _entry("dynamic int8", f"quantised linear, {ROWS}", quantised, "", 10, "logits", gradient=False),
+    Architecture("torch.export", "linear", exported, "", 64, "replayed"),
+    Architecture("dynamic int8", f"quantised linear, {ROWS}", quantised, "", 10, "logits", gradient=False),
     _linear("half", lambda: small().half(), "fc", 32),
     _linear("bfloat16", lambda: small().bfloat16(), "fc", 32),
     _linear("double", lambda: small().double(), "fc", 32),
-    _linear("autocast", lambda: Autocast(small()), "network.fc", 32),
-    _entry("mean of three networks", "three linear", ensemble, THREE, 96, "replayed", quick=True),
+    _linear("autocast", lambda: Around(in_autocast, small()), "networks.0.fc", 32),
+    Architecture(
+        "mean of three networks",
+        "three linear",
+        lambda: Around(mean, *[small(seed=seed) for seed in range(3)]),
+        THREE,
+        96,
+        "replayed",
+        quick=True,
+    ),
     _small("temperature", "linear, divided", lambda net, x: net.fc(pooled(x)) / 2.5, "fc"),
     _small("log-softmax", "linear, log-softmax", lambda net, x: net.fc(pooled(x)).log_softmax(1), "fc"),
     _small("functional", "F.linear", lambda net, x: F.linear(pooled(x), net.fc.weight, net.fc.bias)),

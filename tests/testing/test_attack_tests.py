@@ -22,6 +22,7 @@ SHORT = {
     "random_corners": 20,
     "seed": 1,
 }
+STRONG = "robust_ext:APGD(steps=10)"
 # What a test module of a user begins with.
 BEGINNING = f"""
 import pytest
@@ -29,7 +30,7 @@ from robust_ext import ThreatModel
 from robust_ext.testing import assert_attack_passes
 from robust_ext.testing.networks import small_batch, small_network
 
-STRONG, LINF, SHORT = "robust_ext:APGD(steps=10)", ThreatModel(norm="linf", epsilon=0.1), {SHORT}
+STRONG, LINF, SHORT = {STRONG!r}, ThreatModel(norm="linf", epsilon=0.1), {SHORT}
 
 def WEAK(model, x, y):
     return x
@@ -64,38 +65,38 @@ def session(pytester, monkeypatch):
     return run
 
 
-def test_a_pass_returns_the_result(given):
-    result = assert_attack_passes(given[0], "robust_ext:APGD(steps=10)", given[1], LINF, **SHORT)
-    assert (result.verdict, result.score, result.attacks["robust_ext:APGD(steps=10)"]["samples"]) == ("passed", 1, 32)
+@pytest.fixture
+def failure(given):
+    """The error of a test that fails."""
+
+    def run(attack, threat_model=LINF, **settings):
+        with pytest.raises(AssertionError) as caught:
+            assert_attack_passes(given[0], attack, given[1], threat_model, **{**SHORT, **settings})
+        return caught.value
+
+    return run
 
 
-def test_a_failure_is_the_table_and_the_diagnosis(given):
+def test_a_failure_is_the_table_and_the_diagnosis(failure):
     attack = "robust_ext:ObjectivePGD(steps=2, step_size=0.001)"
-    with pytest.raises(AssertionError) as caught:
-        assert_attack_passes(given[0], attack, given[1], LINF, **SHORT)
-    text = str(caught.value)
-    first, *_ = text.splitlines()
-    assert first.startswith(f"failed: {attack}, test score 0.00 of 8, R-ASR ")
+    error = failure(attack)
+    assert str(error).startswith(f"failed: {attack}, test score 0.00 of 8, R-ASR ")
     for part in ("verdict", "Verdict: FAILED.", "1. [high] ", "The path is too short", "Remedy: ", "attack = "):
-        assert part in text
-    assert len(text.splitlines()) < 50
-    assert (caught.value.result.verdict, caught.value.result.score) == ("failed", 0)
+        assert part in str(error)
+    assert len(str(error).splitlines()) < 50
+    assert (error.result.verdict, error.result.score) == ("failed", 0)
 
 
 @pytest.mark.exhaustive
-def test_what_is_compared_with_has_the_samples_labels(given):
+def test_what_is_compared_with_has_the_samples_labels(given, failure):
     """With labels that the model does not predict there is nothing left to attack, and less to find."""
-    model, inputs = given
-    texts, ball = [], robust_ext.ThreatModel(norm="linf", epsilon=0.2)
-    for labels in (None, (model(inputs).argmax(1) + 1) % 3):
-        with pytest.raises(AssertionError) as caught:
-            assert_attack_passes(model, lambda model, x, y: x, inputs, ball, labels=labels, **SHORT)
-        texts.append(str(caught.value))
-    assert "solves samples that the attack misses" in texts[0]
-    assert "solves samples that the attack misses" not in texts[1]
+    others, ball = (given[0](given[1]).argmax(1) + 1) % 3, robust_ext.ThreatModel(norm="linf", epsilon=0.2)
+    for labels in (None, others):
+        text = str(failure(lambda model, x, y: x, ball, labels=labels))
+        assert ("solves samples that the attack misses" in text) == (labels is None)
 
 
-def test_an_endless_attack_ends_in_time_and_what_was_done_counts(given):
+def test_an_endless_attack_ends_in_time_and_what_was_done_counts(failure):
     calls = []
 
     def attack(model, x, y):
@@ -105,23 +106,20 @@ def test_an_endless_attack_ends_in_time_and_what_was_done_counts(given):
         return x
 
     begun = time.monotonic()
-    keywords = {**SHORT, "batch_size": 1, "canaries": 0, "sequential": False, "budget": 1.0}
-    with pytest.raises(AssertionError) as caught:
-        assert_attack_passes(given[0], attack, given[1], LINF, **keywords)
+    text = str(failure(attack, batch_size=1, canaries=0, sequential=False, budget=1.0))
     assert time.monotonic() - begun < 10
     assert calls[:3] == [1, 1, 1]
-    assert "test score 0.00 of 2," in str(caught.value)
-    assert "The time was over before the attack was compared with others." in str(caught.value)
+    assert "test score 0.00 of 2," in text
+    assert "The time was over before the attack was compared with others." in text
 
 
-def test_time_that_is_over_before_the_first_sample_leaves_no_verdict(given):
-    with pytest.raises(AssertionError, match=r"(?s)^inconclusive: .*nothing decided.*over after 0 of 40 samples\."):
-        assert_attack_passes(given[0], "robust_ext:APGD(steps=10)", given[1], LINF, budget=1e-6, **SHORT)
-
-
-def test_other_evaluations_are_no_result_where_the_time_is_over(given):
-    model, inputs = given
-    arguments = (model, "robust_ext:APGD(steps=10)", inputs, model(inputs).argmax(1), LINF)
+def test_time_that_is_over_before_the_first_sample_leaves_no_verdict(given, failure):
+    text = str(failure(STRONG, budget=1e-6))
+    assert text.startswith("inconclusive: ")
+    assert "nothing decided" in text
+    assert "over after 0 of 40 samples." in text
+    # Other evaluations are no result then.
+    arguments = (given[0], STRONG, given[1], given[0](given[1]).argmax(1), LINF)
     with run_context(RunContext(deadline=time.monotonic())), pytest.raises(OutOfTimeError):
         robust_ext.robust_accuracy(*arguments)
     assert 0 <= robust_ext.robust_accuracy(*arguments).robust_accuracy(0.1) <= 1
@@ -195,10 +193,5 @@ def test_processes_of_xdist_send_their_verdicts(pytester):
     pytester.makepyfile(test_mine=f"{BEGINNING}\n@pytest.mark.parametrize('n', [0, 1]){code}")
     done = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-n", "2", "--robust-ext-inconclusive=skip")
     done.assert_outcomes(passed=1, failed=1)
-    done.stdout.fnmatch_lines(
-        [
-            "test_mine.py::test_it[[]0]: failed: *",
-            "test_mine.py::test_it[[]1]: passed: *",
-            "Verdicts: 1 passed, 1 failed.",
-        ]
-    )
+    lines = ["test_mine.py::test_it[[]0]: failed: *", "test_mine.py::test_it[[]1]: passed: *"]
+    done.stdout.fnmatch_lines([*lines, "Verdicts: 1 passed, 1 failed."])
