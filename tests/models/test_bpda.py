@@ -159,29 +159,32 @@ def test_the_trajectory_of_a_loss():
 # Layers: gradients are those of the network without the layer.
 HEAD = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)).double().eval()
 SIX = data(size=6)
-ROUNDED = (SIX * 4).round() / 4
 
 
-class Rounded(nn.Module):
+class Layer(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.forward_of = function
+
     def forward(self, x):
-        return (x * 4).round() / 4
+        return self.forward_of(x)
 
 
-class ByNumpy(nn.Module):
-    def forward(self, x):
-        return torch.from_numpy(np.round(x.detach().numpy() * 4) / 4)
+def rounded(x):
+    return (x * 4).round() / 4
 
 
-class Inferred(nn.Module):
-    def forward(self, x):
-        with torch.inference_mode():
-            return (x * 4).round() / 4
+def by_numpy(x):
+    return torch.from_numpy(np.round(x.detach().numpy() * 4) / 4)
 
 
-class InPlace(nn.Module):
-    @torch.no_grad()
-    def forward(self, x):
-        return x.clamp_(0.1, 0.9)
+@torch.no_grad()
+def in_place(x):
+    return x.clamp_(0.1, 0.9)
+
+
+inferred = torch.inference_mode()(rounded)
+ROUNDED = rounded(SIX)
 
 
 class Net(nn.Module):
@@ -197,13 +200,17 @@ class Net(nn.Module):
             return checkpoint(Net(self.quantise), x, use_reentrant=False)
         if self.way == "without gradients":
             with torch.no_grad():
-                return self.head(self.quantise(x))
+                x = self.quantise(x)
+            return self.head(x)
         ways = {"called": self.quantise, "forward": self.quantise.forward, "held": self.held[0]}
         return self.head(ways[self.way](x))
 
 
+LAYERS = [*map(Layer, (rounded, by_numpy, inferred)), nn.Sequential(Layer(rounded), Layer(rounded))]
+
+
 @pytest.mark.parametrize("way", ["called", "forward", "held", "without gradients", "checkpointed"])
-@pytest.mark.parametrize("layer", [Rounded(), ByNumpy(), Inferred(), nn.Sequential(Rounded(), Rounded())])
+@pytest.mark.parametrize("layer", LAYERS)
 def test_the_gradient_is_that_of_the_network_without_the_layer(layer, way):
     net = Net(layer, way).eval()
     view, kept = BPDA(net, layer="quantise"), dict(vars(layer))
@@ -225,7 +232,7 @@ def test_several_layers_one_that_is_used_twice_and_a_substitute():
     class Twice(nn.Module):
         def __init__(self):
             super().__init__()
-            self.first = self.second = Rounded()
+            self.first = self.second = Layer(rounded)
 
         def forward(self, x):
             return self.first(x) * self.second(2 * x)
@@ -234,25 +241,24 @@ def test_several_layers_one_that_is_used_twice_and_a_substitute():
     again = (SIX * 8).round() / 4
     for name in ("first", "second"):
         torch.testing.assert_close(pulled(BPDA(Twice(), layer=name), SIX), spread * (again + 2 * ROUNDED))
-    net = nn.Sequential(Rounded(), HEAD[0], Rounded(), HEAD[2])
+    net = nn.Sequential(Layer(rounded), HEAD[0], Layer(rounded), HEAD[2])
     wanted = pulled(HEAD[2], HEAD[0](ROUNDED).detach()) @ HEAD[0].weight
     torch.testing.assert_close(pulled(BPDA(net, layer="0, 2"), SIX), wanted)
-    cubed = BPDA(Net(Rounded()), layer="quantise", backward=lambda x: x**3)
+    cubed = BPDA(Net(Layer(rounded)), layer="quantise", backward=lambda x: x**3)
     torch.testing.assert_close(pulled(cubed, SIX), pulled(HEAD, ROUNDED) * 3 * SIX.square())
 
 
 def test_what_works_in_place_has_the_values_it_had_and_nothing_is_left_where_a_pass_raises():
-    net, expected = Net(InPlace()), SIX.clamp(0.1, 0.9)
+    net, expected = Net(Layer(in_place)), SIX.clamp(0.1, 0.9)
     for backward in ("identity", "straight_through"):
         view = BPDA(net, layer="quantise", backward=backward)
         torch.testing.assert_close(view(SIX.clone().requires_grad_()), HEAD(expected), rtol=0, atol=0)
     torch.testing.assert_close(pulled(view, SIX), pulled(HEAD, expected) * ((SIX > 0.1) & (SIX < 0.9)))
 
-    class Raises(nn.Module):
-        def forward(self, x):
-            raise ValueError("no")
+    def fails(x):
+        raise ValueError("no")
 
-    layer = Raises()
+    layer = Layer(fails)
     with pytest.raises(ValueError, match="no"):
         BPDA(Net(layer), layer="quantise")(SIX.clone().requires_grad_())
     assert "forward" not in vars(layer)
@@ -290,7 +296,7 @@ def test_operations_straight_through(hard, smooth):
 
 
 LOST = [
-    *(ByNumpy(), Inferred(), lambda x: (x > 0.5).double(), lambda x: x.argmax(1, keepdim=True).double()),
+    *(by_numpy, inferred, lambda x: (x > 0.5).double(), lambda x: x.argmax(1, keepdim=True).double()),
     lambda x: torch.linspace(0, 1, 4)[(x * 3).long()],
 ]
 
@@ -308,9 +314,9 @@ def test_layers_go_by_the_end_of_their_name():
             setattr(module, name, part)
         return module
 
-    quantise, head = Rounded(), nn.Sequential(Rounded(), nn.Sequential(Rounded()))
-    net = nest(quantise=quantise, head=head, left=nest(round=Rounded()))
-    outer = nest(features=nest(model=net), right=nest(round=Rounded()), again=quantise)
+    quantise, head = Layer(rounded), nn.Sequential(Layer(rounded), nn.Sequential(Layer(rounded)))
+    net = nest(quantise=quantise, head=head, left=nest(round=Layer(rounded)))
+    outer = nest(features=nest(model=net), right=nest(round=Layer(rounded)), again=quantise)
     # Deeper ones of the same name have longer names where the network is whole, too.
     found = dict.fromkeys(("quantise", "model.quantise", "features.model.quantise", "again"), quantise)
     for name, layer in {**found, "head.0": head[0], "0": head[0], "left.round": net.left.round}.items():
@@ -330,11 +336,9 @@ LINF = ThreatModel(norm="linf", epsilon=0.3)
 INPUTS, LABELS = load_dataset("digits").take(range(20))
 
 
-class Codes(nn.Module):
-    """A bit for each of 16 thresholds: no gradient passes comparisons, and the shape is another."""
-
-    def forward(self, x):
-        return (x > torch.linspace(0.03, 0.97, 16).view(1, 16, 1, 1)).float()
+def bits(x):
+    """One for each of 16 thresholds: no gradient passes comparisons, and the shape is another."""
+    return (x > torch.linspace(0.03, 0.97, 16).view(1, 16, 1, 1)).float()
 
 
 class Coded(nn.Module):
@@ -342,7 +346,7 @@ class Coded(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.codes, self.net = Codes(), digits_network()
+        self.codes, self.net = Layer(bits), digits_network()
 
     def forward(self, x):
         return self.net(self.codes(x).mean(1, keepdim=True))
