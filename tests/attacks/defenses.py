@@ -1,7 +1,5 @@
 """Small classifiers with detectors, of which it is known what an attack can achieve."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +10,7 @@ from torch import Tensor, nn
 from robust_ext.core.random import stream
 from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
-from robust_ext.detectors import Detector, Observation
+from robust_ext.detectors import Detector
 from robust_ext.models.defended import Defended
 from robust_ext.testing.networks import Centred
 
@@ -32,7 +30,7 @@ class Problem:
     threat_model: ThreatModel
     room: Tensor
 
-    def successes(self, candidates: Tensor) -> Tensor:
+    def successes(self, candidates):
         """Which candidates ``(N, ...)`` are misclassified, let pass, in the ball and in bounds, bool ``(N,)``."""
         predicted, rejected = self.defended.decide(candidates)
         low, high = self.threat_model.bounds
@@ -44,12 +42,11 @@ class Problem:
 class Rowwise(nn.Module):
     """A linear layer ``(F, D)`` whose rows are summed one by one: alone a row gives the same bits as in a batch."""
 
-    def __init__(self, weight: Tensor) -> None:
+    def __init__(self, weight):
         super().__init__()
         self.weight = nn.Parameter(weight, requires_grad=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """``(N, F)`` of ``(N, ...)``."""
+    def forward(self, x):
         return (x.flatten(1)[:, None] * self.weight).sum(2)
 
 
@@ -57,29 +54,18 @@ class FarHidden(Detector):
     """The squared distance of the hidden units to their mean on clean inputs."""
 
     layers = ("2",)
-    middle: Tensor
 
-    def __init__(self, classifier: nn.Module) -> None:
+    def __init__(self, classifier):
         super().__init__(classifier)
         self.register_buffer("middle", torch.zeros(()))
 
-    def score_of(self, observed: Observation) -> Tensor:
-        """``(N,)``."""
-        hidden = observed.layers["2"]
-        return (hidden - self.middle).square().sum(1)
+    def score_of(self, observed):
+        return (observed.layers["2"] - self.middle).square().sum(1)
 
 
 def small_defense(
-    rows: int,
-    *,
-    norm: str = "linf",
-    epsilon: float = 0.3,
-    shape: tuple[int, ...] = (1, 3, 4),
-    classes: int = 4,
-    bounds: tuple[float, float] = (0.0, 1.0),
-    inverted: bool = False,
-    references: int = 2,
-) -> Problem:
+    rows, *, norm="linf", epsilon=0.3, shape=(1, 3, 4), classes=4, bounds=(0.0, 1.0), inverted=False, references=2
+):
     """A network of two layers whose hidden units are watched; the first rows are the same whatever their number.
 
     Epsilon is relative to the width of the bounds; ``references`` are points of other classes a row, 0 for none.
@@ -107,13 +93,11 @@ def small_defense(
 class PerRow(nn.Module):
     """Class 1 where ``weight_i . x_i > threshold_i``, weight ``(N, D)``: each row has a boundary of its own."""
 
-    def __init__(self, weight: Tensor, threshold: Tensor) -> None:
+    def __init__(self, weight, threshold):
         super().__init__()
-        self.weight, self.threshold = weight, threshold
-        self.training = False
+        self.weight, self.threshold, self.training = weight, threshold, False
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits ``(N, 2)``."""
+    def forward(self, x):
         along = (x * self.weight).sum(1) - self.threshold
         return torch.stack([-along / 2, along / 2], 1)
 
@@ -121,19 +105,15 @@ class PerRow(nn.Module):
 class PerRowScore(Detector):
     """``weight_i . x_i``, weight ``(N, D)``, detected above ``limit_i``."""
 
-    def __init__(self, classifier: nn.Module, weight: Tensor, limit: Tensor) -> None:
+    def __init__(self, classifier, weight, limit):
         super().__init__(classifier)
-        self.weight, self.limit = weight, limit
-        self.threshold = torch.tensor(0.0)
+        self.weight, self.limit, self.threshold = weight, limit, torch.tensor(0.0)
 
-    def score_of(self, observed: Observation) -> Tensor:
-        """``(N,)``."""
+    def score_of(self, observed):
         return (observed.inputs * self.weight).sum(1) - self.limit
 
 
-def linear_defense(
-    rows: int, values: int, *, norm: str = "linf", likeness: float = 0.5, bounds: tuple[float, float] = (0.0, 1.0)
-) -> Problem:
+def linear_defense(rows, values, *, norm="linf", likeness=0.5, bounds=(0.0, 1.0)):
     """Linear classifiers with linear detectors, one of each a row; linear programs or duality give their room.
 
     For l2 the inputs keep epsilon away from the bounds; ``likeness`` is the average cosine between the two weights.
@@ -149,29 +129,22 @@ def linear_defense(
     found = []
     for row in range(rows):
         # Where the furthest along each direction lies, boundaries are neither trivial nor out of reach.
-        most = [_furthest(x[row], threat_model, way[None], np.zeros(1)) for way in (to_other[row], to_alarm[row])]
-        reach = [
-            amount * np.linalg.norm(way) - way @ x[row]
-            for amount, way in zip(most, (to_other[row], to_alarm[row]), strict=True)
-        ]
-        threshold = to_other[row] @ x[row] + rng.uniform(0.1, 0.9) * reach[0]
-        limit = to_alarm[row] @ x[row] + rng.uniform(-0.3, 0.8) * reach[1]
-        ways = np.stack([to_other[row], -to_alarm[row]])
+        ways = np.stack([to_other[row], to_alarm[row]])
+        reach = [_furthest(x[row], threat_model, way[None], np.zeros(1)) * np.linalg.norm(way) for way in ways]
+        reach = np.array(reach) - ways @ x[row]
+        drawn = np.array([rng.uniform(0.1, 0.9), rng.uniform(-0.3, 0.8)])
+        threshold, limit = ways @ x[row] + drawn * reach
+        ways[1] *= -1
         found.append((threshold, limit, _furthest(x[row], threat_model, ways, np.array([threshold, -limit]))))
     thresholds, limits, room = (torch.tensor(part, dtype=torch.float32) for part in zip(*found, strict=True))
     classifier = PerRow(torch.tensor(to_other, dtype=torch.float32), thresholds)
     defended = Defended(classifier, PerRowScore(classifier, torch.tensor(to_alarm, dtype=torch.float32), limits))
-    return Problem(
-        target=_target(defended, threat_model, (values,), 2, None),
-        defended=defended,
-        inputs=torch.tensor(x, dtype=torch.float32),
-        labels=torch.zeros(rows, dtype=torch.int64),
-        threat_model=threat_model,
-        room=room,
-    )
+    target = _target(defended, threat_model, (values,), 2, None)
+    inputs, labels = torch.tensor(x, dtype=torch.float32), torch.zeros(rows, dtype=torch.int64)
+    return Problem(target=target, defended=defended, inputs=inputs, labels=labels, threat_model=threat_model, room=room)
 
 
-def _furthest(x: np.ndarray, threat_model: ThreatModel, ways: np.ndarray, offsets: np.ndarray) -> float:
+def _furthest(x, threat_model, ways, offsets):
     """The largest t with ``way . z - offset >= t |way|`` for one way or two, and a point z in ball and box."""
     values, low, high = len(x), *threat_model.bounds
     if threat_model.norm == "l2":
@@ -179,9 +152,8 @@ def _furthest(x: np.ndarray, threat_model: ThreatModel, ways: np.ndarray, offset
         lengths = np.linalg.norm(ways, axis=1)
         shares = np.linspace(0, 1, 2001)[:, None] if len(ways) == 2 else np.ones((1, 1))
         mixing = np.concatenate([shares, 1 - shares], 1)[:, : len(ways)] / lengths
-        return float(
-            (threat_model.epsilon * np.linalg.norm(mixing @ ways, axis=1) + mixing @ (ways @ x - offsets)).min()
-        )
+        values = threat_model.epsilon * np.linalg.norm(mixing @ ways, axis=1) + mixing @ (ways @ x - offsets)
+        return float(values.min())
     # z = x + up - down.
     signed = np.concatenate([-ways, ways], 1)
     rows = [np.concatenate([signed, np.linalg.norm(ways, axis=1)[:, None]], 1)]
@@ -197,15 +169,6 @@ def _furthest(x: np.ndarray, threat_model: ThreatModel, ways: np.ndarray, offset
     return float(solved.x[-1])
 
 
-def _target(
-    defended: Defended, threat_model: ThreatModel, shape: tuple[int, ...], classes: int, references: Tensor | None
-) -> Target:
-    return Target(
-        module=defended,
-        bounds=threat_model.bounds,
-        classes=classes,
-        input_shape=shape,
-        device=torch.device("cpu"),
-        defended=defended,
-        references=references,
-    )
+def _target(defended, threat_model, shape, classes, references):
+    given = {"bounds": threat_model.bounds, "classes": classes, "input_shape": shape, "device": torch.device("cpu")}
+    return Target(module=defended, defended=defended, references=references, **given)

@@ -1,7 +1,7 @@
 """Small networks, inputs and targets that tests of attacks share."""
 
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -13,7 +13,6 @@ from robust_ext.attacks.carlini_linf import CarliniWagnerLinf
 from robust_ext.attacks.feature_matching import FeatureMatching
 from robust_ext.attacks.joint_loss import JointLoss
 from robust_ext.attacks.logit_matching import LogitMatching
-from robust_ext.attacks.native import Step
 from robust_ext.attacks.objective_pgd import ObjectivePGD
 from robust_ext.attacks.orthogonal import OrthogonalPGD, SelectivePGD
 from robust_ext.attacks.random_search import RandomSearch
@@ -48,9 +47,10 @@ MADE = {
     "JointLoss": JointLoss(steps=15, restarts=2),
 }
 
-
-IN_NORMS = [pytest.param(name, norm, id=f"{name} {norm}") for name, made in MADE.items() for norm in made.traits.norms]
-in_every_norm = pytest.mark.parametrize(("name", "norm"), IN_NORMS)
+in_every_norm = pytest.mark.parametrize(
+    ("name", "norm"),
+    [pytest.param(name, norm, id=f"{name} {norm}") for name, made in MADE.items() for norm in made.traits.norms],
+)
 
 
 class Rowwise(nn.Module):
@@ -61,14 +61,12 @@ class Rowwise(nn.Module):
         generator = torch.Generator().manual_seed(0)
         self.first = nn.Parameter(gain * torch.randn(16, values, generator=generator) / values**0.5)
         self.last = nn.Parameter(torch.randn(classes, 16, generator=generator))
-        self.bounds, self.centre = bounds, centre
-        self.sizes = []
+        self.bounds, self.centre, self.sizes = bounds, centre, []
         self.eval()
 
     def forward(self, x):
         self.sizes.append(len(x))
-        low, high = self.bounds
-        unit = (x.flatten(1) - low) / (high - low) - self.centre
+        unit = (x.flatten(1) - self.bounds[0]) / (self.bounds[1] - self.bounds[0]) - self.centre
         hidden = (unit[:, None] * self.first).sum(2).sub(0.1).tanh()
         return (hidden[:, None] * self.last).sum(2)
 
@@ -99,8 +97,7 @@ class Recorder(nn.Module):
 
     def __init__(self, inner):
         super().__init__()
-        self.inner = inner
-        self.batches = []
+        self.inner, self.batches = inner, []
         self.eval()
 
     @property
@@ -136,14 +133,8 @@ def predicted(module, x):
 
 def target_of(module, shape, classes=4, bounds=(0.0, 1.0)):
     counter = PassCounter()
-    return Target(
-        module=Counted(module, counter),
-        bounds=bounds,
-        classes=classes,
-        input_shape=shape,
-        device=torch.device("cpu"),
-        counter=counter,
-    )
+    given = {"bounds": bounds, "classes": classes, "input_shape": shape, "device": torch.device("cpu")}
+    return Target(module=Counted(module, counter), counter=counter, **given)
 
 
 def labels_of(x):
@@ -162,13 +153,12 @@ class Found(NamedTuple):
 
     out: Tensor
     passes: PassCounter
-    steps: list[Step]
+    steps: list[Any]
 
 
 def search(attack, x, y, threat_model, *, module=None, classes=4, seed=0, **extras):
     target = target_of(module or Rowwise(x[:1].numel()), tuple(x.shape[1:]), classes, threat_model.bounds)
-    generator = torch.Generator().manual_seed(seed)
-    steps = []
+    generator, steps = torch.Generator().manual_seed(seed), []
     given = {"threat_model": threat_model, "generator": generator, "watch": steps.append, **extras}
     return Found(attack.search(target, x, y, **given), target.counter, steps)
 
@@ -189,8 +179,7 @@ def watched(attack, problem, **extras):
 
 def affine_network(shape: tuple[int, ...], classes: int, *, bounds: tuple[float, float] = (0.0, 1.0)) -> nn.Module:
     """A random piecewise affine network whose decision boundaries run through the middle of the box, in eval mode."""
-    low, high = bounds
-    values = int(torch.Size(shape).numel())
+    (low, high), values = bounds, torch.Size(shape).numel()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         first, last = nn.Linear(values, 8), nn.Linear(8, classes)

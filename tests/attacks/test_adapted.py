@@ -4,15 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from robust_ext import (
-    EoT,
-    InvalidArgumentError,
-    Purifier,
-    ThreatModel,
-    as_attack,
-    binarization_test,
-    robust_accuracy,
-)
+from robust_ext import EoT, InvalidArgumentError, Purifier, ThreatModel, as_attack, binarization_test, robust_accuracy
 from robust_ext.attacks.adapted import AdaptedAttack
 from robust_ext.core.random import stream
 from robust_ext.core.target import Counted, PassCounter, Target, count_calls
@@ -21,27 +13,32 @@ from robust_ext.defenses.hd import HedgeDefense
 from robust_ext.demo.network import digits_network
 from robust_ext.detectors import Detector
 from robust_ext.engine.code_digest import attack_code
+from robust_ext.engine.task import Task, run_task
 from robust_ext.evaluations.mead.suites import load_suite
 from robust_ext.models.defended import Defended
+from tests.attacks.problems import Lambda
 
 LINF = ThreatModel(norm="linf", epsilon=0.3)
 
 
-class Quantise(nn.Module):
-    def forward(self, x):
-        return (x * 8).round() / 8
+class Changed(nn.Module):
+    """The digits' network behind a layer."""
 
-
-class Rounded(nn.Module):
-    """The digits' network behind eight levels."""
-
-    def __init__(self):
+    def __init__(self, layer):
         super().__init__()
-        self.quantise = Quantise()
-        self.net = digits_network()
+        self.layer, self.net = layer, digits_network()
+        self.eval()
 
     def forward(self, x):
-        return self.net(self.quantise(x))
+        return self.net(self.layer(x))
+
+
+def rounded():
+    return Changed(Lambda(lambda x: (x * 8).round() / 8))
+
+
+def digits(count):
+    return load_dataset("digits").take(range(count))
 
 
 def pgd(model, x, y, epsilon):
@@ -64,22 +61,13 @@ ATTACKS = {
 }
 
 
-QUICK = ("foolbox", "function")
-
-
-@pytest.mark.parametrize(
-    "attack",
-    [
-        pytest.param(attack, id=name, marks=() if name in QUICK else pytest.mark.exhaustive)
-        for name, attack in ATTACKS.items()
-    ],
-)
+@pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)
 def test_attacks_of_any_library_get_through_a_layer_by_its_name(attack):
-    inputs, labels = load_dataset("digits").take(range(20))
+    inputs, labels = digits(20)
     made = as_attack(attack)
-    adapted = AdaptedAttack(attack=made, bpda="quantise").named("adapted")
+    adapted = AdaptedAttack(attack=made, bpda="layer").named("adapted")
     through = AdaptedAttack(attack=made, gradient_mode="straight_through").named("through")
-    result = robust_accuracy(Rounded().eval(), [made, adapted, through], inputs, labels, LINF)
+    result = robust_accuracy(rounded(), [made, adapted, through], inputs, labels, LINF)
     scores = [result.robust_accuracy(0.3, attack=name) for name in (made.name, "adapted", "through")]
     assert scores[0] >= 0.7
     assert max(scores[1:]) <= 0.15
@@ -89,15 +77,13 @@ def test_attacks_of_any_library_get_through_a_layer_by_its_name(attack):
 
 @pytest.mark.parametrize("batching", [pytest.param("full", marks=pytest.mark.exhaustive), "any"])
 def test_the_same_attack_is_tested(batching):
-    inputs, _ = load_dataset("digits").take(range(8))
     found = as_attack(pgd)
     found.traits = found.traits.__class__(batching=batching)
-    adapted = AdaptedAttack(attack=found, bpda="quantise", eot=2)
+    attacks = [found, AdaptedAttack(attack=found, bpda="layer", eot=2)]
     small = {"inner_points": 60, "random_inner": 20, "random_corners": 20, "canaries": 2}
     model = ThreatModel(norm="linf", epsilon=0.1)
-    result = binarization_test(Rounded().eval(), [found, adapted], inputs, model, kappa=0.9, **small)
-    plain, other = result.content["attacks"]
-    assert (plain["score"] <= 0.2, other["score"] >= 0.8) == (True, True)
+    plain, other = binarization_test(rounded(), attacks, digits(8)[0], model, kappa=0.9, **small).content["attacks"]
+    assert plain["score"] <= 0.2 < 0.8 <= other["score"]
     assert (plain["samples"], plain["passes"]) == (other["samples"], other["passes"])
 
 
@@ -110,11 +96,10 @@ def run(attack, target, inputs, labels, model=LINF):
 
 
 class Keeping:
-    """An attack that keeps the module it is given, and does ``steps`` forward and backward passes."""
+    """An attack that keeps logits and gradients of ``steps`` forward and backward passes, after a pass forward."""
 
     def __init__(self, steps=3):
-        self.steps = steps
-        self.logits, self.gradients = [], []
+        self.steps, self.logits, self.gradients = steps, [], []
 
     def __call__(self, model, x, y):
         with torch.no_grad():
@@ -127,35 +112,35 @@ class Keeping:
         return x.detach()
 
 
-def adapted(steps=3, **settings):
+def kept(target, inputs, labels, steps=3, **settings):
+    """What an adapted attack saw."""
+    if isinstance(target, nn.Module):
+        target = target_of(target)
     keeping = Keeping(steps)
-    return keeping, AdaptedAttack(attack=as_attack(keeping, name="keeping"), **settings)
+    run(AdaptedAttack(attack=as_attack(keeping, name="keeping"), **settings), target, inputs, labels)
+    return keeping
 
 
 VIEWS = {
-    "layer": {"bpda": "quantise"},
+    "layer": {"bpda": "layer"},
     "straight through": {"gradient_mode": "straight_through"},
-    "draws": {"eot": 3, "bpda": "quantise"},
+    "draws": {"eot": 3, "bpda": "layer"},
     "noise": {"eot": 3, "noise": 0.5},
-    "temperature": {"temperature": 7.0, "bpda": "quantise"},
-    "all": {"temperature": 7.0, "bpda": "quantise", "eot": 2, "noise": 0.1},
+    "temperature": {"temperature": 7.0, "bpda": "layer"},
+    "all": {"temperature": 7.0, "bpda": "layer", "eot": 2, "noise": 0.1},
 }
 
 
 @pytest.mark.parametrize("counting", ["inside", "calls"])
 @pytest.mark.parametrize("settings", VIEWS.values(), ids=VIEWS)
 def test_values_are_the_models_and_every_query_is_seen_and_counted_once(settings, counting):
-    inputs, labels = load_dataset("digits").take(range(5))
-    network, counter = Rounded().eval(), PassCounter()
+    inputs, labels = digits(5)
+    network, counter, seen = rounded(), PassCounter(), []
     module = nn.Sequential(Counted(network, counter)) if counting == "inside" else network
-    keeping, attack = adapted(**settings)
-    seen, before = [], {name: dict(vars(part)) for name, part in module.named_modules()}
+    before = {name: dict(vars(part)) for name, part in module.named_modules()}
     handle = module.register_forward_hook(lambda _, args, out: seen.append((args[0].detach().clone(), out.detach())))
-    if counting == "calls":
-        with count_calls(network, counter):
-            run(attack, target_of(module, counter=counter), inputs, labels)
-    else:
-        run(attack, target_of(module, counter=counter), inputs, labels)
+    with count_calls(network, counter if counting == "calls" else PassCounter()):
+        keeping = kept(target_of(module, counter=counter), inputs, labels, **settings)
     handle.remove()
     assert (counter.forward, counter.backward) == (20, 15)
     assert [len(points) for points, _ in seen] == [5] * 4
@@ -172,11 +157,9 @@ def test_values_are_the_models_and_every_query_is_seen_and_counted_once(settings
 
 @pytest.mark.parametrize("mode", ["plain", "identity", "trajectory", "straight_through"])
 def test_queries_of_a_test_time_defense_are_seen(mode):
-    inputs, labels = load_dataset("digits").take(range(4))
     defense, seen = HedgeDefense(digits_network(), steps=1), []
     defense.register_forward_hook(lambda _, args, out: seen.append(len(args[0])))
-    keeping, attack = adapted(gradient_mode=mode, eot=2)
-    run(attack, target_of(defense), inputs, labels)
+    keeping = kept(defense, *digits(4), gradient_mode=mode, eot=2)
     assert seen == [4] * 4
     assert keeping.gradients[0].any()
 
@@ -187,13 +170,10 @@ class Still(Purifier):
 
 
 def test_a_layer_of_a_defense():
-    inputs, labels = load_dataset("digits").take(range(4))
-    defense = Still(Rounded().eval(), steps=1)
-    keeping, attack = adapted(bpda="quantise", gradient_mode="trajectory")
-    run(attack, target_of(defense), inputs, labels)
-    other, direct = adapted(bpda="quantise")
-    run(direct, target_of(defense.classifier), inputs, labels)
-    torch.testing.assert_close(keeping.gradients, other.gradients)
+    defense = Still(rounded(), steps=1)
+    beneath = kept(defense, *digits(4), bpda="layer", gradient_mode="trajectory")
+    direct = kept(defense.classifier, *digits(4), bpda="layer")
+    torch.testing.assert_close(beneath.gradients, direct.gradients)
 
 
 class Unsure(Detector):
@@ -203,91 +183,57 @@ class Unsure(Detector):
 
 
 def test_a_layer_beneath_a_detector():
-    inputs, labels = load_dataset("digits").take(range(6))
-    network = Rounded().eval()
+    (inputs, labels), network, found = digits(6), rounded(), []
     detector = Unsure(network)
     detector.calibrate(inputs, false_positive_rate=0.2)
-    defended = Defended(network, detector)
-    plain = as_attack("robust_ext:SelectivePGD(steps=5)")
-    found = {}
-    for name, attack in {"plain": plain, "adapted": AdaptedAttack(attack=plain, bpda="quantise")}.items():
-        out = run(attack, target_of(network, defended=defended), inputs, labels)
-        found[name] = int((network(out).argmax(1) != labels).sum())
-    assert found["plain"] < found["adapted"]
+    target, plain = (
+        target_of(network, defended=Defended(network, detector)),
+        as_attack("robust_ext:SelectivePGD(steps=5)"),
+    )
+    for attack in (plain, AdaptedAttack(attack=plain, bpda="layer")):
+        found.append(int((network(run(attack, target, inputs, labels)).argmax(1) != labels).sum()))
+    assert found[0] < found[1]
     refused = AdaptedAttack(attack=plain, eot=2).refusal(threat_model=LINF, detector=True)
     assert "queries classifier and detector apart" in refused
 
 
-class Wavy(nn.Module):
-    """Rises with every value; its slope is 1 + 2 cos(200 x), of either sign."""
-
-    def forward(self, x):
+def test_noise_finds_the_slope_behind_shattered_gradients():
+    def wavy(x):
+        """Rises with every value; its slope is 1 + 2 cos(200 x), of either sign."""
         total = (x + (200 * x).sin() / 100).sum(1)
         return torch.stack([-total, total], 1)
 
-
-def test_noise_finds_the_slope_behind_shattered_gradients():
     inputs, labels = torch.rand(1, 200, generator=stream(1, "wavy")), torch.zeros(1, dtype=torch.int64)
-    model = ThreatModel(norm="linf", epsilon=0.1)
-    signs = {}
-    for noise, draws in ((0.0, 2), (1.0, 64)):
-        keeping, attack = adapted(noise=noise, eot=draws)
-        run(attack, target_of(Wavy(), (200,), 2), inputs, labels, model)
-        signs[noise] = float((keeping.gradients[0] > 0).float().mean())
-    assert 0.5 < signs[0.0] < 0.8
-    assert signs[1.0] == 1.0
-
-
-class Scaled(nn.Module):
-    def __init__(self, factor):
-        super().__init__()
-        self.net = digits_network()
-        self.factor = factor
-
-    def forward(self, x):
-        return self.factor * self.net(x)
+    target = target_of(Lambda(wavy), (200,), 2)
+    few, many = (kept(target, inputs, labels, noise=noise, eot=draws) for noise, draws in ((0.0, 2), (1.0, 64)))
+    assert 0.5 < float((few.gradients[0] > 0).float().mean()) < 0.8
+    assert bool((many.gradients[0] > 0).all())
 
 
 def test_a_temperature_takes_a_scale_back():
-    inputs, labels = load_dataset("digits").take(range(4))
-    (saturated, plain), (warmed, attack) = adapted(eot=1, bpda="net"), adapted(temperature=1e4)
+    sharp, plain = nn.Sequential(digits_network(), Lambda(lambda z: 1e4 * z)).eval(), digits_network()
     with pytest.raises(Exception, match="identity has no gradient"):
-        run(plain, target_of(Scaled(1e4)), inputs, labels)
-    assert not saturated.gradients
-    run(attack, target_of(Scaled(1e4)), inputs, labels)
-    other, direct = adapted(eot=2)
-    run(direct, target_of(Scaled(1.0)), inputs, labels)
-    torch.testing.assert_close(warmed.gradients[0], other.gradients[0], rtol=1e-3, atol=1e-6)
-
-
-class Blurred(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.net = digits_network()
-
-    def forward(self, x):
-        return self.net(x + 0.1 * torch.randn_like(x))
+        kept(sharp, *digits(4), eot=1, bpda="0")
+    warmed, direct = kept(sharp, *digits(4), temperature=1e4), kept(plain, *digits(4), eot=2)
+    torch.testing.assert_close(warmed.gradients[0], direct.gradients[0], rtol=1e-3, atol=1e-6)
 
 
 def test_draws_of_a_random_model_are_averaged():
-    inputs, labels = load_dataset("digits").take(range(4))
-    expected = EoT(Blurred(), draws=1000, chunk=100, seed=5)(inputs)
-    off = {}
-    for draws in (2, 50):
-        keeping, attack = adapted(1, eot=draws)
-        run(attack, target_of(Blurred()), inputs, labels)
-        off[draws] = float((torch.stack(keeping.logits) - expected).square().mean())
-    assert off[50] < off[2] / 8
+    blurred = Changed(Lambda(lambda x: x + 0.1 * torch.randn_like(x)))
+    expected = EoT(blurred, draws=1000, chunk=100, seed=5)(digits(4)[0])
+    few, many = (
+        float((torch.stack(kept(blurred, *digits(4), steps=1, eot=draws).logits) - expected).square().mean())
+        for draws in (2, 50)
+    )
+    assert many < few / 8
 
 
-def test_attacks_in_text(tmp_path):
+def test_attacks_in_text_whose_code_in_a_suite_needs_to_be_allowed(tmp_path):
     made = as_attack("robust_ext:AdaptedAttack(attack='foolbox:LinfPGD(steps=7)', bpda='net.quantise', eot=8)")
-    assert (made.bpda, made.eot) == ("net.quantise", 8)
+    assert (made.bpda, made.eot, made.traits.batching) == ("net.quantise", 8, "full")
     assert "attack=Foolbox LinfProjectedGradientDescentAttack(" in made.description
-    assert "steps=7" in made.description
-    assert (made.traits.batching, made.traits.gradients) == ("full", True)
     assert AdaptedAttack(**made.to_dict()).name == "foolbox:LinfPGD(steps=7) through BPDA net.quantise, EoT 8"
-    file = tmp_path / "mine.py"
+    file, suite = tmp_path / "mine.py", tmp_path / "suite.toml"
     file.write_text("def attack(model, x, y):\n    return x\n")
     text = f"robust_ext:AdaptedAttack(attack='{file}:attack', bpda='{{}}')"
     first, again, other = (attack_code(as_attack(text.format(name))) for name in ("a", "a", "b"))
@@ -296,10 +242,67 @@ def test_attacks_in_text(tmp_path):
     assert attack_code(as_attack(text.format("a")))["mine.py"] != first["mine.py"]
     with pytest.raises(InvalidArgumentError, match="did you mean LinfPGD"):
         as_attack("robust_ext:AdaptedAttack(attack='foolbox:LinfPDG()')")
-
-
-def test_code_inside_a_suite_needs_to_be_allowed(tmp_path):
-    suite = tmp_path / "suite.toml"
     suite.write_text('[[arms]]\nattack = "robust_ext:AdaptedAttack(attack=\'mine.py:attack\')"\nnorm = "linf"\n')
     with pytest.raises(InvalidArgumentError, match=r"'mine\.py:attack', which is code"):
         load_suite(str(suite))
+
+
+# What is returned in the place of an attack's own candidates.
+
+
+def wanders(model, x, y, *, epsilon):
+    """Queries the far end of the ball, a point beyond it, and returns the input."""
+    model(x + epsilon)
+    model(x + 2 * epsilon)
+    return x
+
+
+def reorders(model, x, y, *, epsilon):
+    """Queries some rows in another order, and returns the input."""
+    model(x[[2, 1]] + 0.1)
+    return x
+
+
+def leaps(model, x, y, *, epsilon):
+    """Returns what lies out of ball and bounds."""
+    return x + 5
+
+
+def halves(model, x, y, *, epsilon):
+    """Stops for all as soon as one row is fooled."""
+    points = x.clone()
+    while bool((model(points).argmax(1) == y).all()) and float((points - x).max()) < 0.99 * epsilon:
+        points = points + 0.01
+    return points
+
+
+def aims(model, x, y, *, epsilon):
+    """Goes towards the class it is given."""
+    return x + epsilon * torch.where(y == 1, 1.0, -1.0)[:, None]
+
+
+@pytest.mark.parametrize(
+    ("function", "settings", "expected"),
+    [
+        # .3 + .2 is the border itself, where class 0 still wins: no point of the first row is adversarial.
+        (wanders, {}, [0.3, 0.4, 0.45]),
+        (wanders, {"keep_best": True}, [0.3, 0.6, 0.65]),
+        (wanders, {"keep_best": True, "one_by_one": True}, [0.3, 0.6, 0.65]),
+        (reorders, {"keep_best": True}, [0.3, 0.4, 0.55]),
+        (leaps, {}, [5.3, 5.4, 5.45]),
+        (leaps, {"projected": True}, [0.5, 0.6, 0.65]),
+        (halves, {}, [0.36, 0.46, 0.51]),
+        (halves, {"one_by_one": True}, [0.5, 0.51, 0.51]),
+        (aims, {}, [0.1, 0.2, 0.25]),
+        (aims, {"aimed": True}, [0.5, 0.6, 0.65]),
+    ],
+)
+def test_candidates(function, settings, expected):
+    """Of three inputs, where class 1 begins at .5."""
+    attack, counter = as_attack(function), PassCounter()
+    attack = AdaptedAttack(attack=attack, **settings) if settings else attack
+    ramp = Counted(Lambda(lambda x: torch.cat([0.5 - x, x - 0.5], 1)), counter)
+    parts = {"inputs": torch.tensor([[0.3], [0.4], [0.45]]), "labels": torch.zeros(3, dtype=torch.int64)}
+    parts |= {"threat_model": ThreatModel(norm="linf", epsilon=0.2), "stream": (0, "test")}
+    found = run_task(Task(attack=attack, target=target_of(ramp, (1,), 2, counter=counter), **parts)).candidates
+    torch.testing.assert_close(found[:, 0], torch.tensor(expected), atol=1.1e-2, rtol=0)

@@ -1,49 +1,240 @@
-"""APGD: what it promises of its results, its queries and its rows."""
+"""APGD against linear programs, the papers' algorithm written down plainly and torchattacks; what it promises."""
 
+import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
+from scipy.optimize import linprog, minimize_scalar
 
+from robust_ext.attacks._common.apgd_steps import checkpoints
 from robust_ext.attacks._common.objectives import OBJECTIVES
+from robust_ext.attacks._common.rows import project
 from robust_ext.attacks.apgd import APGD
 from robust_ext.core.errors import InvalidArgumentError, RobustExtWarning
-from robust_ext.core.random import stream
+from robust_ext.core.random import seeded_globals, stream
 from robust_ext.core.target import Counted, PassCounter
 from robust_ext.core.threat import NORMS, ThreatModel
-from tests.attacks.problems import Lambda, predicted, rowwise_problem, target_of
+from tests.attacks.problems import Lambda, predicted, right_digits, rowwise_problem, target_of
+
+in_norms = pytest.mark.parametrize("norm", NORMS)
 
 
-def attack(parts, threat_model, watch=None, **chosen):
-    return APGD(**chosen).run(*parts, threat_model=threat_model, generator=stream(0), watch=watch)
+def attack(parts, threat_model, watch=None, seed=0, targeted=False, **chosen):
+    given = {"threat_model": threat_model, "generator": stream(seed), "watch": watch, "targeted": targeted}
+    return APGD(**chosen).run(*parts, **given)
 
 
-@pytest.mark.parametrize("norm", NORMS)
+def attack_function(function, x, labels, threat_model, *, classes=2, **chosen):
+    """The result for a function of a batch."""
+    parts = target_of(Lambda(function), tuple(x.shape[1:]), classes, threat_model.bounds), x, labels
+    return attack(parts, threat_model, **chosen)
+
+
+def largest_gain(weights, x, threat_model):
+    """The largest ``weights @ d`` that the threat model allows."""
+    low, high = threat_model.bounds
+    room = np.where(weights > 0, high - x, x - low)
+    strength, epsilon = np.abs(weights), threat_model.epsilon
+    if threat_model.norm == "l2":
+        # Lagrange's dual: min over m > 0 of max_d of strength d - m (d^2 - epsilon^2) / 2, with d in its room.
+        def dual(log):
+            d = np.minimum(strength / math.exp(log), room)
+            return float(strength @ d - math.exp(log) * (d @ d - epsilon**2) / 2)
+
+        return float(minimize_scalar(dual, bounds=(-30, 30), method="bounded", options={"xatol": 1e-10}).fun)
+    one = threat_model.norm == "l1"
+    limits = [(0, value if one else min(value, epsilon)) for value in room]
+    sums = {"A_ub": np.ones((1, len(x))), "b_ub": [epsilon]} if one else {}
+    return -float(linprog(-strength, bounds=limits, method="highs", **sums).fun)
+
+
+@pytest.mark.parametrize(("start", "bounds"), [("random", (0.0, 1.0)), ("input", (-2.5, 3.0))])
+@pytest.mark.parametrize("loss", ["ce", "margin"])
+@pytest.mark.parametrize(
+    ("norm", "epsilon"),
+    [("linf", 0.03), ("linf", 0.6), ("l2", 0.5), ("l2", 2.0), ("l2", 5.0), ("l1", 0.3), ("l1", 3.0), ("l1", 20.0)],
+)
+def test_linear_classifiers_are_attacked_as_well_as_can_be(norm, epsilon, loss, start, bounds):
+    width, generator = bounds[1] - bounds[0], torch.Generator().manual_seed(2)
+    threat_model = ThreatModel(norm=norm, epsilon=epsilon * width, bounds=bounds)
+    # Small weights, so that cross-entropy keeps its gradient.
+    weights = torch.randn(90, generator=generator) / 10
+    x = torch.rand(8, 90, generator=generator) * width + bounds[0]
+
+    def linear(x):
+        return torch.stack([-(x @ weights), x @ weights], 1)
+
+    result = attack_function(linear, x, torch.zeros(8).long(), threat_model, steps=100, loss=loss, start=start)
+    gains = ((result.best_points.double() - x.double()) * weights.double()).sum(1)
+    best = [largest_gain(weights.double().numpy(), row.double().numpy(), threat_model) for row in x]
+    # Float32 rounds the points, and for cross-entropy near its ends the loss as well.
+    np.testing.assert_allclose(gains.numpy(), best, rtol=2e-3 if norm == "l2" or loss == "ce" else 2e-5)
+
+
+@in_norms
+@pytest.mark.parametrize("loss", ["ce", "margin", "dlr", "targeted-dlr"])
+def test_targets_are_reached_exactly_where_a_linear_program_reaches_them(norm, loss):
+    """Four classes, of which two have constant logits far below: only the decision between the others is open."""
+    generator = torch.Generator().manual_seed(4)
+    weights, x = torch.randn(40, generator=generator), torch.rand(30, 40, generator=generator)
+
+    def logits(x):
+        out = x @ weights - 0.5
+        return torch.stack([torch.zeros_like(out), out, torch.full_like(out, -50.0), torch.full_like(out, -51.0)], 1)
+
+    decided = logits(x).argmax(1)
+    threat_model = ThreatModel(norm=norm, epsilon={"linf": 0.06, "l2": 0.4, "l1": 1.2}[norm])
+    expected = []
+    for row, label in zip(x.double(), decided, strict=True):
+        gain = largest_gain((-1 if label == 1 else 1) * weights.double().numpy(), row.numpy(), threat_model)
+        expected.append(gain > abs(float(row @ weights.double() - 0.5)))
+    assert 3 < sum(expected) < 27
+    for targeted in (False, True):
+        given = {"loss": loss, "steps": 60, "classes": 4, "targeted": targeted}
+        result = attack_function(logits, x, 1 - decided if targeted else decided, threat_model, **given)
+        assert result.found.tolist() == expected
+
+
+def test_checkpoints_follow_the_rule_of_the_paper():
+    for steps in (1, 5, 10, 50, 100, 137, 1000):
+        fractions = [0.0, 0.22]
+        while fractions[-1] < 1:
+            fractions.append(fractions[-1] + max(fractions[-1] - fractions[-2] - 0.03, 0.06))
+        expected = {math.ceil(round(fraction * steps, 9)) for fraction in fractions[1:] if round(fraction, 9) < 1}
+        assert set(checkpoints(steps)) == expected
+
+
+def plainly(x, centre, curvature, epsilon, steps):
+    """Algorithm 1 for linf on ``-sum(curvature (x - centre)^2)``, from x, with the best point's gradient kept."""
+
+    def loss(point):
+        return float(-(curvature * (point - centre) ** 2).sum())
+
+    def nearest(point):
+        return np.clip(np.clip(point, x - epsilon, x + epsilon), 0, 1)
+
+    marks = [math.ceil(round(p * steps, 9)) for p in (0.22, 0.41, 0.57, 0.70, 0.80, 0.87, 0.93, 0.99)]
+    path, size, rises, mark, halved = [x.copy()], 2 * epsilon, 0, 0, False
+    point, before, best, best_at_mark = x.copy(), None, x.copy(), loss(x)
+    for number in range(steps):
+        if number in marks:
+            few = rises < 0.75 * (number - mark)
+            halved = few or (not halved and loss(best) == best_at_mark)
+            if halved:
+                size, point = size / 2, best.copy()
+            rises, mark, best_at_mark = 0, number, loss(best)
+        value = loss(point)
+        following = nearest(point - size * np.sign(curvature * (point - centre)))
+        if before is not None:
+            following = nearest(point + 0.75 * (following - point) + 0.25 * (point - before))
+        point, before = following, point
+        rises += loss(point) > value
+        best = point.copy() if loss(point) > loss(best) else best
+        path.append(point.copy())
+    return path
+
+
+def plainly_l1(x, centre, curvature, epsilon, steps):
+    """The sparse steps of l1 on the same loss, from x, where a step goes to the nearest point of ball and bounds."""
+
+    def loss(point):
+        return float(-(curvature * (point - centre) ** 2).sum())
+
+    def nearest(point):
+        return project(*(torch.tensor(part)[None] for part in (point, x)), ThreatModel(norm="l1", epsilon=epsilon))
+
+    path, point, best, size, changed, kept = [x.copy()], x.copy(), x.copy(), epsilon, len(x), len(x) // 5
+    for number in range(steps):
+        if number and number % (steps // 25) == 0:
+            before, changed = changed, int((np.abs(best - x) > 1e-6 * epsilon).sum())
+            if changed < 0.95 * before:
+                size, point = epsilon, best.copy()
+            else:
+                size = max(size / 1.5, epsilon / 10)
+            kept = max(int(changed / 1.5), 1)
+        gradient = -curvature * (point - centre)
+        free = np.where(gradient > 0, 1 - point, point) > 1e-6
+        order = np.argsort(-np.abs(gradient))
+        while not free[order[:kept]].any():
+            kept += 1
+        step = np.zeros(len(x))
+        step[order[:kept]] = np.sign(gradient[order[:kept]]) * size / free[order[:kept]].sum()
+        point = nearest(point + step)[0].numpy()
+        best = point if loss(point) > loss(best) else best
+        path.append(point.copy())
+    return path
+
+
+@pytest.mark.parametrize(("norm", "epsilon", "path_of"), [("linf", 0.1, plainly), ("l1", 1.0, plainly_l1)])
+def test_the_path_is_that_of_the_algorithm_written_down_plainly(norm, epsilon, path_of):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(4, 12, generator=generator)
+    centre = (x + 0.2 * torch.randn(4, 12, generator=generator)).double()
+    curvature = (torch.rand(12, generator=generator) + 0.5).double()
+
+    def bowl(x):
+        out = -(curvature * (x.double() - centre) ** 2).sum(1)
+        return torch.stack([torch.zeros_like(out), out], 1)
+
+    shown, chosen = [], {"steps": 50, "loss": "margin", "start": "input"}
+    attack_function(
+        bowl, x, torch.zeros(4).long(), ThreatModel(norm=norm, epsilon=epsilon), watch=shown.append, **chosen
+    )
+    assert len(shown) == 51
+    last = []
+    for row in range(4):
+        path = path_of(x[row].double().numpy(), centre[row].numpy(), curvature.numpy(), epsilon, 50)
+        for step, expected in zip(shown, path, strict=True):
+            np.testing.assert_allclose(step.points[row].numpy(), expected, atol=2e-5)
+        last.append(float(np.abs(path[-1] - path[-2]).max()))
+    # The step sizes did shrink, so the checkpoints were put to the test.
+    assert max(last) < epsilon
+
+
+@pytest.mark.parametrize("loss", ["ce", "dlr"])
+@pytest.mark.parametrize(("norm", "epsilon"), [("linf", 0.1), ("l2", 0.7)])
+def test_as_many_are_found_as_by_torchattacks(norm, epsilon, loss):
+    torchattacks = pytest.importorskip("torchattacks")
+    network, inputs, labels = right_digits(300)
+    threat_model = ThreatModel(norm=norm, epsilon=epsilon)
+    with seeded_globals(0):
+        name = {"linf": "Linf", "l2": "L2"}[norm]
+        theirs = torchattacks.APGD(network, norm=name, eps=epsilon, steps=50, loss=loss)(inputs, labels)
+    # A seed that finds what six seeds find on the average.
+    ours = attack((target_of(network, (1, 8, 8), 10), inputs, labels), threat_model, loss=loss, steps=50, seed=1)
+    found, known = (
+        int(((predicted(network, points) != labels) & threat_model.contains(points, inputs)).sum())
+        for points in (ours.candidates, theirs)
+    )
+    assert 30 < known < 270
+    # From seed to seed the numbers of both differ by up to about this many.
+    assert found >= known - 6
+
+
+@in_norms
 @pytest.mark.parametrize("loss", ["ce", "margin", "dlr"])
 @pytest.mark.parametrize("epsilon", [1e-3, 0.3])
 def test_losses_are_those_of_the_best_points(norm, loss, epsilon):
-    parts = rowwise_problem()
-    result = attack(parts, ThreatModel(norm=norm, epsilon=epsilon), loss=loss, steps=20)
+    target, inputs, labels = rowwise_problem()
+    result = attack((target, inputs, labels), ThreatModel(norm=norm, epsilon=epsilon), loss=loss, steps=20)
     # On failure the best point comes back.
     assert epsilon > 0.1 or not bool(result.found.any())
     assert torch.equal(result.candidates[~result.found], result.best_points[~result.found])
-    losses, clean = (
-        OBJECTIVES[loss].loss(parts[0].module(points), parts[2]) for points in (result.best_points, parts[1])
-    )
+    losses, clean = (OBJECTIVES[loss].loss(target.module(points), labels) for points in (result.best_points, inputs))
     torch.testing.assert_close(result.losses, losses)
     assert bool((losses > clean).all())
 
 
-@pytest.mark.parametrize("norm", NORMS)
+@in_norms
 @pytest.mark.parametrize("loss", list(OBJECTIVES))
 @pytest.mark.parametrize("start", ["random", "input"])
 def test_passes_are_counted_and_every_query_is_the_batch_in_order(norm, loss, start):
     target, inputs, labels = rowwise_problem()
-    counter = PassCounter()
-    queried = []
+    counter, queried, threat_model = PassCounter(), [], ThreatModel(norm=norm, epsilon=0.02)
     counted = Counted(target.module, counter)
     counted.register_forward_pre_hook(lambda _, given: queried.append(given[0].detach().clone()))
-    threat_model = ThreatModel(norm=norm, epsilon=0.02)
     parts = (replace(target, module=counted), inputs, labels)
     result = attack(parts, threat_model, loss=loss, steps=7, restarts=3, start=start, target_classes=2)
     runs, extra = (6, 1) if loss.startswith("targeted") else (3, 0)
@@ -51,23 +242,19 @@ def test_passes_are_counted_and_every_query_is_the_batch_in_order(norm, loss, st
     assert result.passes == PassCounter(counter.forward, counter.backward)
     assert len(queried) == 8 * runs + extra
     for points in queried:
-        assert points.shape == inputs.shape
-        nearest = torch.cdist(points.flatten(1), inputs.flatten(1)).argmin(1)
-        assert nearest.tolist() == list(range(6))
+        assert torch.cdist(points.flatten(1), inputs.flatten(1)).argmin(1).tolist() == list(range(6))
         assert bool(threat_model.contains(points, inputs).all())
 
 
-@pytest.mark.parametrize("norm", NORMS)
+@in_norms
 def test_stopping_early_solves_the_same_rows_with_fewer_passes(norm):
     parts = rowwise_problem(rows=40)
     threat_model = ThreatModel(norm=norm, epsilon={"linf": 0.1, "l2": 0.4, "l1": 1.0}[norm])
-    full = attack(parts, threat_model, steps=20, restarts=2)
-    early = attack(parts, threat_model, steps=20, restarts=2, stop_early=True)
+    full, early = (attack(parts, threat_model, steps=20, restarts=2, stop_early=stop) for stop in (False, True))
     assert 0 < int(full.found.sum()) < 40
     assert torch.equal(full.found, early.found)
     assert early.passes.backward < full.passes.backward
-    unsolved = ~full.found
-    assert torch.equal(full.candidates[unsolved], early.candidates[unsolved])
+    assert torch.equal(full.candidates[~full.found], early.candidates[~full.found])
     assert torch.equal(predicted(parts[0].module, early.candidates) != parts[2], early.found)
     everywhere = attack(parts, ThreatModel(norm="linf", epsilon=1.0), steps=50, stop_early=True)
     assert bool(everywhere.found.all())
@@ -80,15 +267,13 @@ def test_an_adversarial_point_counts_even_where_another_has_a_higher_loss():
         second = torch.where(left, 0.2 + 0.001 * x, -0.01 + 0.001 * x)
         return torch.cat([torch.zeros_like(x), second, torch.where(left, -3.0, -0.01)], 1)
 
-    target = target_of(Lambda(trap), (1,), 3)
-    inputs, labels = torch.tensor([[0.3]]), torch.tensor([0])
-    result = attack((target, inputs, labels), ThreatModel(norm="linf", epsilon=0.4), start="input", steps=10)
-    assert float(result.best_points) > 0.5
-    assert float(result.candidates) < 0.5
+    x, threat_model = torch.tensor([[0.3]]), ThreatModel(norm="linf", epsilon=0.4)
+    result = attack_function(trap, x, torch.tensor([0]), threat_model, classes=3, start="input", steps=10)
+    assert float(result.candidates) < 0.5 < float(result.best_points)
     assert bool(result.found)
 
 
-@pytest.mark.parametrize("norm", NORMS)
+@in_norms
 def test_rows_that_are_no_numbers_stay_and_harm_no_others(norm):
     target, inputs, labels = rowwise_problem(rows=4)
 
@@ -99,33 +284,30 @@ def test_rows_that_are_no_numbers_stay_and_harm_no_others(norm):
         out[2] = out[2] + (x[2].flatten()[:1] * 0).sqrt()
         return out
 
-    threat_model = ThreatModel(norm=norm, epsilon=0.3)
+    threat_model, chosen = ThreatModel(norm=norm, epsilon=0.3), {"start": "input", "steps": 10}
     with pytest.warns(RobustExtWarning, match="the gradient of some rows was zero"):
-        result = attack((replace(target, module=Lambda(broken)), inputs, labels), threat_model, start="input", steps=10)
+        result = attack((replace(target, module=Lambda(broken)), inputs, labels), threat_model, **chosen)
     assert bool(torch.isfinite(result.candidates).all())
     # The input itself is a point at which nothing is robust.
     assert torch.equal(result.candidates[1], inputs[1])
     assert bool(result.found[1])
     assert not torch.equal(result.candidates[2], inputs[2])
     assert result.no_gradient.tolist() == [False, True, False, False]
-    plain = attack((target, inputs, labels), threat_model, start="input", steps=10)
+    plain = attack((target, inputs, labels), threat_model, **chosen)
     torch.testing.assert_close(plain.candidates[[0, 3]], result.candidates[[0, 3]])
 
 
-@pytest.mark.parametrize("norm", NORMS)
+@in_norms
 def test_warm_runs_begin_at_the_given_points_within_the_ball(norm):
     target, inputs, labels = rowwise_problem(rows=4)
-    threat_model, shown = ThreatModel(norm=norm, epsilon=0.05), []
-    given = 1 - inputs.round()
-    parts = (replace(target, starting_points=torch.stack([given, inputs], 1)), inputs, labels)
-    attack(parts, threat_model, steps=2, restarts=2, warm=True, watch=shown.append)
+    threat_model, shown, again, given = ThreatModel(norm=norm, epsilon=0.05), [], [], 1 - inputs.round()
+    warm = replace(target, starting_points=torch.stack([given, inputs], 1))
+    attack((warm, inputs, labels), threat_model, steps=2, restarts=2, warm=True, watch=shown.append)
     first = shown[0].points
     assert bool(threat_model.contains(first, inputs).all())
     # As far towards the given points as the ball allows.
-    edge = torch.full((4,), 0.05, dtype=torch.float64)
-    torch.testing.assert_close(threat_model.distance(first, inputs), edge, rtol=1e-5, atol=0)
+    torch.testing.assert_close(threat_model.distance(first, inputs), torch.full((4,), 0.05).double(), rtol=1e-5, atol=0)
     assert bool((((first - inputs) * (given - inputs)) >= 0).all())
-    again = []
     attack((target, inputs, labels), threat_model, steps=2, restarts=2, watch=again.append)
     # The restart draws what the first run of another attack draws.
     assert torch.equal(shown[3].points, again[0].points)
@@ -136,23 +318,18 @@ def test_warm_runs_begin_at_the_given_points_within_the_ball(norm):
 def test_warm_runs_aim_at_the_likeliest_classes_where_they_begin():
     # The second class is the likeliest at the input, the third where the run begins.
     target = target_of(Lambda(lambda x: torch.cat([0.6 - 0.1 * x, 0.4 - x, x - 0.2], 1)), (1,), 3)
-    inputs, labels = torch.tensor([[0.2]]), torch.tensor([0])
-    threat_model = ThreatModel(norm="linf", epsilon=0.6)
+    target = replace(target, starting_points=torch.tensor([[[0.7]]]))
+    parts, threat_model = (target, torch.tensor([[0.2]]), torch.tensor([0])), ThreatModel(norm="linf", epsilon=0.6)
     chosen = {"loss": "targeted-margin", "target_classes": 1, "steps": 10}
-    cold = attack((target, inputs, labels), threat_model, **chosen)
-    given = replace(target, starting_points=torch.tensor([[[0.7]]]))
-    warm = attack((given, inputs, labels), threat_model, warm=True, **chosen)
-    assert (bool(cold.found), bool(warm.found)) == (False, True)
+    assert [bool(attack(parts, threat_model, warm=warm, **chosen).found) for warm in (False, True)] == [False, True]
 
 
 @pytest.mark.parametrize("stop_early", [False, True])
 def test_watching_shows_every_evaluation(stop_early):
-    target, inputs, labels = rowwise_problem()
-    shown = []
-    threat_model = ThreatModel(norm="linf", epsilon=0.001)
-    attack((target, inputs, labels), threat_model, steps=4, restarts=2, watch=shown.append, stop_early=stop_early)
-    assert [step.number for step in shown] == list(range(10))
-    assert {step.total for step in shown} == {10}
+    (target, inputs, labels), shown = rowwise_problem(), []
+    given = {"steps": 4, "restarts": 2, "watch": shown.append, "stop_early": stop_early}
+    attack((target, inputs, labels), ThreatModel(norm="linf", epsilon=0.001), **given)
+    assert [(step.number, step.total) for step in shown] == [(number, 10) for number in range(10)]
     for step in shown:
         points = step.points.clone().requires_grad_(True)
         losses = OBJECTIVES["ce"].loss(target.module(points), labels)

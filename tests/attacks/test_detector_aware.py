@@ -1,26 +1,33 @@
-"""What the attacks that are aware of a detector promise alike: what they need, query, keep and reach."""
+"""Attacks that are aware of a detector: what they need, query, keep and reach; the geometry of their steps."""
 
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from robust_ext.attacks._common.objectives import cross_entropy, margin
 from robust_ext.attacks.apgd import APGD
 from robust_ext.attacks.feature_matching import FeatureMatching
 from robust_ext.attacks.joint_loss import JointLoss
 from robust_ext.attacks.logit_matching import LogitMatching
-from robust_ext.attacks.orthogonal import OrthogonalPGD, SelectivePGD
-from robust_ext.core.errors import AttackError, AttackRefusedError, InvalidArgumentError, RobustExtWarning
+from robust_ext.attacks.orthogonal import OrthogonalPGD, SelectivePGD, without_component
+from robust_ext.core.errors import AttackRefusedError, InvalidArgumentError
 from robust_ext.core.threat import NORMS
 from robust_ext.detectors import Detector
 from robust_ext.models.defended import Defended
 from tests.attacks.defenses import linear_defense, small_defense
-from tests.attacks.problems import MADE, attacked
+from tests.attacks.problems import MADE, attacked, watched
 
 AWARE = [name for name, made in MADE.items() if made.traits.detector]
 SCORED = ("OrthogonalPGD", "SelectivePGD", "JointLoss")
 every = pytest.mark.parametrize("made", [MADE[name] for name in AWARE], ids=AWARE)
+
+
+EPSILON = {"linf": 0.2, "l2": 0.5, "l1": 1.5}
 
 
 def recorded(problem, monkeypatch):
@@ -41,8 +48,7 @@ def recorded(problem, monkeypatch):
 @pytest.mark.parametrize("targeted", [False, True])
 @pytest.mark.parametrize("inverted", [False, True])
 def test_the_point_kept_is_the_one_that_a_loop_over_all_points_keeps(made, norm, targeted, inverted, monkeypatch):
-    epsilon = {"linf": 0.15, "l2": 0.5, "l1": 1.2}[norm]
-    problem = small_defense(8, norm=norm, epsilon=epsilon, bounds=(-1.0, 1.0), inverted=inverted)
+    problem = small_defense(8, norm=norm, epsilon=0.8 * EPSILON[norm], bounds=(-1.0, 1.0), inverted=inverted)
     labels = (problem.labels + 1) % 4 if targeted else problem.labels
     calls = recorded(problem, monkeypatch)
     out = attacked(made, problem, labels=labels, targeted=targeted)
@@ -107,13 +113,6 @@ def test_passes_are_as_many_as_stated(made, forward, backward, monkeypatch):
     assert gradients == [5] * backward
 
 
-LINEAR = [
-    *((OrthogonalPGD(steps=200), norm) for norm in ("linf", "l2")),
-    *((SelectivePGD(steps=200), norm) for norm in NORMS),
-    *((JointLoss(steps=100, restarts=5), norm) for norm in NORMS),
-]
-
-
 @cache
 def linear_problem(norm, values, likeness):
     """A problem, and what an attack solves of it that is not aware of the detector."""
@@ -121,7 +120,13 @@ def linear_problem(norm, values, likeness):
     return problem, problem.successes(attacked(APGD(steps=50), problem))
 
 
-@pytest.mark.parametrize(("made", "norm"), LINEAR)
+@pytest.mark.parametrize(
+    ("made", "norm"),
+    [
+        *((OrthogonalPGD(steps=200), norm) for norm in ("linf", "l2")),
+        *((made, norm) for made in (SelectivePGD(steps=200), JointLoss(steps=100, restarts=5)) for norm in NORMS),
+    ],
+)
 @pytest.mark.parametrize(("values", "likeness"), [(5, 0.0), pytest.param(10, 0.7, marks=pytest.mark.exhaustive)])
 def test_finds_what_linear_programming_finds(made, norm, values, likeness):
     problem, blind = linear_problem(norm, values, likeness)
@@ -151,64 +156,56 @@ def test_what_is_missing_is_named(made):
         attacked(made, alone)
 
 
-class Rounded(Detector):
-    """A score without gradients, declared so or not, or with gradients of zeros."""
+class Scored(Detector):
+    """A score made of the values ``(N, D)`` by a function."""
 
-    def __init__(self, classifier, how):
+    def __init__(self, classifier, function, *, threshold, differentiable=True, random=False):
         super().__init__(classifier)
-        self.how, self.differentiable = how, how != "declared"
-        self.threshold = torch.tensor(-1.0)
+        self.function, self.differentiable, self.random = function, differentiable, random
+        self.threshold = torch.tensor(threshold)
 
     def score_of(self, seen):
-        total = seen.inputs.flatten(1).sum(1)
-        return total * 0 if self.how == "zeros" else total.detach() * 0
+        return self.function(seen.inputs.flatten(1))
+
+
+def scored(problem, function, **settings):
+    """The problem with another detector."""
+    defended = Defended(problem.defended.classifier, Scored(problem.defended.classifier, function, **settings))
+    return replace(problem, target=replace(problem.target, defended=defended), defended=defended)
 
 
 @pytest.mark.parametrize("name", AWARE)
 @pytest.mark.parametrize(
-    ("how", "words"),
-    [("declared", "is declared useless"), ("undeclared", "is missing"), ("zeros", "is zero wherever it rejects")],
+    ("function", "differentiable", "words"),
+    [
+        (lambda x: x.sum(1).detach() * 0, False, "is declared useless"),
+        (lambda x: x.sum(1).detach() * 0, True, "is missing"),
+        (lambda x: x.sum(1) * 0, True, "is zero wherever it rejects"),
+    ],
 )
-def test_detectors_without_gradients(name, how, words):
-    problem = small_defense(3)
-    defended = Defended(problem.defended.classifier, Rounded(problem.defended.classifier, how))
-    changed = replace(problem, target=replace(problem.target, defended=defended))
+def test_detectors_without_gradients(name, function, differentiable, words):
+    problem = scored(small_defense(3), function, threshold=-1.0, differentiable=differentiable)
     if name in SCORED:
         with pytest.raises(AttackRefusedError, match=rf"{name} follows .* {words}.*BPDA.*decisions only"):
-            attacked(MADE[name], changed)
+            attacked(MADE[name], problem)
     else:
-        assert attacked(MADE[name], changed).shape == problem.inputs.shape
-
-
-class Noisy(Detector):
-    """The first value, with noise of standard deviation 1."""
-
-    random = True
-
-    def score_of(self, seen):
-        return seen.inputs.flatten(1)[:, 0] + torch.randn(len(seen.inputs))
+        assert attacked(MADE[name], problem).shape == problem.inputs.shape
 
 
 @pytest.mark.parametrize("name", [*SCORED, "FeatureMatching"])
 def test_scores_of_random_detectors_are_averaged(name, monkeypatch):
-    problem = small_defense(3)
-    detector = Noisy(problem.defended.classifier)
-    detector.threshold = torch.tensor(0.5)
-    defended = Defended(problem.defended.classifier, detector)
-    changed = replace(problem, target=replace(problem.target, defended=defended), defended=defended)
-    calls = recorded(changed, monkeypatch)
+    problem = scored(small_defense(3), lambda x: x[:, 0] + torch.randn(len(x)), threshold=0.5, random=True)
+    calls = recorded(problem, monkeypatch)
     made = replace(MADE[name], samples=100, steps=2, restarts=1)
-    out = attacked(made, changed)
+    out = attacked(made, problem)
     assert len(calls) == 3 * 100
     # Each point is queried 100 times; the mean is off by 0.1 on average, where single scores are by 1.
-    kept = torch.stack([points for points, _, _ in calls[::100]])
+    kept, logits = (torch.stack(part[::100]) for part in list(zip(*calls, strict=True))[:2])
     means = torch.stack([score for _, _, score in calls]).view(3, 100, 3).mean(1)
-    logits = torch.stack([logits for _, logits, _ in calls[::100]])
     wrong = logits.argmax(2) != problem.labels
-    best = means.masked_fill(~wrong, torch.inf).argmin(0)
-    some = wrong.any(0)
+    best, some = means.masked_fill(~wrong, torch.inf).argmin(0), wrong.any(0)
     assert torch.equal(out[some], kept[best, torch.arange(3)][some])
-    assert torch.equal(attacked(made, changed), out)
+    assert torch.equal(attacked(made, problem), out)
 
 
 @every
@@ -220,20 +217,131 @@ def test_absolute_step_sizes_go_before_relative_ones(made):
     assert not torch.equal(absolute, plain)
 
 
-@pytest.mark.parametrize("reference", ["nearest", "mean"])
-@pytest.mark.parametrize(
-    "made",
-    [FeatureMatching(steps=5), FeatureMatching(features="2", distance="cosine", steps=5), LogitMatching(steps=5)],
-)
-def test_references_of_the_inputs_own_class_are_not_imitated(made, reference):
-    made, problem = replace(made, reference=reference), small_defense(6, references=2)
-    own = problem.inputs[:, None]
-    others = problem.target.references
-    mixed = replace(problem, target=replace(problem.target, references=torch.cat([own, others, own + 1e-3], 1)))
-    torch.testing.assert_close(attacked(made, mixed), attacked(made, problem), rtol=0, atol=1e-4)
-    alone = replace(problem, target=replace(problem.target, references=own))
-    with pytest.raises(AttackError, match="none of the references of another class"):
-        attacked(made, alone)
-    some = torch.cat([own[:2], others[2:, :1]])
-    with pytest.warns(RobustExtWarning, match="for some inputs"):
-        attacked(made, replace(problem, target=replace(problem.target, references=some)))
+def gradients(problem, points, loss):
+    """The margin, and the gradients of loss and score, ``(N, D)``."""
+    x = points.clone().requires_grad_(True)
+    logits, score = problem.defended.both(x)
+    (of_loss,) = torch.autograd.grad(loss(logits, problem.labels).sum(), x, retain_graph=True)
+    (of_score,) = torch.autograd.grad(score.sum(), x)
+    return margin(logits, problem.labels).detach(), of_loss.flatten(1), of_score.flatten(1)
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+@pytest.mark.parametrize("confidence", [0.0, 0.3])
+@pytest.mark.parametrize(("loss", "function"), [("margin", margin), ("ce", cross_entropy)])
+def test_steps_leave_the_other_gradient_alone(norm, confidence, loss, function):
+    problem = small_defense(12, norm=norm, epsilon=EPSILON[norm])
+    sides, orthogonal = set(), 0
+    for step in watched(OrthogonalPGD(steps=40, loss=loss, confidence=confidence), problem):
+        gained, of_loss, of_score = gradients(problem, step.points, function)
+        way = step.gradient.flatten(1).double()
+        done = (gained > 0) & (gained >= confidence)
+        aim = torch.where(done[:, None], -of_score, of_loss).double()
+        other = torch.where(done[:, None], of_loss, of_score).double()
+        along = (way * other).sum(1).abs() / (way.norm(dim=1) * other.norm(dim=1))
+        # Where nothing can move but along both at once, the step is the selective one.
+        selective = (way == aim).all(1)
+        assert bool(((along < 1e-5) | selective).all())
+        assert bool(((way * aim).sum(1) > 0).all())
+        sides |= set(done[~selective].tolist())
+        orthogonal += int((~selective).sum())
+    assert sides == {False, True}
+    assert orthogonal >= 12 * 40 * 0.7
+
+
+@pytest.mark.parametrize(("norm", "kind"), [*((norm, "l2") for norm in NORMS), ("linf", "sign")])
+def test_selective_steps_at_the_detector_never_raise_its_score(norm, kind):
+    problem, aimed = small_defense(12, norm=norm, epsilon=EPSILON[norm]), 0
+    for step, after in pairwise(watched(SelectivePGD(steps=60, step=kind), problem)):
+        gained, of_loss, of_score = gradients(problem, step.points, margin)
+        way = torch.where(gained[:, None] > 0, -of_score, of_loss)
+        rise = ((after.points - step.points).flatten(1).double() * way).sum(1)
+        # What was moved has been projected onto the ball and the bounds.
+        assert bool((rise >= -1e-6 * problem.threat_model.epsilon * way.norm(dim=1)).all())
+        aimed += int((gained > 0).sum())
+    assert aimed > 100
+
+
+@settings(max_examples=80)
+@given(st.integers(1, 6), st.integers(2, 40), st.integers(0, 10**6), st.floats(-15, 15), st.floats(0, 5))
+def test_what_is_left_of_a_gradient_is_orthogonal(count, values, seed, power, near):
+    generator = torch.Generator().manual_seed(seed)
+    other = torch.randn(count, values, generator=generator) * 10.0**power
+    own = torch.randn(count, values, generator=generator) * 10.0 ** (-near)
+    own = own + other / other.norm(dim=1, keepdim=True)
+    a, b, c = own.double(), other.double(), without_component(own, other).double()
+    assert bool(((c * b).sum(1).abs() <= 1e-5 * c.norm(dim=1) * b.norm(dim=1)).all())
+    # By Gram-Schmidt in float64.
+    expected = a - b * ((a * b).sum(1) / b.square().sum(1))[:, None]
+    kept = c.norm(dim=1) > 0
+    assert bool(((c - expected).norm(dim=1) <= 2e-3 * expected.norm(dim=1))[kept].all())
+    # Up to near = 5 what is left is ten times longer than what counts as parallel, short of chance.
+    assert bool((kept | (expected.norm(dim=1) < 1e-5 * a.norm(dim=1))).all())
+    for nothing in (without_component(own, -3 * own), without_component(0 * own, other)):
+        assert not nothing.any()
+    torch.testing.assert_close(without_component(own, 0 * own), own)
+
+
+@pytest.mark.parametrize("unit", [2.0**-10, 2.0**10])
+def test_steps_do_not_depend_on_the_units_of_the_gradients(unit):
+    """Only where little is left of a gradient is the step the selective one, not where gradients are large."""
+    own, other = torch.randn(2, 6, 12, generator=torch.Generator().manual_seed(0)).unbind()
+    nothing = torch.zeros_like(own)
+    limits = {"above": nothing.bool(), "below": nothing.bool(), "normal": nothing}
+    way = OrthogonalPGD().direction(own, other, **limits)
+    assert torch.equal(OrthogonalPGD().direction(own * unit, other * unit, **limits), way * unit)
+    assert bool(((way * other).sum(1).abs() < 1e-5).all())
+
+
+def test_parallel_gradients_leave_the_selective_step():
+    # One direction for both: only the thresholds differ.
+    problem = linear_defense(150, 3, likeness=1.0)
+    both = problem.room > 0.02 * problem.threat_model.epsilon
+    found = problem.successes(attacked(OrthogonalPGD(steps=200), problem))
+    assert int(both.sum()) >= 5
+    assert bool(found[both].all())
+
+
+@pytest.mark.parametrize("attack_class", [OrthogonalPGD, SelectivePGD])
+@pytest.mark.parametrize(("kind", "decay"), [("l2", True), ("l2", False), ("sign", False)])
+def test_step_lengths(attack_class, kind, decay):
+    problem = small_defense(6, epsilon=5.0)
+    made = attack_class(steps=10, rel_step_size=0.002, step=kind, decay=decay, start="input")
+    for step, after in pairwise(watched(made, problem)):
+        free = ((after.points > 0) & (after.points < 1)).flatten(1).all(1)
+        length = (after.points - step.points).flatten(1).norm(dim=1)[free]
+        expected = 0.002 * problem.threat_model.epsilon * 12**0.5 * (1 - step.number / 10 if decay else 1)
+        torch.testing.assert_close(length, torch.full_like(length, expected), rtol=1e-4, atol=1e-7)
+        assert bool(free.any())
+
+
+@pytest.mark.parametrize(("loss", "alpha"), [("ce", 1e-4), ("margin", 1e4), ("dlr", 1e-4)])
+def test_two_runs_of_the_joint_loss_make_up_for_a_wrong_first_weight(loss, alpha):
+    # Two classes: the logits are padded for DLR.
+    problem = linear_defense(60, 6, likeness=0.7)
+    feasible = problem.room > 0.02 * problem.threat_model.epsilon
+    found = problem.successes(attacked(JointLoss(loss=loss, alpha=alpha, steps=60), problem))
+    assert int((found & feasible).sum()) >= 0.95 * int(feasible.sum())
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_the_joint_loss_shown_has_the_gradient_shown(norm):
+    problem, generator = small_defense(6, norm=norm, epsilon=EPSILON[norm]), torch.Generator().manual_seed(1)
+    steps = watched(JointLoss(steps=8, restarts=1, loss="ce"), problem)
+    problem.defended.double()
+
+    def parts(x):
+        logits, score = problem.defended.both(x)
+        return cross_entropy(logits, problem.labels), score
+
+    for step in steps:
+        x, way = step.points.double(), torch.randn(step.points.shape, generator=generator).double()
+        (loss, score), above, below = (parts(x + sign * 1e-4 * way) for sign in (0, 1, -1))
+        # The weight follows from the loss that is shown.
+        alpha = ((loss - step.loss) / score).where(score > 0, 0)
+        slope = (above[0] - below[0] - alpha * (above[1] - below[1])) / 2e-4
+        # float32 leaves a weight in doubt where the score is next to nothing.
+        clear = (score > 0.05) | (score < 0)
+        shown = (step.gradient.double() * way).flatten(1).sum(1)
+        torch.testing.assert_close(shown[clear], slope[clear], rtol=1e-2, atol=1e-3)
+        assert bool(clear.any())

@@ -1,4 +1,4 @@
-"""Losses against the formulas in numpy, loops and finite differences."""
+"""Losses against the formulas in numpy and finite differences; the ascents of MEAD against Foolbox's."""
 
 import math
 
@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 from scipy.special import logsumexp
 
 from robust_ext.attacks._common.objectives import DIVERGENCES, OBJECTIVES, cross_entropy, fisher_rao, gini
+from robust_ext.attacks._common.rows import project
+from robust_ext.attacks.objective_pgd import ObjectivePGD
 from robust_ext.core.criteria import AIMED, MISCLASSIFICATION
+from robust_ext.core.errors import AttackRefusedError
+from robust_ext.core.random import stream
+from robust_ext.core.threat import NORMS, ThreatModel
+from tests.attacks.problems import predicted, rowwise_problem
 
 
 def problem(seed, rows=6, classes=5, scale=3.0):
@@ -32,17 +38,15 @@ def by_loop(name, z, y, t=-1):
     return float((aim - z[y]) / (top[0] - 0.5 * (top[2] + top[3])))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 2**31), classes=st.integers(4, 12), scale=st.sampled_from([1e-3, 1.0, 50.0]))
 @pytest.mark.parametrize("name", list(OBJECTIVES))
 def test_values_are_those_of_the_formulas(name, seed, classes, scale):
     logits, labels = problem(seed, classes=classes, scale=scale)
-    expected = [by_loop(name, z, int(y)) for z, y in zip(logits.numpy(), labels, strict=True)]
-    objective = OBJECTIVES[name]
-    np.testing.assert_allclose(objective.loss(logits, labels).numpy(), expected, rtol=1e-9, atol=1e-12)
-    np.testing.assert_allclose(
-        objective.of_kind(AIMED)(logits, labels).numpy(), -np.array(expected), rtol=1e-9, atol=1e-12
-    )
+    expected = np.array([by_loop(name, z, int(y)) for z, y in zip(logits.numpy(), labels, strict=True)])
+    losses = OBJECTIVES[name].loss, OBJECTIVES[name].of_kind(AIMED)
+    for loss, sign in zip(losses, (1, -1), strict=True):
+        np.testing.assert_allclose(loss(logits, labels).numpy(), sign * expected, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", [*OBJECTIVES, *DIVERGENCES])
@@ -60,36 +64,21 @@ def test_gradients_are_those_of_finite_differences(name, targeted):
 
 
 @pytest.mark.parametrize("name", list(OBJECTIVES))
-def test_equal_logits_give_finite_values_and_gradients(name):
+def test_equal_logits_and_the_fewest_classes(name):
+    objective, labels = OBJECTIVES[name], torch.tensor([0, 1])
     logits = torch.zeros(2, 5, requires_grad=True)
-    value = OBJECTIVES[name].loss(logits, torch.tensor([0, 1]))
+    value = objective.loss(logits, labels)
     (gradient,) = torch.autograd.grad(value.sum(), logits)
-    assert bool(torch.isfinite(value).all())
-    assert bool(torch.isfinite(gradient).all())
-
-
-def test_minimum_classes_are_the_fewest_that_work():
-    for name, objective in OBJECTIVES.items():
-        labels = torch.tensor([0])
-        assert objective.loss(torch.randn(1, objective.minimum_classes), labels).shape == (1,)
-        if objective.minimum_classes > 2:
-            with pytest.raises(RuntimeError):
-                objective.loss(torch.randn(1, objective.minimum_classes - 1), labels)
-        assert objective.minimum_classes == {"dlr": 3, "targeted-dlr": 4}.get(name, 2)
-
-
-# ---- Those of MEAD.
-
-
-def logits_of(*rows):
-    """Any logits with these probabilities; what is added to a row changes nothing."""
-    return torch.tensor(rows, dtype=torch.float64).log() + 3.0
+    assert bool(torch.isfinite(value).all() and torch.isfinite(gradient).all())
+    assert objective.minimum_classes == {"dlr": 3, "targeted-dlr": 4}.get(name, 2)
+    assert objective.loss(torch.randn(2, objective.minimum_classes), labels).shape == (2,)
 
 
 @given(p=st.lists(st.floats(1e-3, 1), min_size=2, max_size=6), q=st.lists(st.floats(1e-3, 1), min_size=6, max_size=6))
 def test_values_are_those_of_the_paper(p, q):
     of_p, of_q = (np.array(one[: len(p)]) / sum(one[: len(p)]) for one in (p, q))
-    natural, adversarial = logits_of(list(of_p)), logits_of(list(of_q))
+    # What is added to the logits of a row changes nothing.
+    natural, adversarial = (torch.tensor(one[None]).log() + 3.0 for one in (of_p, of_q))
     names, labels = ("kl", "gini", "fisher-rao"), torch.zeros(1, dtype=torch.int64)
     found = [float(DIVERGENCES[name].value(adversarial, natural, labels)) for name in names]
     assert torch.equal(DIVERGENCES["ace"].value(adversarial, natural, labels), cross_entropy(adversarial, labels))
@@ -129,34 +118,153 @@ def test_fisher_rao_is_exact_for_near_distributions(distance):
 
 
 @given(scale=st.floats(1e-3, 30), seed=st.integers(0, 1000), distance=st.floats(1e-5, 10))
-def test_fisher_rao_has_a_gradient_of_bounded_length(scale, seed, distance):
-    """The distance of two distributions cannot grow faster than the logits move."""
-    natural, _ = problem(seed, 1, 4, scale)
+def test_gradients_are_bounded_and_vanish_at_the_input_for_comparisons_alone(scale, seed, distance):
+    """The distance of two distributions by Fisher and Rao cannot grow faster than the logits move."""
+    natural, labels = problem(seed, 1, 4, scale)
     logits = (natural + problem(seed + 1, 1, 4, distance)[0]).requires_grad_(True)
-    (gradient,) = torch.autograd.grad(fisher_rao(logits, natural).sum(), logits)
-    assert float(gradient.norm()) <= 1 + 1e-6
-
-
-def test_comparisons_have_no_gradient_at_the_input_and_the_others_do():
+    assert float(torch.autograd.grad(fisher_rao(logits, natural).sum(), logits)[0].norm()) <= 1 + 1e-6
     natural, _ = problem(2, rows=50, scale=1)
     for objective in DIVERGENCES.values():
         logits = natural.clone().requires_grad_(True)
-        (gradient,) = torch.autograd.grad(objective.value(logits, natural, torch.zeros(50).long()).sum(), logits)
+        (gradient,) = torch.autograd.grad(objective.value(logits, natural, labels.expand(50) * 0).sum(), logits)
         length = gradient.norm(dim=1)
         assert float(length.max()) < 1e-12 if objective.compares else float(length.min()) > 1e-3
 
 
 @pytest.mark.parametrize("gap", [1.0, 20.0, 60.0])
 def test_gini_keeps_its_gradient_where_the_largest_probability_rounds_to_one(gap):
-    values, gradients = [], []
+    values, slopes = [], []
     for dtype in (torch.float32, torch.float64):
         logits = torch.tensor([[gap, 0.0, -1.0]], dtype=dtype, requires_grad=True)
-        value = gini(logits)
-        values.append(float(value.detach()))
-        gradients.append(torch.autograd.grad(value.sum(), logits)[0].double().numpy())
+        values.append(gini(logits).sum())
+        slopes.append(torch.autograd.grad(values[-1], logits)[0].double().numpy())
+    values = [float(value.detach()) for value in values]
     # In float64, to first order where the norm itself is lost: 1 - ||q|| = sum of the other probabilities.
     assert values[0] == pytest.approx(values[1], rel=1e-4)
     if gap >= 20:
         assert values[1] == pytest.approx(math.exp(-gap) + math.exp(-gap - 1), rel=1e-4)
-    np.testing.assert_allclose(gradients[0], gradients[1], rtol=1e-4)
-    assert abs(gradients[0][0, 0]) > 0
+    np.testing.assert_allclose(*slopes, rtol=1e-4)
+    assert abs(slopes[0][0, 0]) > 0
+
+
+def attack(parts, threat_model, **chosen):
+    given = {name: chosen.pop(name) for name in ("targeted", "watch") if name in chosen}
+    return ObjectivePGD(**chosen).search(*parts, threat_model=threat_model, generator=stream(0), **given)
+
+
+def foolbox_points(name, parts, epsilon, **chosen):
+    foolbox = pytest.importorskip("foolbox")
+    target, inputs, labels = parts
+    model = foolbox.PyTorchModel(target.module, bounds=(0, 1), device="cpu")
+    return getattr(foolbox.attacks, name)(random_start=False, **chosen).run(model, inputs, labels, epsilon=epsilon)
+
+
+@pytest.mark.parametrize(
+    ("norm", "name", "epsilon", "step"),
+    [
+        ("linf", "LinfPGD", 0.3, 0.02),
+        ("linf", "LinfBasicIterativeAttack", 0.05, 0.01),
+        ("l2", "L2PGD", 0.9, 0.05),
+        ("l1", "L1PGD", 3.0, 0.3),
+    ],
+)
+@pytest.mark.parametrize("algorithm", ["pgd", "bim"])
+def test_cross_entropy_ascends_as_in_foolbox(norm, name, epsilon, step, algorithm):
+    """Across the bounds, too."""
+    parts = rowwise_problem(rows=8)
+    once = foolbox_points("LinfFastGradientAttack", parts, epsilon)
+    fgsm = attack(parts, ThreatModel(norm="linf", epsilon=epsilon), algorithm="fgsm")
+    torch.testing.assert_close(fgsm, once, rtol=0, atol=1e-7)
+    theirs = foolbox_points(name, parts, epsilon, steps=40, abs_stepsize=step)
+    chosen = {"algorithm": algorithm, "steps": 40, "step_size": step, "start": "input", "projection": "scaled"}
+    threat_model = ThreatModel(norm=norm, epsilon=epsilon)
+    ours = attack(parts, threat_model, **chosen)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=5e-6)
+    assert bool(((ours == 0) | (ours == 1)).any())
+    if norm == "linf":
+        assert torch.equal(attack(parts, threat_model, **{**chosen, "projection": "nearest"}), ours)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("name", list(DIVERGENCES))
+def test_each_step_is_along_the_gradient_by_finite_differences(name, norm):
+    """The first step in the middle of the ball, of length step_size in the norm, along differences of the objective."""
+    target, inputs, labels = rowwise_problem(rows=3)
+    target.module.double()
+    inputs, seen, threat_model = (0.4 + 0.2 * inputs).double(), [], ThreatModel(norm=norm, epsilon=0.2)
+    attack((target, inputs, labels), threat_model, objective=name, steps=2, step_size=0.01, watch=seen.append)
+    points, after = seen[0].points.double(), seen[1].points.double()
+
+    def value(x):
+        with torch.no_grad():
+            return DIVERGENCES[name].value(target.module(x), target.module(inputs), labels)
+
+    shifts = 1e-5 * torch.eye(24, dtype=torch.float64).view(24, 1, 2, 3, 4)
+    slopes = torch.stack([(value(points + shift) - value(points - shift)) / 2e-5 for shift in shifts], 1)
+    order = {"l2": 2, "l1": 1}.get(norm)
+    length = slopes.sign() if order is None else slopes / slopes.norm(p=order, dim=1, keepdim=True)
+    expected = project(points + 0.01 * length.view(points.shape), inputs, threat_model)
+    torch.testing.assert_close(after, expected, rtol=0, atol=1e-6)
+    torch.testing.assert_close(seen[0].loss.double(), value(points), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", DIVERGENCES)
+@pytest.mark.parametrize("best", [False, True])
+def test_passes_are_the_steps_and_every_query_is_the_batch(name, best):
+    (target, inputs, labels), watched = rowwise_problem(), []
+    module, counter, threat_model = target.module.module, target.counter, ThreatModel(norm="linf", epsilon=0.1)
+    module.sizes.clear()
+    found = attack((target, inputs, labels), threat_model, objective=name, steps=9, best=best, watch=watched.append)
+    extra = int(DIVERGENCES[name].compares) + int(best)
+    assert (counter.forward, counter.backward) == (6 * (9 + extra), 6 * 9)
+    assert module.sizes == [6] * (9 + extra)
+    # What is returned is the point after the last step.
+    assert best or not torch.equal(found, watched[-1].points)
+
+
+def test_best_is_the_misclassified_point_of_highest_objective():
+    (target, inputs, labels), seen = rowwise_problem(rows=20), []
+    # Gini leads to undecided points, on either side of the boundary.
+    threat_model, chosen = ThreatModel(norm="linf", epsilon=0.12), {"objective": "gini", "steps": 25, "step_size": 0.05}
+    last = attack((target, inputs, labels), threat_model, watch=seen.append, **chosen)
+    best = attack((target, inputs, labels), threat_model, best=True, **chosen)
+    with torch.no_grad():
+        tried = torch.stack([*[step.points for step in seen], last])
+        logits = torch.stack([target.module(points) for points in tried])
+    values = torch.stack([DIVERGENCES["gini"].value(each, each, labels) for each in logits])
+    values = values.where(logits.argmax(2) != labels, -torch.inf)
+    found = values.amax(0) > -torch.inf
+    expected = torch.where(found.view(-1, 1, 1, 1), tried[values.argmax(0), torch.arange(20)], last)
+    assert torch.equal(best, expected)
+    assert 0 < int(found.sum()) < 20
+    assert int((predicted(target.module, last) != labels).sum()) < int(found.sum())
+
+
+def test_aims_lower_cross_entropy_and_the_others_have_none():
+    target, inputs, labels = rowwise_problem()
+    aims, threat_model = (labels + 1) % 5, ThreatModel(norm="linf", epsilon=0.5)
+    found = attack((target, inputs, aims), threat_model, targeted=True, best=True)
+    assert int((predicted(target.module, found) == aims).sum()) >= 4
+    for name in list(DIVERGENCES)[1:]:
+        with pytest.raises(AttackRefusedError, match="choose objective='ace'"):
+            attack((target, inputs, aims), threat_model, objective=name, targeted=True)
+
+
+@pytest.mark.parametrize(
+    ("norm", "algorithm", "epsilon", "expected"),
+    [
+        ("l1", "pgd", 40, (100, 4.0)),
+        ("l2", "pgd", 0.125, (100, 0.1)),
+        ("linf", "pgd", 0.5, (100, 0.01)),
+        ("linf", "bim", 0.001, (1, 0.01)),
+        ("linf", "bim", 0.25, (80, 0.01)),
+        ("linf", "fgsm", 0.25, (1, 0.25)),
+    ],
+)
+def test_defaults_are_the_papers(norm, algorithm, epsilon, expected):
+    wide = ThreatModel(norm=norm, epsilon=256 * epsilon, bounds=(0.0, 256.0))
+    threat_model, made = ThreatModel(norm=norm, epsilon=epsilon), ObjectivePGD(algorithm=algorithm)
+    assert (made.steps_for(threat_model), made.step_size_for(threat_model)) == expected
+    assert made.step_size_for(wide) == 256 * expected[1] or norm != "linf"
+    starts = {name for name in DIVERGENCES if ObjectivePGD(objective=name, algorithm=algorithm).starts_at_random}
+    assert starts == (set(DIVERGENCES) if algorithm == "pgd" else {"kl", "fisher-rao"})

@@ -26,22 +26,23 @@ def solver(point, x, threat_model):
     n, epsilon = len(x), threat_model.epsilon
     low, high = threat_model.bounds
     wanted = point - x
-    norms = {
-        "linf": lambda v: epsilon - v[:n] - v[n:],
-        "l2": lambda v: epsilon**2 - ((v[:n] - v[n:]) ** 2).sum(),
+    above, below = (slice(n), slice(n, None))
+    inside = {
+        "linf": lambda v: epsilon - v[above] - v[below],
+        "l2": lambda v: epsilon**2 - ((v[above] - v[below]) ** 2).sum(),
         "l1": lambda v: epsilon - v.sum(),
-    }
+    }[threat_model.norm]
     limits = [(0, high - value) for value in x] + [(0, value - low) for value in x]
-    within = {"bounds": limits, "constraints": {"type": "ineq", "fun": norms[threat_model.norm]}}
+    within = {"bounds": limits, "constraints": {"type": "ineq", "fun": inside}}
     how = {"method": "SLSQP", "options": {"maxiter": 500, "ftol": 1e-14}}
-    found = minimize(lambda v: ((v[:n] - v[n:] - wanted) ** 2).sum(), np.zeros(2 * n), **within, **how)
+    found = minimize(lambda v: ((v[above] - v[below] - wanted) ** 2).sum(), np.zeros(2 * n), **within, **how)
     moved = found.x[:n] - found.x[n:]
     # The solver may end outside; between there and x is a point inside.
     length = float(np.linalg.norm(moved, {"linf": np.inf, "l2": 2, "l1": 1}[threat_model.norm]))
     return x + moved * min(1.0, epsilon / max(length, 1e-300))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     norm=st.sampled_from(NORMS),
     bounds=st.sampled_from(BOUNDS),
@@ -78,7 +79,7 @@ def test_the_l1_projection_satisfies_the_variational_inequality(epsilon, reach):
         assert normal @ centre - furthest.fun <= normal @ p + 1e-9 * max(1.0, np.abs(normal).sum())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     norm=st.sampled_from(NORMS),
     bounds=st.sampled_from(BOUNDS),
@@ -90,15 +91,12 @@ def test_the_l1_projection_satisfies_the_variational_inequality(epsilon, reach):
 def test_float32_points_are_allowed_and_projected_once(norm, bounds, epsilon, reach, shape, seed):
     threat_model = ThreatModel(norm=norm, epsilon=epsilon, bounds=bounds)
     point, x = (part.to(torch.float32) for part in draw(seed, shape, threat_model, reach, edge=False))
-    before = x.clone(), point.clone()
     ours = project(point, x, threat_model)
     assert (ours.shape, ours.dtype) == (x.shape, torch.float32)
     assert bool(((ours >= bounds[0]) & (ours <= bounds[1])).all())
     assert bool(threat_model.contains(ours, x).all())
     again = project(ours, x, threat_model)
     assert float(threat_model.distance(again, ours).max()) <= 2 * threat_model.tolerance(x[:1].numel())
-    assert torch.equal(x, before[0])
-    assert torch.equal(point, before[1])
 
 
 @pytest.mark.parametrize("norm", NORMS)

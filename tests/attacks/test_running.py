@@ -1,28 +1,44 @@
+"""What attacks are given and leave untouched; plain callables as attacks."""
+
+import pickle
+import random
+from functools import partial
+
+import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 from robust_ext.adapters.wrapped import restore_failed
-from robust_ext.attacks import Attack, AttackTraits, CallableAttack
+from robust_ext.attacks import Attack, AttackTraits
 from robust_ext.attacks.running import run_attack
-from robust_ext.core.errors import (
-    AttackError,
-    DisturbedError,
-    InvalidArgumentError,
-)
-from robust_ext.core.target import Target
+from robust_ext.core.errors import AttackError, DisturbedError, InvalidArgumentError
 from robust_ext.core.threat import ThreatModel
+from robust_ext.engine.verify import verify
+from robust_ext.registry import as_attack
+from tests.attacks.problems import target_of
 
-LINF = ThreatModel(norm="linf", epsilon=0.1)
+THREAT_MODEL = ThreatModel(norm="l2", epsilon=0.5)
+INPUTS, LABELS = torch.full((2, 3), 0.25), torch.tensor([0, 1])
+# Made once: making a layer draws from the global generator, whose state some tests compare.
+MODULE = nn.Linear(3, 2).eval()
+
+
+def run(attack, seed=0, classes=2):
+    module = MODULE if classes == 2 else nn.Linear(3, classes)
+    generator = torch.Generator().manual_seed(seed)
+    return run_attack(
+        attack, target_of(module, (3,), classes), INPUTS, LABELS, threat_model=THREAT_MODEL, generator=generator
+    )
 
 
 class Probe(Attack):
-    """Notes what it meets, and returns or raises what it is given."""
+    """Notes what it meets, and changes what it is given."""
 
-    def __init__(self, outcome=None, **traits):
-        self.name = "probe"
-        self.traits = AttackTraits(**traits)
-        self.outcome = outcome
+    def __init__(self, **traits):
+        self.name, self.traits = "probe", AttackTraits(**traits)
 
     def search(self, target, inputs, labels, *, threat_model, generator):
         self.classes, self.columns = target.classes, target.module(inputs).shape[1]
@@ -31,72 +47,173 @@ class Probe(Attack):
         inputs.zero_()
         labels.zero_()
         target.module.train()
-        if isinstance(self.outcome, Exception):
-            raise self.outcome
         return inputs
 
 
-def target(classes=2):
-    module = nn.Sequential(nn.Flatten(), nn.Linear(4, classes)).eval()
-    return Target(module=module, bounds=(0.0, 1.0), classes=classes, input_shape=(2, 2), device=torch.device("cpu"))
-
-
-def run(attack, met, inputs, labels):
-    return run_attack(attack, met, inputs, labels, threat_model=LINF, generator=torch.Generator())
-
-
-def test_targets_with_too_few_classes_are_padded():
+def test_targets_with_too_few_classes_are_padded_and_nothing_of_the_callers_is_changed():
     for fewest, classes, seen in ((5, 2, 5), (3, 4, 4)):
         probe = Probe(minimum_classes=fewest)
-        run(probe, target(classes), torch.rand(3, 2, 2), torch.zeros(3, dtype=torch.int64))
+        run(probe, classes=classes)
         assert (probe.classes, probe.columns) == (seen, seen)
-
-
-def test_nothing_of_the_callers_is_changed():
-    met, inputs, labels = target(), torch.rand(3, 2, 2), torch.ones(3, dtype=torch.int64)
-    before = inputs.clone()
-    probe = Probe()
-    run(probe, met, inputs, labels)
-    assert torch.equal(inputs, before)
-    assert labels.tolist() == [1, 1, 1]
+    before, probe = INPUTS.clone(), Probe()
+    run(probe)
+    assert torch.equal(INPUTS, before)
+    assert LABELS.tolist() == [0, 1]
     assert probe.required == [False, False]
-    assert all(p.grad is None and p.requires_grad for p in met.module.parameters())
-    assert not met.module.training
+    assert all(p.grad is None and p.requires_grad for p in MODULE.parameters())
+    assert not MODULE.training
 
 
-def test_what_an_attack_raises_and_changed_weights_name_it():
-    def careless(model, x, y):
-        with torch.no_grad():
-            next(model.parameters()).mul_(0.5)
-        return x
+def careless(model, x, y):
+    with torch.no_grad():
+        next(model.parameters()).mul_(0.5)
+    return x
 
-    for attack, error, message in (
-        (Probe(ZeroDivisionError("by nothing")), AttackError, "probe: raised ZeroDivisionError: by nothing"),
-        (Probe(InvalidArgumentError("eps", 3, "less")), AttackError, "probe: raised InvalidArgumentError: eps: got 3"),
-        (
-            CallableAttack(lambda model, x, y: ThreatModel(norm="l7", epsilon=1.0)),
-            InvalidArgumentError,
-            "norm: got 'l7'",
+
+def failing(model, x, y):
+    torch.rand(3)
+    np.random.rand(3)
+    random.random()
+    raise KeyError("step")
+
+
+@pytest.mark.parametrize(
+    ("function", "error", "message"),
+    [
+        (failing, AttackError, "failing: raised KeyError: 'step'"),
+        (lambda model, x, y: ThreatModel(norm="l7", epsilon=1.0), InvalidArgumentError, "norm: got 'l7'"),
+        (careless, DisturbedError, r"careless: changed what it attacks .*; what changed of the model was put back"),
+        *(
+            (lambda model, x, y, returned=returned: returned(x), AttackError, "mine: returned ")
+            for returned in (lambda x: x.numpy(), lambda x: x.T, lambda x: (x * 255).to(torch.uint8))
         ),
-        (
-            CallableAttack(careless),
-            DisturbedError,
-            r"careless: changed what it attacks .* \(1\.weight\); what changed of the model was put back",
-        ),
-    ):
-        with pytest.raises(error, match=message):
-            run(attack, target(), torch.rand(3, 2, 2), torch.ones(3).long())
+    ],
+)
+def test_what_an_attack_raises_returns_and_disturbs_is_put_right_and_names_it(function, error, message):
+    attack = as_attack(function, name="mine" if function.__name__ == "<lambda>" else None)
+    weight, expected = MODULE.weight.clone(), state()
+    with pytest.raises(error, match=message):
+        verify(run(attack), INPUTS, LABELS, module=MODULE, threat_model=THREAT_MODEL, attack=attack.name)
+    assert torch.equal(MODULE.weight, weight)
+    unchanged = state() == expected
+    assert unchanged
 
 
 def test_failed_rows_become_the_input():
-    met = target()
-    inputs = torch.rand(50, 2, 2, generator=torch.Generator().manual_seed(0))
-    candidates = torch.rand(50, 2, 2, generator=torch.Generator().manual_seed(1))
-    labels = met.module(inputs).argmax(1)
+    target, generator = target_of(nn.Linear(3, 2), (3,), 2), torch.Generator().manual_seed(0)
+    inputs, candidates = torch.rand(2, 50, 3, generator=generator)
+    labels = target.module(inputs).argmax(1)
     with torch.no_grad():
-        met.module[1].bias += met.module(inputs).mean(0).flip(0)
-        adversarial = met.module(candidates).argmax(1) != labels
-    restored = restore_failed(candidates, inputs, labels, target=met)
+        target.module.module.bias += target.module(inputs).mean(0).flip(0)
+        adversarial = target.module(candidates).argmax(1) != labels
+    restored = restore_failed(candidates, inputs, labels, target=target)
     assert 0 < int(adversarial.sum()) < 50
-    assert torch.equal(restored[adversarial], candidates[adversarial])
-    assert torch.equal(restored[~adversarial], inputs[~adversarial])
+    assert torch.equal(restored, torch.where(adversarial[:, None], candidates, inputs))
+
+
+def moved(model, x, y, by=0.125):
+    return x + by
+
+
+def shifted(model, x, y, epsilon):
+    return x + epsilon
+
+
+class Mover:
+    """A callable that holds its settings."""
+
+    def __init__(self, by):
+        self.by = by
+
+    def __call__(self, model, x, y, *, epsilon):
+        return x + self.by * epsilon
+
+    def attack(self, model, x, y):
+        return x + self.by
+
+    @classmethod
+    def half(cls, model, x, y):
+        return x + 0.5
+
+    @staticmethod
+    def quarter(model, x, y):
+        return x + 0.25
+
+
+class Module(nn.Module):
+    def forward(self, model, x, y, epsilon):
+        return x + 0.5 * epsilon
+
+
+@pytest.mark.parametrize(
+    ("attack", "by", "name"),
+    [
+        (partial(partial(moved, by=0.5), by=0.25), 0.25, "mine"),
+        (shifted, 0.5, "shifted"),
+        (partial(shifted, epsilon=2.0), 2.0, "mine"),
+        (Mover(0.5), 0.25, "Mover"),
+        (Mover(0.5).attack, 0.5, "attack"),
+        (Mover.half, 0.5, "half"),
+        (Mover.quarter, 0.25, "quarter"),
+        (Module(), 0.25, "Module"),
+    ],
+)
+def test_callables_of_every_kind_are_attacks(attack, by, name):
+    adapted = as_attack(attack, name="mine" if name == "mine" else None)
+    assert adapted.name == name
+    assert torch.equal(run(adapted), INPUTS + by)
+    assert adapted.description
+    assert " at 0x" not in adapted.description
+
+
+def test_what_a_callable_names_as_parameter_is_what_the_run_has():
+    met = {}
+
+    def attack(model, x, y, epsilon, *, threat_model, generator, **others):
+        met.update(locals())
+        return x
+
+    run(as_attack(attack), seed=3)
+    assert met["generator"].initial_seed() == 3
+    assert (met["threat_model"], met["epsilon"], met["others"]) == (THREAT_MODEL, 0.5, {})
+    assert met["y"].tolist() == [0, 1]
+
+
+def seed_all(seed):
+    for seeded in (random.seed, np.random.seed, torch.manual_seed):
+        seeded(seed)
+
+
+def reseeding(model, x, y, generator):
+    start = torch.rand(x.shape, generator=generator)
+    seed_all(0)
+    return start
+
+
+DRAWS = {
+    "torch": lambda model, x, y: torch.rand_like(x),
+    "numpy": lambda model, x, y: torch.from_numpy(np.random.rand(*x.shape)).float(),
+    "python": lambda model, x, y: torch.tensor([[random.random() for _ in row] for row in x]),
+    "generator": lambda model, x, y, generator: torch.rand(x.shape, generator=generator),
+    "reseeding": reseeding,
+}
+
+
+def state():
+    kind, keys, *rest = np.random.get_state()
+    numpy_state = kind, np.asarray(keys).tobytes(), rest
+    return pickle.dumps((random.getstate(), numpy_state, torch.random.get_rng_state().numpy().tobytes()))
+
+
+@pytest.mark.parametrize("function", DRAWS.values(), ids=DRAWS)
+@given(seed=st.integers(0, 2**31), before=st.integers(0, 2**31))
+@settings(max_examples=20)
+def test_randomness_of_every_kind_follows_the_generator(function, seed, before):
+    attack = as_attack(function)
+    first = run(attack, seed)
+    seed_all(before)
+    expected = state()
+    assert torch.equal(run(attack, seed), first)
+    unchanged = state() == expected
+    assert unchanged
+    assert not torch.equal(run(attack, seed + 1), first)

@@ -3,7 +3,6 @@
 import copy
 import functools
 import importlib
-import inspect
 from types import SimpleNamespace
 
 import numpy as np
@@ -33,17 +32,10 @@ def brightness(x):
     return x.flatten(1).mean(1)
 
 
-class Brightness(nn.Module):
-    forward = staticmethod(brightness)
-
-
 network = functools.partial(
     weighted, lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 3))
 )
 data = functools.partial(cases.data, shape=(1, 8, 8))
-
-
-# Objects, scores, factories.
 
 
 def test_a_detector_is_returned_if_it_watches_the_classifier():
@@ -59,30 +51,24 @@ def test_a_detector_is_returned_if_it_watches_the_classifier():
             as_detector(detector, other, inputs=x, argument="guard")
 
 
-@pytest.mark.parametrize("score", [brightness, Brightness().eval(), lambda batch: batch.flatten(1).mean(1)])
-def test_a_score_is_wrapped(score):
+def test_a_score_is_wrapped_and_states_what_it_is():
     classifier, x = network(), data(60)
-    detector = as_detector(score, classifier)
+    detector = as_detector(brightness, classifier)
     assert isinstance(detector, ScoreDetector)
-    assert torch.equal(detector.score(x), x.flatten(1).mean(1))
     assert detector.calibrate(x).achieved == pytest.approx(0.05)
     assert (detector.differentiable, detector.random) == (True, False)
-    x.requires_grad_()
-    (gradient,) = torch.autograd.grad(detector.score(x).sum(), x)
+    (gradient,) = torch.autograd.grad(detector.score(x.requires_grad_()).sum(), x)
     torch.testing.assert_close(gradient, torch.full_like(x, 1 / 64))
 
-
-def test_scores_state_what_they_are_and_have_one_number_an_input():
     def score(x):
         return torch.from_numpy(x.numpy().mean((1, 2, 3))) + torch.rand(())
 
-    score.differentiable = False
-    score.random = True
-    detector = as_detector(score, network())
+    score.differentiable, score.random = False, True
+    detector = as_detector(score, classifier)
     assert (detector.differentiable, detector.random) == (False, True)
     assert not detector.score(data(2).requires_grad_()).requires_grad
     with pytest.raises(ModelError, match=r"returned shape \(2, 3\) for 2 inputs"):
-        as_detector(network(), network()).score(data(2))
+        as_detector(classifier, classifier).score(data(2))
 
 
 def test_modules_move_along_and_code_is_not_saved(tmp_path):
@@ -93,7 +79,6 @@ def test_modules_move_along_and_code_is_not_saved(tmp_path):
     with pytest.raises(ModelError, match=r"Sequential: wraps code of yours.*torch\.tensor\(0\.25\)"):
         detector.save(tmp_path / "no.safetensors")
     assert not list(tmp_path.iterdir())
-    assert "Sequential" in repr(detector)
 
 
 @pytest.mark.parametrize(
@@ -113,20 +98,11 @@ def test_a_factory_is_called_with_the_classifier(factory):
     torch.testing.assert_close(detector.score(x), -classifier(x).amax(1) * factor)
 
 
-# Text.
-
 FILE = """
-import torch
-from robust_ext.detectors import Detector
-
 NAME = "text"
 
-LARGEST
-def make(classifier):
-    return Largest(classifier, factor=2.0)
-
 def with_factor(factor):
-    return lambda classifier: Largest(classifier, factor=factor)
+    return lambda model: lambda x: -model(x).amax(1) * factor
 
 def score(x):
     return x.flatten(1).amax(1)
@@ -134,12 +110,11 @@ def score(x):
 
 
 def test_text_names_any_of_these(tmp_path):
-    (tmp_path / "mine.py").write_text(FILE.replace("LARGEST", inspect.getsource(Largest)))
+    (tmp_path / "mine.py").write_text(FILE)
     classifier, x = network(), data(3)
-    top = -classifier(x).amax(1)
-    values = {"Largest": top, "make": top * 2, "with_factor(factor=3.0)": top * 3, "score": x.flatten(1).amax(1)}
-    for name, expected in values.items():
-        torch.testing.assert_close(as_detector(f"{tmp_path}/mine.py:{name}", classifier).score(x), expected)
+    expected = {"with_factor(factor=3.0)": -3 * classifier(x).amax(1), "score": x.flatten(1).amax(1)}
+    for name, scores in expected.items():
+        torch.testing.assert_close(as_detector(f"{tmp_path}/mine.py:{name}", classifier).score(x), scores)
     named = as_detector("torch.special:entr", classifier)
     with pytest.raises(ModelError, match="for 2 inputs, expected one floating point score"):
         named.score(x[:2])
@@ -154,9 +129,6 @@ def test_text_names_any_of_these(tmp_path):
     (tmp_path / "bad.py").write_text("raise ValueError('no')")
     with pytest.raises(DataError, match="detector: importing"):
         as_detector(f"{tmp_path}/bad.py:make", classifier)
-
-
-# Adapters.
 
 
 def test_pytorch_ood_scores_are_taken_as_they_are():
@@ -178,9 +150,6 @@ def test_pytorch_ood_scores_are_taken_as_they_are():
     Energy.__module__ = "elsewhere"
     with pytest.raises(InvalidArgumentError, match="got Energy, expected a Detector"):
         as_detector(Energy(classifier), classifier)
-
-
-# ART.
 
 
 @pytest.fixture(scope="module")
@@ -211,9 +180,8 @@ def art_detectors(theirs, classifier):
     learner = nn.Module()
     learner.backbone = nn.Sequential(nn.Flatten(), nn.Linear(64, 8))
     learner.classifier, learner.projector = nn.Linear(8, 3), nn.Linear(8, 4)
-    neighbours = theirs.BeyondDetectorPyTorch(
-        estimator, SimpleNamespace(model=learner), lambda x: x + 0.1 * torch.randn_like(x), aug_num=6, var_K=3
-    )
+    augmented = {"augmentations": lambda x: x + 0.1 * torch.randn_like(x), "aug_num": 6, "var_K": 3}
+    neighbours = theirs.BeyondDetectorPyTorch(estimator, SimpleNamespace(model=learner), **augmented)
     neighbours.fit(clean, None)
     scan = theirs.SubsetScanningDetector(estimator, clean, layer=2, verbose=False)
     return {"input": by_input, "activation": by_units, "scan": scan, "beyond": neighbours}

@@ -1,9 +1,12 @@
-"""The linear-region attack: what it finds, and what it promises of its results, passes and rows."""
+"""The linear-region attack and the search along the boundary: what they find, and what they promise."""
 
 from dataclasses import replace
+from itertools import pairwise, product
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 from robust_ext import as_attack
@@ -12,20 +15,25 @@ from robust_ext.attacks.linear_region.boundary import BoundarySearch
 from robust_ext.attacks.linear_region.oracle import BoundaryOracle
 from robust_ext.attacks.linear_region.search import RegionSearch, WarmStart
 from robust_ext.attacks.linear_region.starts import _nearest
-from robust_ext.attacks.linear_region.state import SearchState
+from robust_ext.attacks.linear_region.state import KINDS, SearchState
 from robust_ext.attacks.running import run_attack
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.random import stream
 from robust_ext.core.threat import NORMS, ThreatModel
 from robust_ext.datasets import load_dataset
 from tests.attacks import problems
-from tests.attacks.linear_region.test_solver import ORDER
+from tests.attacks.linear_region.test_solver import ORDER, exact, in_norms
 from tests.attacks.problems import images, target_of
 
-BOUNDS = (0.0, 1.0)
 # Rows sent through a network to record it, and to see that it does the same again.
 RECORDED = 7
 SMALL = {"draws": 3, "target_classes": 1, "start_steps": 8, "survivors": 2, "hops": 2, "regions": 6}
+
+
+def linear_net(weight, bias):
+    network = nn.Linear(weight.shape[1], weight.shape[0])
+    network.load_state_dict({"weight": weight, "bias": bias})
+    return network.eval()
 
 
 def relu_net(values, classes, *, hidden=12, seed=0):
@@ -37,10 +45,33 @@ def relu_net(values, classes, *, hidden=12, seed=0):
     return nn.Sequential(first, nn.ReLU(), linear_net(weight, bias * 0.1)).eval()
 
 
-def linear_net(weight, bias):
-    network = nn.Linear(weight.shape[1], weight.shape[0])
-    network.load_state_dict({"weight": weight, "bias": bias})
-    return network.eval()
+class Attention(nn.Module):
+    """Softmax attention over values as tokens."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.mix = nn.Linear(1, 4), nn.MultiheadAttention(4, 1, batch_first=True)
+
+    def forward(self, x):
+        tokens = self.embed(x.unsqueeze(2) * 4)
+        return (tokens + self.mix(tokens, tokens, tokens)[0]).flatten(1)
+
+
+MIDDLE = {
+    "gelu": lambda values: [nn.Linear(values, 8), nn.GELU()],
+    "attention": lambda values: [Attention(), nn.Linear(4 * values, 8), nn.Tanh()],
+    "group norm": lambda values: [nn.Linear(values, 8), nn.GroupNorm(2, 8), nn.SiLU()],
+}
+
+
+def smooth_net(values, kind="gelu", seed=0):
+    """A small drawn network of which every one of three classes has some of the unit box."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        network = nn.Sequential(*MIDDLE[kind](values), nn.Linear(8, 3)).eval()
+    with torch.no_grad():
+        network[-1].bias -= network(torch.rand(200, values, generator=torch.Generator().manual_seed(1))).mean(0)
+    return network
 
 
 def predicted(target, points):
@@ -48,44 +79,76 @@ def predicted(target, points):
     return problems.predicted(target.module.module, points)
 
 
-def attack(target, inputs, labels, *, norm="l2", seed=0, **chosen):
-    threat_model, targeted = ThreatModel(norm=norm, epsilon=0.1, bounds=target.bounds), chosen.pop("targeted", False)
-    given = {"threat_model": threat_model, "generator": stream(seed), "targeted": targeted}
-    started = replace(target, starting_points=chosen.pop("starting_points", None))
-    return LinearRegion(**{**SMALL, **chosen}).run(started, inputs, labels, **given)
+def region(**chosen):
+    return LinearRegion(**{**SMALL, **chosen})
 
 
-def problem(*, rows=4, values=8, classes=4, seed=0):
-    target = target_of(relu_net(values, classes, seed=seed), (values,), classes)
-    inputs = images(rows, (values,), seed=seed + 1)
+def run(made, target, inputs, labels, *, norm="l2", seed=0, points=None, **extras):
+    threat_model = ThreatModel(norm=norm, epsilon=0.1, bounds=target.bounds)
+    started = replace(target, starting_points=points)
+    return made.run(started, inputs, labels, threat_model=threat_model, generator=stream(seed), **extras)
+
+
+def problem(*, rows=4, values=8, classes=4, bounds=(0.0, 1.0), seed=0, network=None):
+    target = target_of(network or relu_net(values, classes, seed=seed), (values,), classes, bounds)
+    inputs = images(rows, (values,), bounds, seed=seed + 1)
     return target, inputs, predicted(target, inputs)
 
 
-@pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_the_smallest_perturbation_in_the_plane_is_that_of_a_fine_grid(norm, seed):
-    target, inputs, labels = problem(rows=3, values=2, classes=3, seed=seed)
+@in_norms
+@pytest.mark.parametrize(
+    ("network", "made"),
+    [
+        *(
+            (relu_net(2, 3, seed=seed), region(draws=6, survivors=6, regions=48, gamma=3, start_steps=60))
+            for seed in (0, 1, 2)
+        ),
+        *((smooth_net(2, kind), BoundarySearch(draws=4, start_steps=20, survivors=3, hops=4)) for kind in MIDDLE),
+    ],
+)
+def test_the_smallest_perturbation_in_the_plane_is_that_of_a_fine_grid(network, made, norm):
+    target, inputs, labels = problem(rows=3, values=2, classes=3, network=network, seed=3)
     axis = torch.linspace(0, 1, 801, dtype=torch.float64)
     grid = torch.cartesian_prod(axis, axis)
-    found_classes = predicted(target, grid.float())
-    found = attack(target, inputs, labels, norm=norm, draws=6, survivors=6, regions=48, gamma=3, start_steps=60)
+    classes = predicted(target, grid.float())
+    assert len(classes.unique()) > 1
+    found = run(made, target, inputs, labels, norm=norm)
+    assert bool((predicted(target, found.candidates) != labels).all())
+    # Near the true nearest point lies one of the grid, in a corner of less than a cell's width a little farther.
+    cell = float(torch.linalg.vector_norm(torch.ones(2) / 800, ord=ORDER[norm]))
+    most = (1.001, 0) if isinstance(made, LinearRegion) else (1.02, cell / 4)
     for row in range(3):
-        offsets = grid[found_classes != labels[row]] - inputs[row].double()
+        offsets = grid[classes != labels[row]] - inputs[row].double()
         nearest = float(torch.linalg.vector_norm(offsets, ord=ORDER[norm], dim=1).min())
-        # Near the true nearest point lies one of the grid, in a corner of less than a cell's width a little farther.
-        cell = float(torch.linalg.vector_norm(torch.ones(2) / 800, ord=ORDER[norm]))
-        assert nearest - 2 * cell <= float(found.distances[row]) <= 1.001 * nearest
+        assert nearest - 2 * cell <= float(found.distances[row]) <= most[0] * nearest + most[1]
 
 
-@pytest.mark.parametrize("norm", NORMS)
+@in_norms
+def test_results_are_the_optimum_over_all_regions(norm):
+    """Of the nearest points in each of the 32 patterns of a hidden layer, by HiGHS and quadprog, the nearest."""
+    target, inputs, labels = problem(
+        rows=2, values=4, classes=3, network=(network := relu_net(4, 3, hidden=5, seed=4)), seed=4
+    )
+    weight, bias, outer, shift = (part.detach().double() for part in network.parameters())
+    found = run(LinearRegion(budget=900), target, inputs, labels, norm=norm)
+    for row, label in enumerate(labels.tolist()):
+        best = torch.inf
+        for pattern, other in product(product((0.0, 1.0), repeat=5), {0, 1, 2} - {label}):
+            on = torch.tensor(pattern).double()
+            signs, normal = 2 * on - 1, (outer[other] - outer[label]) * on
+            matrix = torch.cat([signs[:, None] * weight, (normal @ weight)[None]])
+            offset = torch.cat([signs * bias, (normal @ bias + shift[other] - shift[label])[None]])
+            best = min(best, exact(norm, matrix.numpy(), offset.numpy(), inputs[row].double().numpy(), (0.0, 1.0)))
+        assert best - 1e-6 <= float(found.distances[row]) <= 1.005 * best
+
+
+@in_norms
 @pytest.mark.parametrize("targeted", [False, True])
-@pytest.mark.parametrize("bounds", [BOUNDS, (-2.0, 3.0)])
+@pytest.mark.parametrize("bounds", [(0.0, 1.0), (-2.0, 3.0)])
 def test_results_are_adversarial_in_bounds_and_as_far_as_stated(norm, targeted, bounds):
-    target = target_of(relu_net(8, 4), (8,), 4, bounds)
-    inputs = images(5, (8,), bounds, seed=2)
-    before, state = inputs.clone(), torch.random.get_rng_state()
-    labels = (predicted(target, inputs) + targeted) % 4
-    found = attack(target, inputs, labels, norm=norm, targeted=targeted)
+    target, inputs, labels = problem(rows=5, bounds=bounds)
+    before, state, labels = inputs.clone(), torch.random.get_rng_state(), (labels + targeted) % 4
+    found = run(region(), target, inputs, labels, norm=norm, targeted=targeted)
     assert torch.equal(inputs, before)
     assert torch.equal(torch.random.get_rng_state(), state)
     assert int(found.found.sum()) >= 3
@@ -96,59 +159,80 @@ def test_results_are_adversarial_in_bounds_and_as_far_as_stated(norm, targeted, 
     torch.testing.assert_close(found.distances[found.found], torch.linalg.vector_norm(offsets, ord=ORDER[norm], dim=1))
 
 
+@settings(max_examples=6)
+@given(norm=st.sampled_from(NORMS), seed=st.integers(0, 2**20), smooth=st.booleans(), budget=st.sampled_from([30, 400]))
+def test_no_result_is_farther_than_any_start(norm, seed, smooth, budget):
+    network = smooth_net(8, seed=seed) if smooth else relu_net(8, 3, seed=seed)
+    target, inputs, labels = problem(rows=2, classes=3, network=network, seed=seed)
+    # Points of other classes and of the inputs' own; those that are adversarial are limits.
+    points = images(6, (8,), seed=seed + 2)
+    distances = torch.linalg.vector_norm((points - inputs[:, None]).double(), ord=ORDER[norm], dim=2)
+    limits = torch.where(predicted(target, points) != labels[:, None], distances, torch.inf).amin(1)
+    kind, only_starts = (BoundarySearch, {"hops": 0}) if smooth else (LinearRegion, {"hops": 0, "regions": 0})
+    # Starts get .4 of the budget where something follows them, and else all of it.
+    alone, found = (
+        run(
+            kind(draws=2, target_classes=2, start_steps=6, **chosen),
+            target,
+            inputs,
+            labels,
+            norm=norm,
+            points=points.expand(2, 6, 8),
+        )
+        for chosen in ({"budget": 0.4 * budget, **only_starts}, {"budget": budget, "hops": 1})
+    )
+    for result in (alone, found):
+        assert bool((result.distances <= limits).all())
+        assert bool((predicted(target, result.candidates) != labels)[result.found].all())
+        assert [kind is not None for kind in result.kinds] == result.found.tolist()
+        assert set(result.kinds) <= {*KINDS, None}
+    assert bool((found.distances <= alone.distances).all())
+    assert all(bool((later.distances <= earlier.distances).all()) for earlier, later in pairwise(found.history))
+
+
 def test_inputs_that_are_misclassified_come_back_as_they_are():
     target, inputs, labels = problem()
-    found = attack(target, inputs, (labels + 1) % 4)
+    found = run(region(), target, inputs, (labels + 1) % 4)
     assert torch.equal(found.candidates, inputs)
     assert bool(found.found.all())
-    assert found.distances.tolist() == [0.0] * 4
-    assert int(found.regions.sum()) == 0
+    assert (found.distances.tolist(), int(found.regions.sum())) == ([0.0] * 4, 0)
     # One pass to see that, and those that record the network.
     assert (target.counter.forward, target.counter.backward) == (len(inputs) + RECORDED, 0)
 
 
 @pytest.mark.parametrize("starts", [("noise",), ("nearest",), ("descent", "boundary")])
 def test_a_constant_network_has_no_adversarial_points(starts):
-    target = target_of(linear_net(torch.zeros(3, 4), torch.tensor([0.0, 1.0, 0.0])), (4,), 3)
-    inputs = torch.rand(2, 4, generator=torch.Generator().manual_seed(0))
-    found = attack(target, inputs, torch.tensor([1, 1]), starts=starts, pool=torch.rand(3, 4))
+    network = linear_net(torch.zeros(3, 4), torch.tensor([0.0, 1.0, 0.0]))
+    target, inputs, labels = problem(rows=2, values=4, classes=3, network=network)
+    found = run(region(starts=starts, pool=torch.rand(3, 4)), target, inputs, labels)
     assert torch.equal(found.candidates, inputs)
-    assert not bool(found.found.any())
-    assert bool(found.distances.isinf().all())
-    assert int(found.regions.sum()) == 0
+    assert found.distances.tolist() == [torch.inf] * 2
+    assert (bool(found.found.any()), int(found.regions.sum())) == (False, 0)
 
 
 @pytest.mark.parametrize("classes", ["runner-up", "all"])
-def test_a_row_alone_is_as_in_its_batch(classes):
-    target, inputs, labels = problem(rows=4)
-    together = attack(target, inputs, labels, classes=classes, batch=3)
+def test_a_row_alone_is_as_in_its_batch_and_the_seed_decides(classes):
+    target, inputs, labels = problem()
+    together = run(region(classes=classes, batch=3), target, inputs, labels)
     for row in range(4):
         generator, one = stream(0), slice(row, row + 1)
-        for _ in range(row):
-            torch.randint(0, 2**32, (), generator=generator, dtype=torch.int64)
+        torch.randint(0, 2**32, (row,), generator=generator, dtype=torch.int64)
         given = {"threat_model": ThreatModel(norm="l2", epsilon=0.1), "generator": generator}
-        alone = LinearRegion(**SMALL, classes=classes).run(target, inputs[one], labels[one], **given)
+        alone = region(classes=classes).run(target, inputs[one], labels[one], **given)
         torch.testing.assert_close(alone.distances[0], together.distances[row], rtol=1e-3, atol=0)
-
-
-def test_the_seed_decides():
-    parts = problem(rows=6, values=20)
-    runs = [
-        attack(*parts, seed=seed, starts=("noise",), draws=1, start_steps=2, hops=0, regions=1).candidates
-        for seed in (0, 0, 1)
-    ]
-    assert torch.equal(runs[0], runs[1])
-    assert not torch.equal(runs[0], runs[2])
+    short, parts = region(starts=("noise",), draws=1, start_steps=2, hops=0, regions=1), problem(rows=6, values=20)
+    first, again, other = (run(short, *parts, seed=seed).candidates for seed in (0, 0, 1))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
 
 
 @pytest.mark.parametrize("starts", [("descent", "noise"), ()])
 @pytest.mark.parametrize("norm", ["l2", "l1"])
 def test_passes_are_counted(starts, norm):
-    target, inputs, labels = problem(rows=3)
-    sent = []
+    (target, inputs, labels), sent = problem(rows=3), []
     target.module.module.register_forward_pre_hook(lambda _, given: sent.append(len(given[0])))
-    given = torch.rand(3, 40, 8, generator=torch.Generator().manual_seed(5)) if not starts else None
-    found = attack(target, inputs, labels, starts=starts, starting_points=given, norm=norm)
+    points = torch.rand(3, 40, 8, generator=torch.Generator().manual_seed(5)) if not starts else None
+    found = run(region(starts=starts), target, inputs, labels, points=points, norm=norm)
     spent = target.counter.forward + target.counter.backward
     # All but the pass that records the network are some row's own.
     assert spent == int(found.history[-1].passes.sum()) + RECORDED
@@ -156,19 +240,31 @@ def test_passes_are_counted(starts, norm):
     assert target.counter.forward > sum(sent)
 
 
+def test_starts_that_win_are_named_and_their_passes_counted():
+    target, inputs, labels = problem()
+    for kind in ("descent", "boundary", "noise"):
+        found = run(BoundarySearch(starts=(kind,), start_steps=10, hops=0), target, inputs, labels)
+        assert set(found.kinds) == {kind}
+    target.counter.forward = target.counter.backward = 0
+    run(BoundarySearch(starts=("descent",), start_steps=5, target_classes=0, hops=0), target, inputs, labels)
+    # One pass of each input first, five steps, at most eight halvings, and three passes of each point that is found.
+    assert target.counter.backward == 4 * 5
+    assert 4 * 6 <= target.counter.forward <= 4 * 17
+
+
 @pytest.mark.parametrize("regions", [0, 1000])
 def test_budgets_are_kept(regions):
-    target, inputs, labels = problem(rows=3)
+    parts = problem(rows=3)
     for budget in (1, 40, 300):
-        found = attack(target, inputs, labels, budget=budget, hops=1000, regions=regions)
+        found = run(region(budget=budget, hops=1000, regions=regions), *parts)
         # What was under way may end: a step of all starts and a bisection, or a round of regions.
         most = 2 * 100 * 2 + 200 if regions else 100
         assert int(found.history[-1].passes.max()) <= budget + most
         assert budget > 1 or int(found.regions.sum()) == 0
-    hurried = attack(target, inputs, labels, budget=0.1, budget_unit="seconds", hops=10**6, regions=10**6)
+    hurried = run(region(budget=0.1, budget_unit="seconds", hops=10**6, regions=10**6), *parts)
     assert bool(hurried.found.all())
-    given = {"budget_unit": "seconds", "starting_points": hurried.candidates[:, None]}
-    assert torch.equal(attack(target, inputs, labels, budget=1e-9, **given).distances, hurried.distances)
+    again = run(region(budget=1e-9, budget_unit="seconds"), *parts, points=hurried.candidates[:, None])
+    assert torch.equal(again.distances, hurried.distances)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -190,15 +286,10 @@ def test_a_round_keeps_the_nearest_of_all_draws_of_a_start(seed, monkeypatch):
 
 def test_the_class_runs_as_any_attack_and_can_be_watched():
     target, inputs, labels = problem()
-    model, chosen = ThreatModel(norm="l2", epsilon=0.1), LinearRegion(**SMALL)
-    out = run_attack(chosen, target, inputs, labels, threat_model=model, generator=stream(0))
-    assert torch.equal(out, attack(target, inputs, labels).candidates)
-    assert chosen.refusal(threat_model=model) is None
-    assert "gamma=6.0" in chosen.description
-    assert chosen.traits.minimum_norm
+    threat_model, made, shown = ThreatModel(norm="l2", epsilon=0.1), region(), []
+    out = run_attack(made, target, inputs, labels, threat_model=threat_model, generator=stream(0))
+    assert torch.equal(out, run(made, target, inputs, labels, watch=shown.append).candidates)
     assert "pool=tensor of shape (3, 8)" in LinearRegion(pool=torch.zeros(3, 8)).description
-    shown = []
-    chosen.search(target, inputs, labels, threat_model=model, generator=stream(0), watch=shown.append)
     assert [step.number for step in shown] == list(range(len(shown)))
     assert all(step.number < step.total for step in shown)
     # Before the first step there is nothing yet; from then on the nearest points so far.
@@ -206,10 +297,8 @@ def test_the_class_runs_as_any_attack_and_can_be_watched():
     for step in shown:
         known = torch.isfinite(step.loss)
         assert bool((predicted(target, step.points) != labels)[known].all())
-        step = replace(
-            step, points=torch.where(known[:, None], step.points, inputs), loss=step.loss.nan_to_num(neginf=0)
-        )
-        torch.testing.assert_close(-step.loss, (step.points - inputs).double().norm(dim=1), rtol=1e-5, atol=1e-6)
+        far = (step.points - inputs).double().norm(dim=1)
+        torch.testing.assert_close(-step.loss[known], far[known], rtol=1e-5, atol=1e-6)
 
 
 class RoundsByBatch(nn.Module):
@@ -225,77 +314,62 @@ class RoundsByBatch(nn.Module):
         return logits + self.by * torch.eye(logits.shape[1])[0] * (-1 if len(x) < self.fewer else 1)
 
 
-@pytest.mark.parametrize("norm", NORMS)
+@in_norms
 @pytest.mark.parametrize(("rows", "fewer"), [(3, 2), (3, 4), (1, 2)])
 @pytest.mark.parametrize("by", [1e-5, -1e-4])
 def test_the_nearest_points_are_adversarial_in_any_batch(norm, rows, fewer, by):
     _, inputs, labels = problem(rows=rows)
     network = RoundsByBatch(relu_net(8, 4), fewer=fewer, by=by)
-    target, model = target_of(network, (8,), 4), ThreatModel(norm=norm, epsilon=0.1)
     search = BoundarySearch(draws=2, target_classes=1, start_steps=40, hops=2)
-    found = search.run(target, inputs, labels, threat_model=model, generator=stream(0))
+    found = run(search, target_of(network, (8,), 4), inputs, labels, norm=norm)
     several = network(found.candidates.repeat_interleave(9, 0)).argmax(1).view(rows, 9)[:, 0]
     alone = torch.cat([network(row[None]).argmax(1) for row in found.candidates])
-    assert bool(found.found.all())
-    assert bool((several != labels).all())
-    assert bool((alone != labels).all())
-    assert torch.equal(found.distances, model.distance(found.candidates, inputs))
+    assert bool((found.found & (several != labels) & (alone != labels)).all())
+    assert torch.equal(found.distances, ThreatModel(norm=norm, epsilon=1).distance(found.candidates, inputs))
 
 
 def test_the_papers_algorithm_solves_every_class_of_all_its_regions_to_the_end():
-    target, inputs, labels = problem(rows=3)
-    pool = torch.rand(60, 8, generator=torch.Generator().manual_seed(5))
-    given = {"threat_model": ThreatModel(norm="l2", epsilon=0.1), "generator": stream(0)}
+    parts, pool = problem(rows=3), torch.rand(60, 8, generator=torch.Generator().manual_seed(5))
     made = LinearRegion.paper(pool, points=3, regions=8)
     assert [made.sharing(number, 24) for number in (0, 3, 7)] == [(3, 1)] * 3
-    found = made.run(target, inputs, labels, **given)
+    found, started = run(made, *parts), run(replace(made, regions=0), *parts)
     assert {kind for kind in found.kinds if kind} == {"nearest"}
     # A region counts once, whatever the number of its classes.
     assert 0 < int(found.regions.max()) <= 24
-    assert bool(found.found.all())
-    started = replace(made, regions=0).run(target, inputs, labels, **given)
-    assert bool((found.distances <= started.distances * (1 + 1e-6)).all())
+    assert bool((found.found & (found.distances <= started.distances * (1 + 1e-6))).all())
     assert float(found.distances.mean()) < 0.9 * float(started.distances.mean())
+    data = load_dataset("digits", split="train")
+    made = as_attack("robust_ext:LinearRegion.paper(pool='digits', points=3, regions=400, gamma=9)")
+    assert (made.draws, made.survivors, made.regions, made.iterations, made.gamma) == (3, 3, 1200, 500, 9)
+    assert made.pool_labels.tolist() == data.labels.tolist()
+    assert made.pool.shape == (len(data), 1, 8, 8)
 
 
 def test_images_of_the_pool_that_the_network_gets_wrong_are_no_starts():
     """With labels the nearest image is sought among those that are right; brute force over the pool."""
     target, inputs, labels = problem(rows=3)
     pool = torch.rand(60, 8, generator=torch.Generator().manual_seed(5))
-    threat_model, predicted = ThreatModel(norm="l2", epsilon=0.1), target.module(pool).argmax(1)
+    threat_model, classes = ThreatModel(norm="l2", epsilon=0.1), predicted(target, pool)
 
     def nearest(right):
         """Of the likeliest class other than the label that has an image."""
         found = []
         for row, label in zip(inputs, labels.tolist(), strict=True):
             ranked = target.module(row[None])[0].argsort(descending=True).tolist()
-            aim = next(one for one in ranked if one != label and bool(((predicted == one) & right).any()))
-            images = pool[(predicted == aim) & right]
-            found.append(images[(images - row).norm(dim=1).argmin()])
+            aim = next(one for one in ranked if one != label and bool(((classes == one) & right).any()))
+            of_aim = pool[(classes == aim) & right]
+            found.append(of_aim[(of_aim - row).norm(dim=1).argmin()])
         return torch.stack(found)
 
     def starts(pool_labels):
-        made = LinearRegion.paper(pool, labels=pool_labels, points=1)
         oracle = BoundaryOracle(target, inputs, labels, threat_model=threat_model, targeted=False)
-        return _nearest(oracle, pool, made.pool_labels, made.draws, made.batch)
+        return _nearest(oracle, pool, pool_labels, 1, 128)
 
     every = nearest(torch.ones(60, dtype=torch.bool))
     assert torch.equal(starts(None), every)
     # Those are labelled wrongly.
-    pool_labels = torch.where((pool[:, None] == every).all(2).any(1), -1, predicted)
-    assert torch.equal(starts(pool_labels), nearest(pool_labels == predicted))
+    pool_labels = torch.where((pool[:, None] == every).all(2).any(1), -1, classes)
+    assert torch.equal(starts(pool_labels), nearest(pool_labels == classes))
     assert (starts(pool_labels) != every).any(1).all()
     with pytest.raises(InvalidArgumentError, match="pool_labels"):
-        LinearRegion.paper(pool, labels=pool_labels[:3], regions=1).run(
-            target, inputs, labels, threat_model=threat_model, generator=stream(0)
-        )
-
-
-def test_the_papers_algorithm_by_name():
-    data = load_dataset("digits", split="train")
-    made = as_attack("robust_ext:LinearRegion.paper(pool='digits', points=3, regions=400, gamma=9)")
-    assert (made.draws, made.survivors, made.regions, made.iterations, made.gamma) == (3, 3, 1200, 500, 9)
-    assert made.pool_labels.tolist() == data.labels.tolist()
-    assert made.pool.shape == (len(data), 1, 8, 8)
-    with pytest.raises(InvalidArgumentError, match="point="):
-        as_attack("robust_ext:LinearRegion.paper(pool='digits', point=3)")
+        run(LinearRegion.paper(pool, labels=pool_labels[:3], regions=1), target, inputs, labels)

@@ -1,7 +1,9 @@
-"""Recording: which networks can be followed, and what their regions are, against the networks themselves."""
+"""Recording: which networks can be followed; their regions, against matrices by hand and the networks themselves."""
 
 import copy
+import runpy
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -24,15 +26,16 @@ class Function(nn.Module):
 
     def __init__(self, function):
         super().__init__()
-        generator = torch.Generator().manual_seed(3)
-        self.weight = nn.Parameter(torch.randn(4, SHAPE[0], 3, 3, generator=generator) / 4)
+        self.weight = nn.Parameter(filters(4, SHAPE[0], 3, 3, dtype=torch.float32))
         self.function = function
 
     def forward(self, x):
         hidden = self.function(F.conv2d(x, self.weight.to(x.dtype), padding=1)).reshape(x.shape[0], -1)
-        generator = torch.Generator().manual_seed(hidden.shape[1])
-        weight = torch.randn(3, hidden.shape[1], generator=generator, dtype=x.dtype) / hidden.shape[1] ** 0.5
-        return F.linear(hidden, weight)
+        return F.linear(hidden, filters(3, hidden.shape[1], dtype=x.dtype) / hidden.shape[1] ** 0.5)
+
+
+def filters(*shape, dtype=torch.float64):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(9), dtype=dtype) / 3
 
 
 def drawn(rows, *, seed=0, dtype=torch.float64, shape=SHAPE):
@@ -84,22 +87,18 @@ def check_regions(network, points, *, tolerance=1e-10):
 
 def check_adjoint(regions, points, tolerance):
     z = drawn(points.shape[0], seed=2, dtype=points.dtype, shape=tuple(points.shape[1:]))
-    constraints, logits = product(regions, z)
-    y = torch.randn(constraints.shape, generator=torch.Generator().manual_seed(4), dtype=points.dtype)
-    v = torch.randn(logits.shape, generator=torch.Generator().manual_seed(5), dtype=points.dtype)
+    products = product(regions, z)
+    y, v = (drawn(len(points), seed=4, dtype=points.dtype, shape=(one.shape[1],)) for one in products)
     back = regions.adjoint(y, v)
     assert back.shape == points.shape
-    left = (constraints * y).sum(1) + (logits * v).sum(1)
-    scale = (constraints * y).abs().sum(1) + (logits * v).abs().sum(1) + 1
-    right = (back * z).flatten(1).sum(1)
-    assert bool(((left - right).abs() <= tolerance * scale).all())
+    parts = torch.cat([products[0] * y, products[1] * v], 1)
+    missed = (parts.sum(1) - (back * z).flatten(1).sum(1)).abs()
+    assert bool((missed <= tolerance * (parts.abs().sum(1) + 1)).all())
     both = regions.adjoint(y) + regions.adjoint(torch.zeros_like(y), v)
     torch.testing.assert_close(both, back, rtol=tolerance, atol=tolerance * 10)
 
 
 PRELU = torch.tensor([0.3, -0.5, 0.0, 1.2], dtype=torch.float64)
-
-
 CONSTANT = torch.linspace(-1, 1, 4, dtype=torch.float64).view(4, 1, 1)
 GATES = {
     "relu": F.relu,
@@ -114,6 +113,7 @@ GATES = {
     "threshold": lambda x: F.threshold(x, 0.2, 0.2),
     "threshold with a jump": lambda x: nn.Threshold(0.1, -3.0)(x),
     "clamp": lambda x: x.clamp(-0.3, 0.4),
+    "clamp to a point": lambda x: x.clamp(0.1, 0.1),
     "clamp from above": lambda x: x.clamp_(max=0.1),
     "clamp_min": lambda x: x.clamp_min(-0.1),
     "clamp to tensors": lambda x: x.clamp(CONSTANT.to(x.dtype) / 4, CONSTANT.to(x.dtype) / 4 + 0.2),
@@ -136,11 +136,6 @@ GATES = {
 }
 NORM = seeded(lambda: nn.BatchNorm2d(4).double())
 nn.init.uniform_(NORM.weight, -1, 1)
-
-
-def filters(*shape):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64) / 3
-
 
 AFFINE = {
     "conv2d": lambda x: F.conv2d(x, filters(3, 4, 3, 2), filters(3), stride=(2, 1), padding=(1, 0)),
@@ -209,41 +204,30 @@ AFFINE = {
 }
 
 
-def network_of(name):
-    """A gate by itself, or an affine function between two gates."""
-    if name in GATES:
-        return Function(GATES[name])
-    return Function(lambda x: F.relu(AFFINE[name](F.leaky_relu(x))))
-
-
 @pytest.mark.parametrize("name", [*GATES, *AFFINE])
-def test_every_function(name):
-    check_regions(network_of(name).double(), drawn(3), tolerance=1e-5 if name == "other dtypes" else 1e-10)
+def test_every_function_and_any_rows_and_points(name):
+    tolerance, points = 1e-5 if name == "other dtypes" else 1e-10, drawn(3)
     if name in GATES:
-        check_regions(network_of(name), drawn(3, dtype=torch.float32), tolerance=2e-5)
-
-
-@pytest.mark.parametrize("name", [*GATES, *AFFINE])
-def test_rows_are_selected_and_points_replaced_in_any_number(name):
-    function = GATES.get(name) or AFFINE[name]
-    network, points = Function(lambda x: F.relu(function(x))).double(), drawn(3)
+        check_regions(Function(GATES[name]), drawn(3, dtype=torch.float32), tolerance=2e-5)
+        network = Function(GATES[name]).double()
+    else:
+        network = Function(lambda x: F.relu(AFFINE[name](F.leaky_relu(x)))).double()
+    check_regions(network, points, tolerance=tolerance)
     regions = record(network, points)
-    for rows in (torch.tensor([2, 0, 2, 1, 1]), torch.tensor([1]), torch.zeros(0, dtype=torch.int64)):
-        chosen = regions.select(rows)
+    for rows in ([2, 0, 2, 1, 1], [1], []):
+        chosen = regions.select(torch.tensor(rows, dtype=torch.int64))
         assert chosen.pattern() == [regions.pattern()[i] for i in rows]
-        check_same(chosen, record(network, points[rows]), len(rows))
-        check_adjoint(chosen, drawn(len(rows), seed=7), 1e-9 if name != "other dtypes" else 1e-5)
+        check_same(chosen, record(network, points[rows]))
+        check_adjoint(chosen, drawn(len(rows), seed=7), 10 * tolerance)
     for count in (0, 1, 4):
-        others = drawn(count, seed=11)
-        moved, recorded = regions.at(others), record(network, others)
+        moved, recorded = regions.at(drawn(count, seed=11)), record(network, drawn(count, seed=11))
         torch.testing.assert_close(moved.logits, recorded.logits, rtol=1e-10, atol=1e-10)
-        check_same(moved, recorded, count)
+        check_same(moved, recorded)
 
 
-def check_same(regions, recorded, rows):
-    assert regions.rows == rows
-    assert regions.pattern() == recorded.pattern()
-    z = drawn(rows, seed=12)
+def check_same(regions, recorded):
+    assert (regions.rows, regions.pattern()) == (recorded.rows, recorded.pattern())
+    z = drawn(recorded.rows, seed=12)
     for one, other in zip(regions.forward(z), recorded.forward(z), strict=True):
         # The order within a layer is that of the memory, which may differ for another number of rows.
         torch.testing.assert_close(one.sort(1).values, other.sort(1).values, rtol=1e-10, atol=1e-10)
@@ -282,36 +266,24 @@ def test_skips_shared_modules_and_memory_formats(channels_last):
     torch.testing.assert_close(values, plain.forward(points)[0].sort(1).values)
 
 
-def test_no_trace_is_left_on_the_network():
-    network = seeded(Residual)
+def test_no_trace_is_left_on_the_network_and_one_forward_pass_is_made():
+    network, counter, points = seeded(Residual), PassCounter(), drawn(2, dtype=torch.float32)
     network.norm.weight.requires_grad_(False)
     network.out.weight.grad = torch.ones_like(network.out.weight)
-    before = copy.deepcopy(network.state_dict())
-    points = drawn(2, dtype=torch.float32)
-    given = points.clone()
-    regions = record(network, points)
+    before, given = copy.deepcopy(network.state_dict()), points.clone()
+    regions = record(Counted(network, counter), points)
     regions.adjoint(*regions.forward(points))
+    assert (counter.forward, counter.backward) == (2, 0)
     assert torch.equal(points, given)
-    assert not points.requires_grad
     assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
     assert [p.requires_grad for p in network.parameters()] == [True, True, False, True, True, True]
     assert bool((network.out.weight.grad == 1).all())
     assert all(p.grad is None for p in network.parameters() if p is not network.out.weight)
-    assert not network.training
-    assert not regions.logits.requires_grad
+    assert not any((points.requires_grad, network.training, regions.logits.requires_grad))
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in network.modules())
 
 
-def test_one_forward_pass_is_made():
-    counter = PassCounter()
-    counted = Counted(seeded(Residual), counter)
-    points = drawn(3, dtype=torch.float32)
-    regions = record(counted, points)
-    regions.adjoint(*regions.forward(points))
-    assert (counter.forward, counter.backward) == (3, 0)
-
-
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     layers=st.lists(st.sampled_from([*GATES, *AFFINE]), min_size=2, max_size=4),
     rows=st.integers(1, 3),
@@ -422,22 +394,10 @@ def test_inference_mode_outside_is_fine_and_inside_is_refused():
         record(Function(inferred).double(), points)
 
 
-class Net(nn.Module):
-    """A layer, another module, and a readout."""
-
-    def __init__(self, middle):
-        super().__init__()
-        self.first, self.middle, self.last = nn.Linear(6, 8), middle, nn.Linear(8, 3)
-
-    def forward(self, x):
-        return self.last(self.middle(self.first(x).relu()))
-
-
 def test_a_last_log_softmax_is_left_out():
-    plain, inputs = Net(nn.LeakyReLU()).double().eval(), drawn(3, shape=(6,))
-    network = nn.Sequential(plain, nn.LogSoftmax(1)).eval()
-    regions = record(network, inputs)
-    torch.testing.assert_close(regions.forward(inputs)[1].log_softmax(1), network(inputs), rtol=1e-12, atol=1e-12)
+    plain = seeded(lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))).double()
+    network, inputs = nn.Sequential(plain, nn.LogSoftmax(1)).eval(), drawn(3, shape=(6,))
+    torch.testing.assert_close(record(network, inputs).forward(inputs)[1].log_softmax(1), network(inputs))
     torch.testing.assert_close(record_checked(network, inputs, (-5.0, 5.0)).at(inputs).logits, plain(inputs))
 
 
@@ -450,3 +410,104 @@ def test_exported_and_compiled_networks_are_those_they_were_made_of():
     for other in (exported, compiled):
         assert record(other, points).pattern() == record(network, points).pattern()
         torch.testing.assert_close(record(other, points).logits, network(points))
+
+
+def test_matrices_of_a_small_network_are_those_of_the_paper():
+    network = seeded(lambda: nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 6), nn.ReLU(), nn.Linear(6, 3)))
+    network, x = network.double(), drawn(4, shape=(5,)) / 2
+    regions = record(network, x)
+    assert regions.layers == (("relu", slice(0, 7)), ("relu", slice(7, 13)))
+    for row in range(4):
+        matrix, offset = torch.eye(5).double(), torch.zeros(5).double()
+        matrices, offsets = [], []
+        for layer in (network[0], network[2], network[4]):
+            matrix, offset = layer.weight.detach() @ matrix, layer.weight.detach() @ offset + layer.bias.detach()
+            signs = torch.where(matrix @ x[row] + offset > 0, 1.0, -1.0).double()
+            matrices.append(signs[:, None] * matrix)
+            offsets.append(signs * offset)
+            final, (matrix, offset) = (matrix, offset), (matrix * (signs > 0)[:, None], offset * (signs > 0))
+        expected = torch.cat(matrices[:2]), final[0], torch.cat(offsets[:2]), final[1]
+        # Of one row, column by column.
+        found = [part.T for part in product(regions.select(torch.full((5,), row)), torch.eye(5).double())]
+        one = regions.select(torch.tensor([row]))
+        found += [part[0] for part in one.forward(torch.zeros(1, 5).double())]
+        torch.testing.assert_close(tuple(found), expected, rtol=1e-12, atol=1e-12)
+        y, v = drawn(1, shape=(13,)), drawn(1, shape=(3,))
+        torch.testing.assert_close(one.adjoint(y, v)[0], y[0] @ expected[0] + v[0] @ final[0])
+
+
+def activations(network, x):
+    """Which values the network's own activations let through, and which each pool picks, seen by hooks."""
+    seen = []
+
+    def look(module, args):
+        pools = isinstance(module, nn.MaxPool2d)
+        choices = F.max_pool2d(args[0], module.kernel_size, return_indices=True)[1] if pools else (args[0] > 0).long()
+        seen.append(choices.flatten(1))
+
+    handles = [m.register_forward_pre_hook(look) for m in network.modules() if isinstance(m, nn.ReLU | nn.MaxPool2d)]
+    network(x)
+    for handle in handles:
+        handle.remove()
+    return torch.cat(seen, 1)
+
+
+def convolutional():
+    first = nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.MaxPool2d(2)
+    return nn.Sequential(*first, nn.Conv2d(4, 5, 2, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(5 * 9, 3))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_constraints_agree_where_the_choice_does(seed):
+    network, x = seeded(convolutional, seed).double(), drawn(6, seed=seed, shape=(2, 6, 6)) / 3
+    z = x + 0.2 * drawn(6, seed=seed + 10, shape=(2, 6, 6))
+    here = record(network, x)
+    there = here.at(z)
+    same = here.agrees(there)
+    assert 0.1 < float(same.double().mean()) < 0.99
+    assert torch.equal(same, there.agrees(here))
+    assert bool(here.agrees(here).all())
+    choices = activations(network, x) == activations(network, z)
+    # 64 values, 16 windows of 4, and 45 values; the order inside a layer is the layer's own.
+    (_, first), (_, pool), (_, last) = here.layers
+    for layer, times, seen in ((first, 1, slice(64)), (pool, 4, slice(64, 80)), (last, 1, slice(80, None))):
+        assert torch.equal(same[:, layer].sum(1), times * choices[:, seen].sum(1))
+    # A constraint that agrees has the same sign at both points, and a ReLU's that does not has another.
+    values = there.forward(z)[0] * here.forward(z)[0]
+    assert bool((values[:, first][same[:, first]] >= 0).all())
+    assert bool((values[:, first][~same[:, first]] <= 0).all())
+
+
+NETWORKS = {"wong_kolter_mnist": (1, 28, 28), "mead_mnist": (1, 28, 28), "resnet20": (3, 32, 32)}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
+def test_published_networks(name, dtype, tolerance):
+    examples = runpy.run_path(str(Path(__file__).parents[3] / "examples" / "networks.py"))
+    network, x = seeded(examples[name]).to(dtype), drawn(2, dtype=dtype, shape=NETWORKS[name])
+    regions = record(network, x)
+    constraints, logits = regions.forward(x)
+    scale = float(regions.logits.abs().max())
+    torch.testing.assert_close(logits, network(x), rtol=tolerance, atol=tolerance * scale)
+    assert bool((constraints >= -tolerance * scale).all())
+    check_adjoint(regions, x, tolerance)
+    # The gradient of the logits is that of the network.
+    v, point = drawn(2, dtype=dtype, seed=3, shape=(10,)), x.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(network(point), point, v)
+    found = regions.adjoint(torch.zeros_like(constraints), v)
+    torch.testing.assert_close(found, gradient, rtol=tolerance, atol=tolerance * 10 * float(gradient.abs().max()))
+
+
+def test_no_image_and_no_choice():
+    regions = record(seeded(convolutional).double(), drawn(0, shape=(2, 6, 7)))
+    constraints, logits = regions.forward(drawn(0, shape=(2, 6, 7)))
+    assert (constraints.shape, logits.shape, regions.pattern()) == ((0, regions.constraints), (0, 3), [])
+    assert regions.adjoint(constraints, logits).shape == (0, 2, 6, 7)
+    network = seeded(lambda: nn.Sequential(nn.Flatten(), nn.Linear(6, 3))).double()
+    regions = record(network, drawn(2, shape=(2, 3)))
+    constraints, logits = regions.forward(drawn(2, shape=(2, 3)))
+    assert (regions.constraints, constraints.shape) == (0, (2, 0))
+    assert regions.pattern()[0] == regions.pattern()[1]
+    back = regions.adjoint(constraints, torch.ones_like(logits))
+    torch.testing.assert_close(back[0].flatten(), network[1].weight.sum(0).detach())

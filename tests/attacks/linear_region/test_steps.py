@@ -15,8 +15,7 @@ from robust_ext.attacks.linear_region.search import sample_near
 from robust_ext.attacks.linear_region.stepping import descent_steps, proximal_steps
 from robust_ext.core.random import stream
 from robust_ext.core.threat import ThreatModel
-from tests.attacks.linear_region.test_attack import predicted
-from tests.attacks.linear_region.test_portfolio import smooth_net
+from tests.attacks.linear_region.test_attack import predicted, smooth_net
 from tests.attacks.problems import images, target_of
 
 STEPS = 14
@@ -118,7 +117,7 @@ def path(take, network, inputs, norm, *, points=None, steps=STEPS):
 )
 @pytest.mark.parametrize("seed", range(4))
 def test_paths_are_those_of_the_formulas(take, plain, norm, seed):
-    network, inputs = smooth_net(seed), images(1, (8,), seed=seed)
+    network, inputs = smooth_net(8, seed=seed), images(1, (8,), seed=seed)
     oracle, seen, _ = path(take, network, inputs, norm)
     expected = Plain(network, inputs[0], int(oracle.labels[0]))
     plain(expected, norm)
@@ -130,7 +129,7 @@ def test_paths_are_those_of_the_formulas(take, plain, norm, seed):
 @pytest.mark.parametrize("norm", ["l2", None])
 @pytest.mark.parametrize("seed", range(4))
 def test_trust_region_steps_begin_where_steps_in_another_norm_ended(norm, seed):
-    network, inputs = smooth_net(seed), images(1, (8,), seed=seed)
+    network, inputs = smooth_net(8, seed=seed), images(1, (8,), seed=seed)
     both = partial(then_trust_region, first=descent_steps if norm else fab_steps, last=5, norm=norm)
     oracle, seen, _ = path(both, network, inputs, "l1", steps=20)
     other, first, (points, _) = path(both.keywords["first"], network, inputs, norm or "l1", steps=15)
