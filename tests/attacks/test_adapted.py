@@ -4,12 +4,11 @@ import pytest
 import torch
 from torch import nn
 
-from robust_ext import EoT, InvalidArgumentError, Purifier, ThreatModel, as_attack, binarization_test, robust_accuracy
+from robust_ext import EoT, InvalidArgumentError, ThreatModel, as_attack, binarization_test, robust_accuracy
 from robust_ext.attacks.adapted import AdaptedAttack
 from robust_ext.core.random import stream
 from robust_ext.core.target import Counted, PassCounter, Target, count_calls
 from robust_ext.datasets.load import load_dataset
-from robust_ext.defenses.hd import HedgeDefense
 from robust_ext.demo.network import digits_network
 from robust_ext.detectors import Detector
 from robust_ext.engine.code_digest import attack_code
@@ -153,27 +152,6 @@ def test_values_are_the_models_and_every_query_is_seen_and_counted_once(settings
     blocked = {"bpda", "gradient_mode"}.isdisjoint(settings)
     assert all(bool(gradient.flatten(1).any(1).all()) for gradient in keeping.gradients) != blocked
     assert before == {name: dict(vars(part)) for name, part in module.named_modules()}
-
-
-@pytest.mark.parametrize("mode", ["plain", "identity", "trajectory", "straight_through"])
-def test_queries_of_a_test_time_defense_are_seen(mode):
-    defense, seen = HedgeDefense(digits_network(), steps=1), []
-    defense.register_forward_hook(lambda _, args, out: seen.append(len(args[0])))
-    keeping = kept(defense, *digits(4), gradient_mode=mode, eot=2)
-    assert seen == [4] * 4
-    assert keeping.gradients[0].any()
-
-
-class Still(Purifier):
-    def step(self, point, *, x, number, state, rng):
-        return point
-
-
-def test_a_layer_of_a_defense():
-    defense = Still(rounded(), steps=1)
-    beneath = kept(defense, *digits(4), bpda="layer", gradient_mode="trajectory")
-    direct = kept(defense.classifier, *digits(4), bpda="layer")
-    torch.testing.assert_close(beneath.gradients, direct.gradients)
 
 
 class Unsure(Detector):

@@ -51,7 +51,7 @@ def largest_gain(weights, x, threat_model):
 
 
 @pytest.mark.parametrize(("start", "bounds"), [("random", (0.0, 1.0)), ("input", (-2.5, 3.0))])
-@pytest.mark.parametrize("loss", ["ce", "margin"])
+@pytest.mark.parametrize("loss", ["ce", "margin", "dlr", "targeted-margin"])
 @pytest.mark.parametrize(
     ("norm", "epsilon"),
     [("linf", 0.03), ("linf", 0.6), ("l2", 0.5), ("l2", 2.0), ("l2", 5.0), ("l1", 0.3), ("l1", 3.0), ("l1", 20.0)],
@@ -64,37 +64,17 @@ def test_linear_classifiers_are_attacked_as_well_as_can_be(norm, epsilon, loss, 
     x = torch.rand(8, 90, generator=generator) * width + bounds[0]
 
     def linear(x):
-        return torch.stack([-(x @ weights), x @ weights], 1)
+        """The decision between two classes is open; DLR divides by what the third is below them."""
+        logits = torch.stack([-(x @ weights), x @ weights, 0 * x[:, 0] - 50], 1)
+        return logits if loss == "dlr" else logits[:, :2]
 
-    result = attack_function(linear, x, torch.zeros(8).long(), threat_model, steps=100, loss=loss, start=start)
+    chosen = {"classes": 3 if loss == "dlr" else 2, "targeted": loss == "targeted-margin"}
+    labels = torch.full((8,), int(chosen["targeted"]))
+    result = attack_function(linear, x, labels, threat_model, steps=100, loss=loss, start=start, **chosen)
     gains = ((result.best_points.double() - x.double()) * weights.double()).sum(1)
     best = [largest_gain(weights.double().numpy(), row.double().numpy(), threat_model) for row in x]
     # Float32 rounds the points, and for cross-entropy near its ends the loss as well.
     np.testing.assert_allclose(gains.numpy(), best, rtol=2e-3 if norm == "l2" or loss == "ce" else 2e-5)
-
-
-@in_norms
-@pytest.mark.parametrize("loss", ["ce", "margin", "dlr", "targeted-dlr"])
-def test_targets_are_reached_exactly_where_a_linear_program_reaches_them(norm, loss):
-    """Four classes, of which two have constant logits far below: only the decision between the others is open."""
-    generator = torch.Generator().manual_seed(4)
-    weights, x = torch.randn(40, generator=generator), torch.rand(30, 40, generator=generator)
-
-    def logits(x):
-        out = x @ weights - 0.5
-        return torch.stack([torch.zeros_like(out), out, torch.full_like(out, -50.0), torch.full_like(out, -51.0)], 1)
-
-    decided = logits(x).argmax(1)
-    threat_model = ThreatModel(norm=norm, epsilon={"linf": 0.06, "l2": 0.4, "l1": 1.2}[norm])
-    expected = []
-    for row, label in zip(x.double(), decided, strict=True):
-        gain = largest_gain((-1 if label == 1 else 1) * weights.double().numpy(), row.numpy(), threat_model)
-        expected.append(gain > abs(float(row @ weights.double() - 0.5)))
-    assert 3 < sum(expected) < 27
-    for targeted in (False, True):
-        given = {"loss": loss, "steps": 60, "classes": 4, "targeted": targeted}
-        result = attack_function(logits, x, 1 - decided if targeted else decided, threat_model, **given)
-        assert result.found.tolist() == expected
 
 
 def test_checkpoints_follow_the_rule_of_the_paper():
@@ -214,20 +194,6 @@ def test_as_many_are_found_as_by_torchattacks(norm, epsilon, loss):
 
 
 @in_norms
-@pytest.mark.parametrize("loss", ["ce", "margin", "dlr"])
-@pytest.mark.parametrize("epsilon", [1e-3, 0.3])
-def test_losses_are_those_of_the_best_points(norm, loss, epsilon):
-    target, inputs, labels = rowwise_problem()
-    result = attack((target, inputs, labels), ThreatModel(norm=norm, epsilon=epsilon), loss=loss, steps=20)
-    # On failure the best point comes back.
-    assert epsilon > 0.1 or not bool(result.found.any())
-    assert torch.equal(result.candidates[~result.found], result.best_points[~result.found])
-    losses, clean = (OBJECTIVES[loss].loss(target.module(points), labels) for points in (result.best_points, inputs))
-    torch.testing.assert_close(result.losses, losses)
-    assert bool((losses > clean).all())
-
-
-@in_norms
 @pytest.mark.parametrize("loss", list(OBJECTIVES))
 @pytest.mark.parametrize("start", ["random", "input"])
 def test_passes_are_counted_and_every_query_is_the_batch_in_order(norm, loss, start):
@@ -289,10 +255,8 @@ def test_rows_that_are_no_numbers_stay_and_harm_no_others(norm):
         result = attack((replace(target, module=Lambda(broken)), inputs, labels), threat_model, **chosen)
     assert bool(torch.isfinite(result.candidates).all())
     # The input itself is a point at which nothing is robust.
-    assert torch.equal(result.candidates[1], inputs[1])
+    assert (result.candidates == inputs).flatten(1).all(1).tolist() == result.no_gradient.tolist() == [0, 1, 0, 0]
     assert bool(result.found[1])
-    assert not torch.equal(result.candidates[2], inputs[2])
-    assert result.no_gradient.tolist() == [False, True, False, False]
     plain = attack((target, inputs, labels), threat_model, **chosen)
     torch.testing.assert_close(plain.candidates[[0, 3]], result.candidates[[0, 3]])
 
@@ -322,19 +286,3 @@ def test_warm_runs_aim_at_the_likeliest_classes_where_they_begin():
     parts, threat_model = (target, torch.tensor([[0.2]]), torch.tensor([0])), ThreatModel(norm="linf", epsilon=0.6)
     chosen = {"loss": "targeted-margin", "target_classes": 1, "steps": 10}
     assert [bool(attack(parts, threat_model, warm=warm, **chosen).found) for warm in (False, True)] == [False, True]
-
-
-@pytest.mark.parametrize("stop_early", [False, True])
-def test_watching_shows_every_evaluation(stop_early):
-    (target, inputs, labels), shown = rowwise_problem(), []
-    given = {"steps": 4, "restarts": 2, "watch": shown.append, "stop_early": stop_early}
-    attack((target, inputs, labels), ThreatModel(norm="linf", epsilon=0.001), **given)
-    assert [(step.number, step.total) for step in shown] == [(number, 10) for number in range(10)]
-    for step in shown:
-        points = step.points.clone().requires_grad_(True)
-        losses = OBJECTIVES["ce"].loss(target.module(points), labels)
-        (gradient,) = torch.autograd.grad(losses.sum(), points)
-        torch.testing.assert_close(step.loss, losses.detach())
-        assert (step.gradient is None) == (step.number % 5 == 4)
-        if step.gradient is not None:
-            torch.testing.assert_close(step.gradient, gradient)

@@ -61,22 +61,6 @@ def test_keeps_what_a_loop_over_the_points_it_queried_would_keep(attack, norm, t
     assert 0 < solved < 12
 
 
-@pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize("outer", ["corners", "surface"])
-@pytest.mark.parametrize(("share", "expected"), [(0.0, 0), (0.5, 10), (1 / 3, 6), (0.9, 18), (1.0, 20)])
-def test_inner_and_outer_points_take_turns(norm, outer, share, expected):
-    threat_model, x = ball(norm, 0.25, (-5.0, 5.0)), images(3, (1, 3, 4))
-    module = Recorder(Linear(torch.zeros(1), 1.0))
-    search(RandomSearch(points=20, outer=outer, outer_share=share), x, zeros(x), threat_model, module=module)
-    far = torch.stack([threat_model.distance(points, x) for points in module.batches])
-    on_surface = ((far - 0.25).abs() < 1e-6).sum(1)
-    assert on_surface.tolist() == ([0, 3] * 10 if share == 0.5 else on_surface.tolist())
-    assert sorted(on_surface.tolist()) == [0] * (20 - expected) + [3] * expected
-    if expected:
-        corner = (module.batches[int(on_surface.argmax())] - x).abs().flatten(1)
-        assert bool((corner.amax(1) - corner.amin(1) < 1e-6).all()) == (outer == "corners" and norm != "l1")
-
-
 @pytest.mark.parametrize(
     ("chosen", "norm", "weight", "threshold", "probability"),
     [
@@ -99,20 +83,6 @@ def test_success_rates(chosen, norm, weight, threshold, probability):
     out = search(RandomSearch(**chosen), x, zeros(x), ball(norm, 1, (-2, 2)), module=module, seed=11).out
     # A wrong rate fails here; a right one does once in a million seeds, and the seed is fixed.
     assert binomtest(int(predicted(module, out).sum()), 3000, probability).pvalue > 1e-6
-
-
-@pytest.mark.parametrize(
-    ("attack", "norm"),
-    [
-        (RandomSearch(points=3), "l2"),
-        (Square(queries=1, stop_early=False), "linf"),
-        (SpatialTransformation(translation=2, mode="random", samples=1), "linf"),
-    ],
-)
-def test_equal_rows_and_other_seeds_get_points_of_their_own(attack, norm):
-    x = images(1, (1, 4, 30)).expand(5, -1, -1, -1)
-    out = torch.cat([search(attack, x, labels_of(x), ball(norm, 0.01), seed=seed).out for seed in (0, 1)])
-    assert len(out.unique(dim=0)) == 10
 
 
 # Square.
@@ -213,18 +183,6 @@ def test_windows_lie_everywhere_with_equal_probability():
     assert float(((counts - 4000 / 6) ** 2 / (4000 / 6)).sum()) < 36
 
 
-@pytest.mark.parametrize("norm", ["linf", "l2"])
-def test_a_short_run_with_the_schedule_of_a_long_one_is_its_beginning(norm):
-    x = images(4, (3, 12, 10))
-    whole, short, own = (
-        search(Square(queries=count, schedule=of, stop_early=False), x, labels_of(x), ball(norm, bounds=WIDE)).steps
-        for count, of in ((300, None), (40, 300), (40, None))
-    )
-    assert len(short) == 40
-    assert all(torch.equal(one.points, other.points) for one, other in zip(short, whole, strict=False))
-    assert not torch.equal(own[-1].points, short[-1].points)
-
-
 @given(queries=st.integers(1, 20_000), data=st.data())
 def test_the_share_halves_at_the_published_marks(queries, data):
     changes = data.draw(st.integers(0, queries - 1))
@@ -268,16 +226,6 @@ def test_ends_when_all_rows_are_solved_unless_it_is_to_go_on():
     assert passes.forward == 3 * 150
     before, after = (margins(Rowwise(16, 4).double()(points.double()), y) for points in (first, on))
     assert bool((after < before).all())
-
-
-def test_a_misclassified_point_is_kept_before_one_of_higher_loss():
-    # The third point is misclassified, at a lower cross-entropy than others that are not.
-    right, rise, calls = torch.tensor([0.01, 0, 0, 0]), torch.tensor([0, 1e-4, 1e-4, 1e-4]), itertools.count(1)
-    known = (torch.tensor([0, 0.1, -9, -9]) if call == 3 else right + call * rise for call in calls)
-    odd, x = Lambda(lambda x: next(known).expand(len(x), -1)), images(2, (1, 4, 4))
-    out, _, seen = search(Square(queries=8, loss="ce", stop_early=False), x, zeros(x), ball(), module=odd)
-    assert float(seen[2].loss[0]) < min(float(step.loss[0]) for step in (*seen[:2], *seen[3:]))
-    assert torch.equal(out, seen[2].points)
 
 
 # RayS.
@@ -366,21 +314,6 @@ def test_queries_what_nested_loops_for_single_rows_query(shape, bounds, queries,
         assert float(found.distances[row]) == (expected_distance if bool(found.found[row]) else math.inf)
 
 
-@pytest.mark.parametrize("shape", [(12,), (1, 3, 5), (3, 4, 4)])
-def test_distance_on_linear_models_is_the_closed_form(shape):
-    generator = torch.Generator().manual_seed(2)
-    weight = torch.randn(*shape, generator=generator)
-    x, network = torch.rand(6, *shape, generator=generator) - 0.5, Linear(weight)
-    expected = (x.double() * weight.double()).flatten(1).sum(1).abs() / weight.double().abs().sum()
-    # No value of the nearest points meets a bound, so the formula holds.
-    assert float(expected.max()) < 1
-    given = {"bounds": (-3.0, 3.0), "classes": 2, "stop": False}
-    found = rays(network, x, predicted(network, x), queries=20_000, tolerance=1e-6, **given)
-    assert bool((found.found & (found.distances >= expected - 1e-6)).all())
-    # A row ends where no single sign gains more than the tolerance.
-    torch.testing.assert_close(found.distances, expected, rtol=1e-3, atol=1e-5)
-
-
 @pytest.mark.parametrize("keep_rows", [True, False])
 @pytest.mark.parametrize("bounds", [(0.0, 1.0), (-2.0, 3.0)])
 def test_queries_are_exact_and_points_in_bounds(keep_rows, bounds):
@@ -406,21 +339,6 @@ def test_queries_are_exact_and_points_in_bounds(keep_rows, bounds):
     solved = found.distances <= epsilon + 1e-6
     assert torch.equal(solved, found.queries < 60)
     assert bool(solved.any())
-
-
-def test_stopping_ends_at_the_first_point_within_epsilon():
-    network, x, y = rays_problem(6, (1, 4, 4))
-    whole, stopped = [], []
-    rays(network, x, y, queries=200, stop=False, watch=whole.append)
-    found = rays(network, x, y, queries=200, epsilon=0.2, watch=stopped.append)
-    for row in range(6):
-        known = [-float(step.loss[row]) for step in whole]
-        within = [number for number, distance in enumerate(known) if distance <= 0.2]
-        count = within[0] + 1 if within else len(whole)
-        assert int(found.queries[row]) == count
-        assert known == sorted(known, reverse=True)
-        for step, expected in zip(stopped[:count], whole, strict=False):
-            assert torch.equal(step.points[row], expected.points[row])
 
 
 # SpatialTransformation.

@@ -33,34 +33,23 @@ def distances(out, x):
     return (out.double() - x.double()).abs().flatten(1).amax(1)
 
 
-@pytest.mark.parametrize("bounds", [(0.0, 1.0), (-3.0, 5.0)])
+@pytest.mark.parametrize(("low", "width"), [(0.0, 1.0), (-3.0, 8.0)])
 @pytest.mark.parametrize("label", [0, 1])
-def test_distance_to_a_plane_is_the_closed_form(bounds, label):
-    width = bounds[1] - bounds[0]
-    weight = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    base = images(1, (2, 3, 4), bounds).double() * 0.4 + (bounds[0] + bounds[1]) / 2 * 0.6
-    module, y = Linear(weight, float((base * weight).sum())), torch.full((3,), label)
-    shares = torch.tensor([0.03, 0.08, 0.2], dtype=torch.float64) * width
-    x = (base + (1 if label else -1) * shares.view(3, 1, 1, 1) * weight.sign()).float()
-    found = search(module, x, y, bounds=bounds, classes=2, **CLOSE).out
-    assert bool((predicted(module, found) != y).all())
-    ratio = distances(found, x) / shares
-    assert 1 - 1e-5 <= float(ratio.min()) <= float(ratio.max()) <= 1.06
-
-
-def test_values_at_the_bounds_move_and_stop_there():
+def test_distance_to_a_plane_from_points_at_the_bounds_is_the_closed_form(low, width, label):
     generator = torch.Generator().manual_seed(3)
-    weight = torch.randn(1, 4, 5, generator=generator, dtype=torch.float64)
-    x = torch.randint(0, 2, (3, 1, 4, 5), generator=generator).float()
+    weight = torch.randn(1, 4, 5, generator=generator, dtype=torch.float64) * (2 * label - 1)
+    x = torch.randint(0, 2, (3, 1, 4, 5), generator=generator).float() * width + low
     along = (x.double() * weight).flatten(1).sum(1)
-    module = Linear(weight, float(along.min()) - 1.5)
-    found = search(module, x, torch.ones(3, dtype=torch.int64), classes=2, **CLOSE).out
-    assert predicted(module, found).tolist() == [0, 0, 0]
+    module, y = Linear(weight, float(along.min()) - 1.5 * width), torch.full((3,), label)
+    if not label:
+        module.threshold = float(along.max()) + 1.5 * width
+    found = search(module, x, y, bounds=(low, low + width), classes=2, **CLOSE).out
+    assert bool((predicted(module, found) != y).all())
     for row in range(3):
         # Values with positive weights can go down, the others up: the smallest move of them all that is enough.
-        room = torch.where(weight > 0, x[row].double(), 1 - x[row].double())
-        margin = float(along[row]) - module.threshold
-        nearest = brentq(lambda r, room=room, m=margin: m - float((weight.abs() * room.clamp_max(r)).sum()), 0, 1)
+        room = torch.where((weight > 0) == bool(label), x[row].double() - low, low + width - x[row].double())
+        margin = abs(float(along[row]) - module.threshold)
+        nearest = brentq(lambda r, room=room, m=margin: m - float((weight.abs() * room.clamp_max(r)).sum()), 0, width)
         assert nearest * (1 - 1e-5) <= float(distances(found, x)[row]) <= nearest * 1.06
 
 

@@ -10,12 +10,11 @@ from hypothesis import strategies as st
 from scipy.special import logsumexp
 
 from robust_ext.attacks._common.objectives import DIVERGENCES, OBJECTIVES, cross_entropy, fisher_rao, gini
-from robust_ext.attacks._common.rows import project
 from robust_ext.attacks.objective_pgd import ObjectivePGD
 from robust_ext.core.criteria import AIMED, MISCLASSIFICATION
 from robust_ext.core.errors import AttackRefusedError
 from robust_ext.core.random import stream
-from robust_ext.core.threat import NORMS, ThreatModel
+from robust_ext.core.threat import ThreatModel
 from tests.attacks.problems import predicted, rowwise_problem
 
 
@@ -183,29 +182,6 @@ def test_cross_entropy_ascends_as_in_foolbox(norm, name, epsilon, step, algorith
     assert bool(((ours == 0) | (ours == 1)).any())
     if norm == "linf":
         assert torch.equal(attack(parts, threat_model, **{**chosen, "projection": "nearest"}), ours)
-
-
-@pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize("name", list(DIVERGENCES))
-def test_each_step_is_along_the_gradient_by_finite_differences(name, norm):
-    """The first step in the middle of the ball, of length step_size in the norm, along differences of the objective."""
-    target, inputs, labels = rowwise_problem(rows=3)
-    target.module.double()
-    inputs, seen, threat_model = (0.4 + 0.2 * inputs).double(), [], ThreatModel(norm=norm, epsilon=0.2)
-    attack((target, inputs, labels), threat_model, objective=name, steps=2, step_size=0.01, watch=seen.append)
-    points, after = seen[0].points.double(), seen[1].points.double()
-
-    def value(x):
-        with torch.no_grad():
-            return DIVERGENCES[name].value(target.module(x), target.module(inputs), labels)
-
-    shifts = 1e-5 * torch.eye(24, dtype=torch.float64).view(24, 1, 2, 3, 4)
-    slopes = torch.stack([(value(points + shift) - value(points - shift)) / 2e-5 for shift in shifts], 1)
-    order = {"l2": 2, "l1": 1}.get(norm)
-    length = slopes.sign() if order is None else slopes / slopes.norm(p=order, dim=1, keepdim=True)
-    expected = project(points + 0.01 * length.view(points.shape), inputs, threat_model)
-    torch.testing.assert_close(after, expected, rtol=0, atol=1e-6)
-    torch.testing.assert_close(seen[0].loss.double(), value(points), rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("name", DIVERGENCES)
