@@ -55,31 +55,35 @@ def solve(constraints, x, **given):
 def affine_region(generator, inputs, widths, decisions):
     """Rows of the region of a random point in a random ReLU network, and those of one class that wins."""
 
-    def affine(width):
-        weight, bias = (torch.randn(width, n, generator=generator).double() for n in (matrix.shape[0], 1))
-        weight /= matrix.shape[0] ** 0.5
-        return weight @ matrix, weight @ offset + 0.3 * bias[:, 0]
+    def draw(*shape):
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
 
-    point = torch.rand(inputs, generator=generator).double()
-    matrix, offset, rows, offsets = torch.eye(inputs).double(), torch.zeros(inputs).double(), [], []
+    point = torch.rand(inputs, generator=generator, dtype=torch.float64)
+    matrix, offset = torch.eye(inputs, dtype=torch.float64), torch.zeros(inputs, dtype=torch.float64)
+    rows, offsets = [], []
     for width in widths:
-        matrix, offset = affine(width)
+        weight, bias = draw(width, matrix.shape[0]) / matrix.shape[0] ** 0.5, 0.3 * draw(width)
+        matrix, offset = weight @ matrix, weight @ offset + bias
         sign = torch.where(matrix @ point + offset >= 0, 1.0, -1.0).double()
         rows.append(sign[:, None] * matrix)
         offsets.append(sign * offset)
         matrix, offset = matrix * (sign > 0)[:, None], offset * (sign > 0)
-    matrix, offset = affine(decisions + 1)
-    return torch.cat([*rows, matrix[:1] - matrix[1:]]), torch.cat([*offsets, offset[:1] - offset[1:]])
+    weight, bias = draw(decisions + 1, matrix.shape[0]) / matrix.shape[0] ** 0.5, 0.3 * draw(decisions + 1)
+    matrix, offset = weight @ matrix, weight @ offset + bias
+    rows.append(matrix[:1] - matrix[1:])
+    offsets.append(offset[:1] - offset[1:])
+    return torch.cat(rows), torch.cat(offsets)
 
 
 def polytope(generator, inputs, rows, half):
     """Random rows of very different norms that hold at a random point of the unit box, but one in ten cannot hold."""
-    matrix = torch.randn(rows, inputs, generator=generator).double()
-    matrix *= torch.randn(rows, 1, generator=generator).double().exp()
-    slack = 0.1 * torch.rand(rows, generator=generator).double() * matrix.norm(dim=1)
+    matrix = torch.randn(rows, inputs, generator=generator, dtype=torch.float64)
+    matrix *= torch.randn(rows, 1, generator=generator, dtype=torch.float64).exp()
+    inside = torch.rand(inputs, generator=generator, dtype=torch.float64)
+    slack = 0.1 * torch.rand(rows, generator=generator, dtype=torch.float64) * matrix.norm(dim=1)
     if float(torch.rand(1, generator=generator)) < 0.1:
         slack[0] -= (1 + 2 * half) * matrix[0].abs().sum()
-    return matrix, slack - matrix @ torch.rand(inputs, generator=generator).double()
+    return matrix, slack - matrix @ inside
 
 
 @cache
