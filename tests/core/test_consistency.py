@@ -33,15 +33,6 @@ class Model(nn.Module):
         return self.after(self.body(self.before(x)))
 
 
-def sometimes(x):
-    return x + 0.1 if random.random() < 0.5 else x
-
-
-def seeded(x):
-    """The same in every call, and another for every place in the batch."""
-    return x + 0.05 * torch.randn(x.shape, generator=torch.Generator().manual_seed(0))
-
-
 def quantised(x):
     scale = x.abs().amax() / 7
     return (x / scale).round() * scale
@@ -50,14 +41,14 @@ def quantised(x):
 RANDOM = {
     "torch": lambda x: x + 0.01 * torch.randn_like(x),
     "numpy": lambda x: x + 0.01 * torch.from_numpy(np.random.rand(*x.shape)).float(),
-    "python": sometimes,
+    "python": lambda x: x + 0.1 if random.random() < 0.5 else x,
     "dropout": lambda x: nn.functional.dropout(x, 0.2),
-    "rows": lambda x: torch.where(torch.rand(len(x), 1, 1, 1) < 0.5, x, 1 - x),
 }
 BATCH = {
     "mean": lambda x: x - 0.05 * x.mean(0, keepdim=True),
     "statistics": lambda x: nn.functional.batch_norm(x, None, None, training=True),
-    "place": seeded,
+    # The same in every call, and another for every place in the batch.
+    "place": lambda x: x + 0.05 * torch.randn(x.shape, generator=torch.Generator().manual_seed(0)),
     "size": lambda x: x * (1 + 0.01 * len(x)),
     "quantised": quantised,
     "order": lambda x: x - 0.1 * x.roll(1, 0),
@@ -65,44 +56,24 @@ BATCH = {
 IN_PLACE = {"clamp": lambda x: x.clamp_(0.1, 0.9), "normalise": lambda x: x.sub_(0.5).div_(0.25)}
 
 
-def named(kind, words):
-    return [pytest.param(before, words, id=name) for name, before in kind.items()]
+KINDS = {
+    r"^model: is random: .*random = True .*evaluate_defense": RANDOM,
+    r"^model: is batch-dependent: .* statistics that do not come from the batch": BATCH,
+    r"^model: changes its input in place.*x = x\.clone\(\)": IN_PLACE,
+}
 
 
 @pytest.mark.parametrize("rows", [1, 2, 12])
-@pytest.mark.parametrize(
-    ("before", "words"),
-    [
-        *named(RANDOM, r"^model: is random: .*random = True .*evaluate_defense"),
-        *named(BATCH, r"^model: is batch-dependent: .* statistics that do not come from the batch"),
-        *named(IN_PLACE, r"^model: changes its input in place.*x = x\.clone\(\)"),
-    ],
-)
-def test_each_kind_is_named(before, words, rows):
+@pytest.mark.parametrize("words", KINDS)
+def test_each_kind_is_named(words, rows):
     states, given = (torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()), X.clone()
-    with pytest.raises(ModelError, match=words):
-        check_consistency(Model(before), given[:rows], bounds=(0.0, 1.0))
+    for before in KINDS[words].values():
+        with pytest.raises(ModelError, match=words):
+            check_consistency(Model(before), given[:rows], bounds=(0.0, 1.0))
     assert torch.equal(given, X)
     assert torch.equal(torch.get_rng_state(), states[0])
     assert np.array_equal(np.random.get_state()[1], states[1])
     assert random.getstate() == states[2]
-
-
-@pytest.mark.parametrize("width", [16, 1024])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_rounding_is_no_inconsistency(width, dtype):
-    """Kernels for other batch sizes round differently: deep and wide networks pass all the same."""
-    torch.manual_seed(0)
-    layers = [nn.Flatten(), nn.Linear(256, width)]
-    for _ in range(6):
-        layers += [nn.ReLU(), nn.Linear(width, width)]
-    network = nn.Sequential(*layers, nn.Linear(width, 10)).to(dtype).eval()
-    with torch.no_grad():
-        for part in network[1:]:
-            if isinstance(part, nn.Linear):
-                part.weight.mul_(2.4)
-    wrapped = nn.Sequential(Cast(dtype), network)
-    check_consistency(wrapped, torch.rand(4, 1, 16, 16), bounds=(0.0, 1.0))
 
 
 class Cast(nn.Module):
@@ -114,6 +85,18 @@ class Cast(nn.Module):
         return x.to(self.dtype)
 
 
+@pytest.mark.parametrize("width", [16, 1024])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_rounding_is_no_inconsistency(width, dtype):
+    """Kernels for other batch sizes round differently: deep and wide networks pass all the same."""
+    torch.manual_seed(0)
+    layers = [nn.Linear(256, width), *(nn.Linear(width, width) for _ in range(6)), nn.Linear(width, 10)]
+    for layer in layers:
+        layer.weight.data.mul_(2.4)
+    network = nn.Sequential(nn.Flatten(), Cast(dtype), *(part for one in layers for part in (nn.ReLU(), one)))
+    check_consistency(network.to(dtype).eval(), torch.rand(4, 1, 16, 16), bounds=(0.0, 1.0))
+
+
 def test_models_with_non_finite_logits_somewhere_pass():
     """Of single values, and of the images without contrast that stand beside a row while it is looked at."""
     standardised = Model(lambda x: (x - x.mean((1, 2, 3), keepdim=True)) / x.std((1, 2, 3), keepdim=True))
@@ -122,22 +105,17 @@ def test_models_with_non_finite_logits_somewhere_pass():
         check_consistency(model, X, bounds=(0.0, 1.0))
 
 
+PGD = "robust_ext:APGD(steps=2)"
 EVALUATIONS = {
-    "binarization": lambda model: binarization_test(model, lambda model, x, y: x, X, LINF, inner_points=20),
+    "binarization": lambda model: binarization_test(model, PGD, X, LINF, inner_points=20),
     "pair": lambda model: binarization_test(
-        (nn.Sequential(model, nn.ReLU()).eval(), nn.Linear(4, 3).eval()),
-        lambda model, x, y: x,
-        X,
-        LINF,
-        inner_points=20,
+        (nn.Sequential(model, nn.ReLU()).eval(), nn.Linear(4, 3).eval()), PGD, X, LINF, inner_points=20
     ),
     "plant": lambda model: plant(model, X, LINF, inner_points=20),
-    "robust accuracy": lambda model: robust_accuracy(model, "robust_ext:APGD(steps=2)", X, Y, LINF),
-    "mead": lambda model: mead(model, "robust_ext:APGD(steps=2)", X, Y, LINF, detectors=lambda x: x.flatten(1).std(1)),
-    "static": lambda model: evaluate_defense(
-        lambda x: x.round(), "robust_ext:APGD(steps=2)", X, Y, LINF, classifier=model
-    ),
-    "defense": lambda model: evaluate_defense(model, "robust_ext:APGD(steps=2)", X, Y, LINF, classifier=Model()),
+    "robust accuracy": lambda model: robust_accuracy(model, PGD, X, Y, LINF),
+    "mead": lambda model: mead(model, PGD, X, Y, LINF, detectors=lambda x: x.flatten(1).std(1)),
+    "static": lambda model: evaluate_defense(torch.round, PGD, X, Y, LINF, classifier=model),
+    "defense": lambda model: evaluate_defense(model, PGD, X, Y, LINF, classifier=Model()),
 }
 
 
@@ -161,5 +139,5 @@ def test_what_the_error_advises_works():
     """A random classifier as a random defense of the network without the randomness."""
     model = Model(RANDOM["torch"])
     model.random = True
-    result = evaluate_defense(model, "robust_ext:APGD(steps=2)", X, Y, LINF, classifier=Model(), repeats=2)
+    result = evaluate_defense(model, PGD, X, Y, LINF, classifier=Model(), repeats=2)
     assert result.content["random"] is True

@@ -5,6 +5,7 @@ import itertools
 import json
 import math
 import pickle
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -42,20 +43,18 @@ def exceeds(model, points, x):
 
 
 @pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize("name", DRAWS)
-def test_points_lie_in_the_limits_and_reach_them(norm, name):
+def test_points_lie_in_the_limits_and_reach_them(norm):
     x, model = rows(1)[0], table(norm)
-    points = getattr(model, name)(x, 400, key=3)
-    assert exceeds(model, points, x.expand(400, 4)).max() < 1e-5
-    distances = model.distance(points, x.expand(400, 4)) / model.epsilon
-    if name != "sample_inner":
-        np.testing.assert_allclose(distances, 1, atol=1e-5)
-    else:
-        # Uniform in the ball of the three entries that may change: where nothing is clipped, its law is known.
-        middle = torch.tensor((LOW + HIGH) / 2, dtype=torch.float32)
-        points = model.sample_inner(middle, 4000, key=3)
-        radii = (model.distance(points, middle.expand(4000, 4)) / model.epsilon).numpy()
-        assert abs((radii**3).mean() - 0.5) < 0.02
+    for name in DRAWS:
+        points = getattr(model, name)(x, 400, key=3)
+        assert exceeds(model, points, x.expand(400, 4)).max() < 1e-5
+        if name != "sample_inner":
+            np.testing.assert_allclose(model.distance(points, x.expand(400, 4)) / model.epsilon, 1, atol=1e-5)
+    # Uniform in the ball of the three entries that may change: where nothing is clipped, its law is known.
+    middle = torch.tensor((LOW + HIGH) / 2, dtype=torch.float32)
+    points = model.sample_inner(middle, 4000, key=3)
+    radii = (model.distance(points, middle.expand(4000, 4)) / model.epsilon).numpy()
+    assert abs((radii**3).mean() - 0.5) < 0.02
 
 
 @pytest.mark.parametrize("norm", NORMS)
@@ -77,13 +76,6 @@ def test_projection_is_the_nearest_of_many_points(norm):
     assert (away(found) <= nearest + 1e-3).all()
 
 
-def every_valid(x, model, step, low, high):
-    """All points of a grid in the ball around one sample, by enumeration."""
-    axes = [np.arange(low, high + step / 2, step) for _ in x]
-    points = torch.tensor(list(itertools.product(*axes)), dtype=torch.float32)
-    return points[model.distance(points, x.expand_as(points)) <= model.epsilon * (1 + 1e-6)]
-
-
 @pytest.mark.parametrize("norm", NORMS)
 @settings(max_examples=40)
 @given(seed=st.integers(0, 10**6), epsilon=st.floats(0.05, 1.5))
@@ -93,8 +85,9 @@ def test_rounding_stays_in_the_ball_and_on_the_grid(norm, seed, epsilon):
     x = torch.randint(0, 6, (8, 3), generator=generator) / 5
     points = project(x + torch.randn(8, 3, generator=generator), x, model)
     rounded = model.snap(points, x)
+    grid = torch.tensor(list(itertools.product(np.arange(0, 1.1, 0.2), repeat=3)), dtype=torch.float32)
     for row, found, start in zip(x, rounded, points, strict=True):
-        valid = every_valid(row, model, 0.2, 0, 1)
+        valid = grid[model.distance(grid, row.expand_as(grid)) <= model.epsilon * (1 + 1e-6)]
         assert (valid - found).abs().amax(1).min() < 1e-6
         if norm == "linf":
             nearest = (valid - start).abs().sum(1).min()
@@ -107,10 +100,7 @@ def test_kinds_are_rounded_and_groups_hold_a_single_one():
     model = ThreatModel(norm="linf", epsilon=[2, 0.1, 1, 1, 1], bounds=([0, 0, 0, 0, 0], [9, 1, 1, 1, 1]), kinds=kinds)
     x = torch.tensor([[4, 0.5, 1, 0, 0]])
     points = torch.tensor([[5.6, 0.57, 0.3, 0.2, 0.9], [2.4, 0.5, 0.6, 0.5, 0.1]])
-    assert model.snap(points, x.expand(2, 5)).tolist() == [
-        [6, pytest.approx(0.57), 0, 0, 1],
-        [2, 0.5, 1, 0, 0],
-    ]
+    assert model.snap(points, x.expand(2, 5)).tolist() == [[6, pytest.approx(0.57), 0, 0, 1], [2, 0.5, 1, 0, 0]]
     small = replace(model, epsilon=1.0, weights=[1, 0.1, 0.5, 1, 1])
     assert small.snap(points, x.expand(2, 5))[0].tolist() == [5, pytest.approx(0.57), 1, 0, 0]
     diamond = replace(model, norm="l1", epsilon=2.0, weights=None)
@@ -127,22 +117,14 @@ def test_equal_arrays_are_equal_models_in_every_form():
     assert pickle.loads(pickle.dumps(one)) == one  # noqa: S301 - our own bytes
     assert one != table(mask=[True, False, True, True])
     assert one != replace(one, epsilon=2.0)
-    assert replace(one) == one
     assert json.loads(json.dumps(one.described)) == one.described
-    assert one.described != table(mask=None).described
-    # Budgets of 0 are entries that may not change.
-    assert ThreatModel(norm="linf", epsilon=[1, 0, 2]) == ThreatModel(
-        norm="linf", epsilon=2, weights=[0.5, 1, 1], mask=[True, False, True]
-    )
-
-
-def test_arrays_of_one_value_are_numbers():
+    # Budgets of 0 are entries that may not change, and arrays of one value are numbers.
+    weighted = ThreatModel(norm="linf", epsilon=2, weights=[0.5, 1, 1], mask=[True, False, True])
+    assert ThreatModel(norm="linf", epsilon=[1, 0, 2]) == weighted
     plain = ThreatModel(norm="linf", epsilon=0.1)
-    assert plain.plain
-    assert plain.described == {"norm": "linf", "epsilon": 0.1, "bounds": [0.0, 1.0]}
     same = ThreatModel(norm="linf", epsilon=np.full((3, 1, 1), 0.1), bounds=(np.zeros(4), 1), mask=np.ones((4, 4)))
     assert same == plain
-    assert repr(same) == "ThreatModel(norm='linf', epsilon=0.1, bounds=(0.0, 1.0))"
+    assert same.described == {"norm": "linf", "epsilon": 0.1, "bounds": [0.0, 1.0]}
 
 
 def decoded(dtype, shape, data):
@@ -166,44 +148,35 @@ def test_stored_arrays_are_exact(budgets, seed):
     np.testing.assert_array_equal(np.broadcast_to(stored.get("weights", 1.0), expected.shape), expected)
 
 
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ({"epsilon": [0.1, -1]}, "epsilon: got budgets from -1 to 0.1"),
-        ({"epsilon": [0.0, 0.0]}, "one of them above 0"),
-        ({"bounds": ([0, 1], [1, 1])}, "lower bounds below the upper ones"),
-        ({"bounds": ([0, 1, 2], [1, 1])}, "arrays of shapes (3,) and (2,)"),
-        ({"mask": [False, False]}, "at least one entry that may change"),
-        ({"mask": ["a", "b"]}, "True where an entry may change"),
-        ({"kinds": ["real", "float"]}, "got 'float'"),
-        ({"kinds": ["real", "one-hot:a"]}, "at least two entries in each group"),
-        ({"levels": 1}, "levels: got 1"),
-        ({"weights": [2.0, 1.0]}, "from 0 to 1"),
-    ],
-)
-def test_refused(given, words):
-    with pytest.raises(InvalidArgumentError) as caught:
-        ThreatModel(**{"norm": "linf", "epsilon": 0.1, **given})
-    assert words in str(caught.value)
+REFUSED = [
+    ({"epsilon": [0.1, -1]}, "epsilon: got budgets from -1 to 0.1"),
+    ({"epsilon": [0.0, 0.0]}, "one of them above 0"),
+    ({"bounds": ([0, 1], [1, 1])}, "lower bounds below the upper ones"),
+    ({"bounds": ([0, 1, 2], [1, 1])}, "arrays of shapes (3,) and (2,)"),
+    ({"mask": [False, False]}, "at least one entry that may change"),
+    ({"mask": ["a", "b"]}, "True where an entry may change"),
+    ({"kinds": ["real", "float"]}, "got 'float'"),
+    ({"kinds": ["real", "one-hot:a"]}, "at least two entries in each group"),
+    ({"levels": 1}, "levels: got 1"),
+    ({"weights": [2.0, 1.0]}, "from 0 to 1"),
+]
+UNFIT = [
+    ({"mask": [True, False, True]}, [[0.1, 0.2]], "broadcasts to one input, (2,)"),
+    ({"bounds": ([0, 0], [1, 0.1])}, [[0.1, 0.2]], "outside the bounds of 1 entries, the first at (1,)"),
+    ({"levels": 3}, [[0.5, 0.2]], "off the grid"),
+    ({"kinds": ["one-hot:a", "one-hot:a"]}, [[1, 1]], "without a single 1"),
+]
 
 
-@pytest.mark.parametrize(
-    ("given", "x", "words"),
-    [
-        ({"mask": [True, False, True]}, [[0.1, 0.2]], "broadcasts to one input, (2,)"),
-        ({"bounds": ([0, 0], [1, 0.1])}, [[0.1, 0.2]], "outside the bounds of 1 entries, the first at (1,)"),
-        ({"levels": 3}, [[0.5, 0.2]], "off the grid"),
-        ({"kinds": ["one-hot:a", "one-hot:a"]}, [[1, 1]], "without a single 1"),
-    ],
-)
-def test_samples_that_do_not_fit_are_refused(given, x, words):
-    model = ThreatModel(**{"norm": "linf", "epsilon": 0.1, **given})
-    with pytest.raises(InvalidArgumentError) as caught:
-        model.check_samples(torch.tensor(x))
-    assert words in str(caught.value)
-
-
-def test_small_budgets_of_large_entries_are_refused():
+def test_what_is_no_threat_model_and_samples_that_do_not_fit_are_refused():
+    for given_values, words in REFUSED:
+        with pytest.raises(InvalidArgumentError, match=re.escape(words)):
+            ThreatModel(**{"norm": "linf", "epsilon": 0.1, **given_values})
+    for given_values, x, words in UNFIT:
+        model = ThreatModel(**{"norm": "linf", "epsilon": 0.1, **given_values})
+        with pytest.raises(InvalidArgumentError, match=re.escape(words)):
+            model.check_samples(torch.tensor(x))
+    # Small budgets of large entries.
     model = ThreatModel(norm="linf", epsilon=[0.1, 0.1001], bounds=([0, 0], [1, 1e6]))
     with pytest.raises(InvalidArgumentError, match=r"for entry \(1,\)"):
         model.check_resolution(2)

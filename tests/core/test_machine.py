@@ -1,25 +1,35 @@
-"""Batches that do not fit into memory: smaller ones where rows are independent, else an error that names what to do."""
+"""What evaluations make of a machine: its memory, its cores and its devices."""
 
+import os
+import subprocess
 import sys
+import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from robust_ext import binarization_test, plant
+from robust_ext import InvalidArgumentError, binarization_test, plant
+from robust_ext.core import machine
+from robust_ext.core.devices import check_device, on_device, run_device
 from robust_ext.core.errors import AttackError, ModelError, RobustExtWarning
-from robust_ext.core.machine import OutOfMemory, RowLimit, power_of_two, rows_that_fit
+from robust_ext.core.machine import OutOfMemory, RowLimit, lap, on_free_cores, power_of_two, rows_that_fit
 from robust_ext.core.threat import ThreatModel
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
 from robust_ext.evaluations.binarization.witnesses import find_witnesses
 
+resource = pytest.importorskip("resource")
+LINF, SETTINGS = ThreatModel(norm="linf", epsilon=0.1), {"inner_points": 60, "forward_batch": 64, "fold": False}
+DIGITS = load_dataset("digits").take(range(12))[0]
+
 
 class Small(nn.Module):
     """A network on a device that holds so many rows, fewer with gradients; ``sizes`` are those of its batches."""
 
-    def __init__(self, network, rows, rows_of_gradients=sys.maxsize):
+    def __init__(self, network, rows=sys.maxsize, rows_of_gradients=sys.maxsize):
         super().__init__()
         self.network, self.rows, self.rows_of_gradients, self.sizes = network, rows, rows_of_gradients, []
         self.eval()
@@ -33,10 +43,9 @@ class Small(nn.Module):
 
 @pytest.mark.parametrize(("total", "most"), [(0, 4), (1, 4), (13, 4), (64, 64), (433, 64)])
 def test_rows_go_through_in_batches_of_nearly_equal_size(total, most):
-    points, sizes = torch.rand(total, 3), []
-    found = RowLimit(most).run(lambda batch: (sizes.append(len(batch)), 2 * batch)[1], points)
-    assert torch.equal(found, 2 * points)
-    assert sizes == [len(part) for part in points.tensor_split(max(1, -(-total // most)))]
+    points, module = torch.rand(total, 3), Small(nn.Identity())
+    assert torch.equal(RowLimit(most).run(module, points), points)
+    assert module.sizes == [len(part) for part in points.tensor_split(max(1, -(-total // most)))]
 
 
 def test_a_batch_that_does_not_fit_is_halved_for_good_and_noted_once():
@@ -51,20 +60,12 @@ def test_a_batch_that_does_not_fit_is_halved_for_good_and_noted_once():
         RowLimit(64).run(Small(nn.Identity(), 0), points)
 
 
-@pytest.fixture(scope="module")
-def digits():
-    return load_dataset("digits").take(range(12))[0]
-
-
-LINF, SETTINGS = ThreatModel(norm="linf", epsilon=0.1), {"inner_points": 60, "forward_batch": 64, "fold": False}
-
-
-def test_points_and_candidates_are_measured_in_smaller_batches(digits):
+def test_points_and_candidates_are_measured_in_smaller_batches():
     """Nor do all problems at once fit where they are verified."""
     found = []
     for rows in (sys.maxsize, 8):
         module = Small(digits_network(), rows)
-        planted = plant(module, digits, LINF, **SETTINGS)
+        planted = plant(module, DIGITS, LINF, **SETTINGS)
         found.append((planted.planted, planted.verify(planted.planted[:, 0]).outcomes))
         assert max(module.sizes) > 8
     assert len(found[0][1]) > 8
@@ -72,19 +73,14 @@ def test_points_and_candidates_are_measured_in_smaller_batches(digits):
     assert found[0][1] == found[1][1] == ("found",) * len(found[0][1])
 
 
-def test_an_attack_that_runs_out_of_memory_names_the_setting(digits):
+def test_where_gradients_do_not_fit_attacks_name_the_setting_and_witnesses_do_without():
     def ascend(model, x, y):
         return model(x.requires_grad_(True))
 
-    module = Small(digits_network(), sys.maxsize, rows_of_gradients=4)
     with pytest.raises(AttackError, match=r"ascend: out of memory .*batch_size \(--batch-size\)"):
-        binarization_test(module, ascend, digits, LINF, depths=(1,), **SETTINGS)
-
-
-def test_witnesses_are_looked_for_by_what_fits(digits):
-    """Gradients do not fit: Square is left, which needs none."""
-    planted = plant(digits_network(), digits, LINF, **SETTINGS)
-    features = Small(planted.features, sys.maxsize, rows_of_gradients=4)
+        binarization_test(Small(digits_network(), rows_of_gradients=4), ascend, DIGITS, LINF, depths=(1,), **SETTINGS)
+    planted = plant(digits_network(), DIGITS, LINF, **SETTINGS)
+    features = Small(planted.features, rows_of_gradients=4)
     settings = replace(planted.settings, witness_queries=20)
     assert [one.name for one in find_witnesses(features, planted.problems, settings)] == ["Square"]
 
@@ -108,3 +104,111 @@ def test_rows_of_a_gpu_follow_from_its_memory(monkeypatch):
 def test_rows_of_this_gpu():
     network = nn.Conv2d(3, 64, 3, padding=1).cuda()
     assert 64 <= rows_that_fit(network, torch.rand(1, 3, 32, 32, device="cuda"), 4096) <= 4096
+
+
+BLOCKS, SIZE = 8, 8 * 2**20
+
+
+def faults():
+    """Pages that the system hands out for large tensors that are made and dropped again and again."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(4):
+        made = [torch.ones(SIZE // 4) for _ in range(BLOCKS)]
+        del made
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+
+def held():
+    """Bytes of this process that are in memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+@pytest.mark.skipif(not machine.keep_freed_memory(), reason="another C library than glibc, or set by its user")
+def test_freed_memory_is_used_again_and_handed_back_at_the_end():
+    with machine.trimmed():
+        faults()
+    before = held()
+    with machine.trimmed():
+        faults()
+        # One round takes 16,384 pages of 4 KiB.
+        assert faults() < 1000
+        assert held() - before > BLOCKS * SIZE / 2
+    assert held() - before < BLOCKS * SIZE / 4
+
+
+def test_what_a_user_chose_of_memory_stands_and_other_systems_are_left_alone(monkeypatch):
+    for name, value in (("MALLOC_MMAP_THRESHOLD_", "65536"), ("GLIBC_TUNABLES", "glibc.malloc.top_pad=1")):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, value)
+            assert machine.keep_freed_memory.__wrapped__() is False
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert machine.keep_freed_memory.__wrapped__() is False
+
+
+@pytest.fixture
+def four_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("others", "expected"), [(0.0, 4), (0.4, 4), (1.0, 3), (2.2, 2), (3.0, 1), (3.9, 1), (9.0, 1)])
+def test_a_thread_for_each_free_core(monkeypatch, four_threads, others, expected):
+    """Four cores, on which this process uses two and others so many."""
+    clock = iter(range(100))
+
+    def usage():
+        now = next(clock)
+        return time.perf_counter() - 50 + now, (2 + others) * now, 2 * now
+
+    monkeypatch.setattr(machine, "_usage", usage)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(4)), raising=False)
+    with on_free_cores():
+        for _ in range(3):
+            lap()
+        assert torch.get_num_threads() == expected
+        with on_free_cores():
+            lap(own=False)
+        assert torch.get_num_threads() == expected
+    assert torch.get_num_threads() == 4
+
+
+@pytest.mark.skipif(not Path("/proc/stat").exists(), reason="reads /proc/stat")
+def test_busy_processes_leave_one_thread(four_threads):
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in os.sched_getaffinity(0)]
+    try:
+        with on_free_cores():
+            end = time.monotonic() + 20
+            while torch.get_num_threads() > 1 and time.monotonic() < end:
+                torch.rand(300, 300) @ torch.rand(300, 300)
+                lap()
+            assert torch.get_num_threads() == 1
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+
+
+class Elsewhere(nn.Linear):
+    """A layer on the device meta, standing in for another device, whose move gives it values."""
+
+    def __init__(self):
+        super().__init__(2, 2, device="meta")
+
+    def to(self, device):
+        self.to_empty(device=device)
+        nn.init.ones_(self.weight)
+        return self
+
+
+def test_a_device_moves_a_copy_and_leaves_the_model_where_it_is():
+    elsewhere, network = Elsewhere(), nn.Linear(2, 2)
+    moved = on_device(elsewhere, "cpu")
+    assert (elsewhere.weight.device.type, moved.weight.device.type) == ("meta", "cpu")
+    assert moved.weight.tolist() == [[1, 1], [1, 1]]
+    assert run_device(elsewhere, None).type == "meta"
+    assert on_device(network, None) is on_device(network, "cpu") is on_device(network, torch.device("cpu")) is network
+    for device in ("meta", "nowhere", "cpu:nine", 3.5):
+        with pytest.raises(InvalidArgumentError, match=r"^--device: got .*, expected a device this torch computes on"):
+            check_device(device, argument="--device")

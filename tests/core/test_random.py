@@ -1,14 +1,173 @@
+"""Streams by keys, and counted numbers against numpy's unsigned integers, scipy's laws and one another."""
+
+import hashlib
 import random
 from contextlib import suppress
+from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 
 from robust_ext.attacks.base import draw_seed
-from robust_ext.core.random import RowGenerator, derive_seed, seeded_globals, stream
+from robust_ext.core.random import CountedRows, RowGenerator, derive_seed, seeded_globals, stream
+
+PARTS = 40_000
+KINDS = ("words", "centred", "uniforms", "signs", "normals", "laplaces")
+
+
+def mixed(values):
+    """Lowbias32 as its author states it, for unsigned numbers that wrap around."""
+    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B), (16, 1)):
+        values = (values ^ (values >> np.uint32(shift))) * np.uint32(factor)
+    return values
+
+
+def words(key, rows, places):
+    """Words ``(rows, places)`` of a key by numpy."""
+    a, b, c, d = np.frombuffer(hashlib.blake2b(key.to_bytes(8, "little"), digest_size=16).digest(), "<u4")
+    rows, places = (np.asarray(numbers, dtype=np.uint32) for numbers in (rows, places))
+    first, second = mixed(mixed(rows ^ a) + b), mixed(mixed(rows ^ c) + d)
+    return mixed(mixed(places[None] ^ first[:, None]) + second[:, None])
+
+
+def drawn(key, count, size, kind="words", **more):
+    return getattr(CountedRows([key], count, **more), kind)(size)[0].numpy()
+
+
+@settings(max_examples=50)
+@given(
+    keys=st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=3),
+    start=st.one_of(st.integers(0, 300), st.integers(0, 2**31 - 10)),
+    count=st.integers(0, 7),
+    size=st.integers(0, 70),
+    skip=st.sampled_from([0, 1, 12345, 2**31 - 80]),
+)
+def test_words_are_those_of_unsigned_arithmetic(keys, start, count, size, skip):
+    found = CountedRows(keys, count, start=start).words(size, skip=skip).numpy().view(np.uint32)
+    expected = [words(key, np.arange(start, start + count), np.arange(skip, skip + size)) for key in keys]
+    np.testing.assert_array_equal(found, np.stack(expected))
+
+
+def test_numbers_are_made_of_words():
+    """Bits of 32 places a word from the highest down, 24 bits, and 16 bits of a table for two places a word."""
+    raw = words(9, range(20), range(70))
+    bits = np.unpackbits(raw[:, :3].astype("<u4").view(np.uint8).reshape(20, 3, 4)[..., ::-1], axis=-1).reshape(20, 96)
+    # Shifted to the left by its place, a word shows its lowest bit last.
+    np.testing.assert_array_equal(drawn(9, 20, 70, "signs"), 1 - 2.0 * bits[:, :70])
+    np.testing.assert_array_equal(drawn(9, 20, 70, "centred"), (raw.view(np.int32) >> 8))
+    np.testing.assert_array_equal(drawn(9, 20, 70, "uniforms"), (raw.view(np.int32) >> 8) / 2**24 + 0.5)
+    threshold = torch.arange(70, dtype=torch.int32)[None, None] * 2**24 // 69
+    np.testing.assert_array_equal(CountedRows([9], 20).below(threshold)[0].numpy(), raw >> 8 < threshold[0].numpy())
+    for kind in ("normals", "laplaces"):
+        indices = np.concatenate([raw[:, :35] & 0xFFFF, raw[:, :35] >> 16], 1)
+        by_index = dict(zip(indices.flatten().tolist(), drawn(9, 20, 70, kind).flatten().tolist(), strict=True))
+        assert all(by_index[index] == value for index, value in zip(indices[3], drawn(9, 20, 70, kind)[3], strict=True))
+        assert all(np.sign(value) == (1 if index < 2**15 else -1) for index, value in by_index.items())
+
+
+@settings(max_examples=50)
+@given(kind=st.sampled_from(KINDS), cuts=st.lists(st.integers(0, 40), max_size=6), key=st.integers(0, 2**63))
+def test_rows_depend_on_nothing_that_is_drawn_with_them(kind, cuts, key):
+    whole = CountedRows([key, 5], 40)
+    expected = getattr(whole, kind)(33)
+    edges = [0, *sorted(cuts), 40]
+    pieces = [
+        getattr(CountedRows([5, key, 1], end - start, start=start), kind)(33)[1] for start, end in pairwise(edges)
+    ]
+    assert torch.equal(torch.cat(pieces), expected[0])
+    assert torch.equal(getattr(whole, kind)(33), expected), "drawn again"
+
+
+@pytest.mark.parametrize("key", [0, 1, 2**40])
+def test_bits_bytes_and_uniforms_are_even(key):
+    raw = drawn(key, 64, 4096).view(np.uint32)
+    ones = ((raw[..., None] >> np.arange(32, dtype=np.uint32)) & 1).sum((0, 1))
+    assert stats.chisquare(np.stack([ones, raw.size - ones]).T, axis=1).pvalue.min() > 1e-4
+    for shift in (0, 8, 16, 24):
+        assert stats.chisquare(np.bincount((raw >> shift & 0xFF).flatten(), minlength=256)).pvalue > 1e-4
+    uniform = drawn(key, 64, 4096, "uniforms")
+    assert stats.kstest(uniform.flatten(), "uniform").pvalue > 1e-4
+    # Neighbours in a row and in a column, in a grid of 16 x 16.
+    for one, other in ((uniform[:, 1:], uniform[:, :-1]), (uniform[1:], uniform[:-1])):
+        cells = (one * 16).astype(int) * 16 + (other * 16).astype(int)
+        assert stats.chisquare(np.bincount(cells.flatten(), minlength=256)).pvalue > 1e-4
+
+
+@pytest.mark.parametrize("bit", [0, 7, 13, 22, 31])
+def test_streams_are_uncorrelated(bit):
+    """Every pair of 384 rows of a key, of rows of 384 keys, of places, and of rows beside rows shifted by one."""
+
+    of_rows, of_keys = drawn(3, 384, 4096), CountedRows(range(384), 1).words(4096)[:, 0].numpy()
+    shifted = np.concatenate([of_rows[:192, 1:], of_rows[192:, :-1]])
+    for raw in (of_rows, of_keys, drawn(4, 4096, 384).T, shifted):
+        signs = 1.0 - 2 * ((raw >> bit) & 1)
+        products = (signs @ signs.T / np.sqrt(signs.shape[1]))[np.triu_indices(len(signs), 1)]
+        # 73,536 pairs: none beyond 5.5 deviations, and together no more than chance.
+        assert abs(products).max() < 5.5
+        assert abs((products**2).sum() - products.size) < 4.5 * np.sqrt(2 * products.size)
+        assert abs(products.mean()) < 4.5 / np.sqrt(products.size)
+
+
+def test_a_flipped_bit_of_a_row_or_place_flips_half_of_the_bits():
+    rows, places = np.arange(500), np.arange(500)
+    before = words(8, rows, places)
+    for bit in range(0, 30, 3):
+        for after in (words(8, rows ^ (1 << bit), places), words(8, rows, places ^ (1 << bit))):
+            flipped = np.unpackbits((before ^ after).view(np.uint8)).mean()
+            # 8 million bits.
+            assert abs(flipped - 0.5) < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("kind", "law", "moments"), [("normals", stats.norm, (1, 3, 15)), ("laplaces", stats.laplace, (2, 24, 720))]
+)
+def test_numbers_are_means_between_quantiles(kind, law, moments):
+    """Against the integral of scipy's quantile function over each share of 2**-16, by Gauss-Legendre quadrature."""
+    nodes, weights = np.polynomial.legendre.leggauss(8)
+    shares = (np.arange(2**16)[:, None] + (nodes + 1) / 2) / 2**16
+    means = law.ppf(shares) @ weights / 2
+    # The outermost has a singular integral, which adds up with the others to that of half the law.
+    half = law.expect(lambda x: x, lb=0) * 2**16
+    means[-1] = half - means[2**15 : -1].sum()
+    means[0] = -means[-1]
+    found = np.sort(_table(kind)) / PARTS
+    np.testing.assert_allclose(found, means, atol=0.51 / PARTS)
+    for power, moment in zip((2, 4, 6), moments, strict=True):
+        # Means of the tails lack what varies there.
+        assert (found**power).mean() == pytest.approx(moment, rel={2: 3e-4, 4: 6e-3, 6: 0.08}[power])
+
+
+def _table(kind):
+    """The value of each of the 65,536 indices, from the words that have them."""
+    rows = CountedRows([77], 400)
+    index = rows.words(2000)[0]
+    index = torch.cat([index & 0xFFFF, (index >> 16) & 0xFFFF], 1).flatten().long()
+    table = torch.full((2**16,), torch.nan, dtype=torch.float64)
+    table[index] = getattr(rows, kind)(4000)[0].flatten().double()
+    assert not bool(table.isnan().any())
+    return table.numpy()
+
+
+@pytest.mark.parametrize("kind", ["normals", "laplaces"])
+def test_no_value_of_a_table_hangs_on_the_last_bits_of_a_logarithm(kind):
+    """Values are rounded to whole numbers, and none is so near a half that another library's would be another."""
+    values = _table(kind)
+    assert np.array_equal(values, values.round())
+    assert abs(values).min() >= 1
+    assert abs(values).max() < 2**19
+    if kind == "normals":
+        edges = stats.norm.ppf(0.5 + np.arange(2**15 + 1) / 2**16)
+        exact = -np.diff(stats.norm.pdf(edges)) * 2**16 * PARTS
+    else:
+        shares = np.arange(2**15 + 1, dtype=np.longdouble) / 2**15
+        logs = shares * np.log(np.where(shares > 0, shares, 1))
+        exact = ((1 - np.diff(logs) * 2**15) * PARTS).astype(np.float64)
+    np.testing.assert_array_equal(np.sort(values)[2**15 :], np.sort(exact.round()))
+    assert abs(exact % 1 - 0.5).min() > 2e-6
 
 
 def seed_globals(seed):
@@ -17,16 +176,12 @@ def seed_globals(seed):
     np.random.seed(seed)
 
 
-def global_state():
-    return torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()
-
-
 def globals_drawn():
     return random.random(), float(np.random.rand()), float(torch.rand(()))
 
 
-def drawn(seed, *keys):
-    return torch.rand(5, generator=stream(seed, *keys)).tolist()
+def of_stream(*keys):
+    return torch.rand(5, generator=stream(*keys)).tolist()
 
 
 @given(st.sets(st.integers(0, 30), min_size=1))
@@ -38,42 +193,32 @@ def test_some_rows_draw_what_they_would_among_all(rows):
 
 
 def test_streams_and_global_generators_do_not_depend_on_each_other():
-    expected = drawn(3, 7, "inner")
-    torch.rand(1000)
-    torch.rand(1000, generator=stream(3, 7, "inner"))
+    expected = of_stream(3, 7, "inner")
     seed_globals(99)
-    before = global_state()
-    assert drawn(3, 7, "inner") == expected
-    np.testing.assert_equal(global_state(), before)
+    drawn_alone = globals_drawn()
+    seed_globals(99)
+    torch.rand(1000, generator=stream(3, 7, "inner"))
+    assert of_stream(3, 7, "inner") == expected
+    assert globals_drawn() == drawn_alone
 
 
-def test_every_part_of_the_key_counts():
+def test_every_part_of_the_key_counts_on_every_machine_alike():
+    """Fixed once and for all: a change would give everyone other points."""
     keys = [(), (0,), ("0",), (0, 0), (0, "a"), ("a", 0), ("a",), ("ab",), ("a", "b"), (1,)]
     keys += [(seed, purpose) for seed in range(200) for purpose in ("inner", "boundary")]
     seeds = {derive_seed(seed, *key) for seed in (0, 1, 2) for key in keys}
     assert len(seeds) == 3 * len(set(keys))
     assert derive_seed(1, 2) != derive_seed(12)
     assert derive_seed(0, 1, 2) != derive_seed(0, 12)
-
-
-@given(st.integers(0, 2**80), st.lists(st.one_of(st.integers(), st.text(max_size=5)), max_size=3))
-def test_seeds_are_fit_for_torch_and_stable(seed, keys):
-    derived = derive_seed(seed, *keys)
-    assert 0 <= derived < 2**63
-    assert derive_seed(seed, *keys) == derived
-    assert stream(seed, *keys).initial_seed() == derived
-
-
-def test_seeds_are_the_same_on_every_machine():
-    """Fixed once and for all: a change would give everyone other points."""
     assert derive_seed(0, 7, "inner") == 4608928784374938213
     assert derive_seed(np.int64(5), 1) == derive_seed(5, 1) == derive_seed(torch.tensor(5), 1)
+    for seed in (0, 2**63, 2**80):
+        assert 0 <= derive_seed(seed, "x") == stream(seed, "x").initial_seed() < 2**63
 
 
 def test_derived_draws_look_independent():
     """Neighbouring samples and purposes are no more alike than chance: 4000 means of pairs of uniform numbers."""
-    a = np.array([drawn(0, i, "inner")[0] for i in range(2000)])
-    b = np.array([drawn(0, i, "boundary")[0] for i in range(2000)])
+    a, b = (np.array([of_stream(0, i, purpose)[0] for i in range(2000)]) for purpose in ("inner", "boundary"))
     limit = 5 / np.sqrt(2000)
     assert abs(a.mean() - 0.5) < limit * np.sqrt(1 / 12)
     assert abs(np.corrcoef(a, b)[0, 1]) < limit

@@ -1,101 +1,428 @@
-"""Every executor keeps what :mod:`concurrent.futures` promises, also for calls whose worker dies."""
+"""Blocks on the workers of executors: the records of a run in this process, whatever becomes of the workers."""
 
 import math
+import multiprocessing
 import os
 import re
 import signal
 import subprocess
 import sys
+import threading
 import time
-from concurrent.futures import BrokenExecutor, Executor, as_completed
+from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
-import robust_ext
-from robust_ext.core.errors import InvalidArgumentError
+from robust_ext import ThreatModel, binarization_test, evaluate_defense, mead, robust_accuracy
+from robust_ext.core.errors import InvalidArgumentError, OutOfTimeError, RobustExtError, RobustExtWarning, warn
 from robust_ext.core.objects import refusing_code
+from robust_ext.demo.network import digits_network
+from robust_ext.engine.context import RunContext, run_context
 from robust_ext.engine.executors import cores, make_executor, workers_of
-from tests.evaluations.small import INPUTS, LABELS, LINF, NETWORK, essence, sign_step
+from robust_ext.engine.isolation.messages import Packer
+from robust_ext.engine.pool import Pool, call_all, pooling
+from robust_ext.engine.remote import Call, make_call, run_call
 
-PAGE = Path(__file__).parents[2] / "docs" / "clusters.md"
+ROOT = Path(__file__).parents[2]
+LINF = ThreatModel(norm="linf", epsilon=0.1)
+NETWORK = digits_network()
+X = torch.rand(12, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+Y = NETWORK(X).argmax(1)
+PLANTED = {"inner_points": 30, "random_inner": 5, "random_corners": 5, "canaries": 1, "batch_size": 1, "judge_seed": 7}
+PLANTED |= {"witness_steps": 2, "witness_queries": 5}
+# Forks begin at once; what spawned workers do differently is tested with other executors.
+forked = partial(ProcessPoolExecutor, 2, mp_context=multiprocessing.get_context("fork"))
 
 
-def factory(name, folder):
-    """What makes the executor of this name with two workers, on this machine."""
-    if name == "local":
-        return make_executor("local:2")
-    if name == "dask":
-        pytest.importorskip("distributed")
-        return make_executor("dask", workers=2)
-    pytest.importorskip("ray")
-    (code,) = re.findall(r"```python no-run\n(# cluster.py\n.*?)```", PAGE.read_text(), re.DOTALL)
-    file = folder / "cluster.py"
-    file.write_text(code.replace('address="auto"', 'address="local", num_cpus=2, log_to_driver=False'))
-    return make_executor(f"{file}:OnRay")
+@pytest.fixture(scope="module")
+def pool():
+    with forked() as executor:
+        yield executor
+
+
+def noise(model, x, y, generator):
+    model(x)
+    return (x + 0.1 * torch.rand(x.shape, generator=generator).sub(0.5)).clamp(0, 1)
+
+
+def brightness(x):
+    return x.flatten(1).mean(1)
+
+
+ATTACKS = {
+    "ours": "robust_ext:APGD(steps=3)",
+    "foolbox": "foolbox:LinfPGD(steps=3)",
+    "art": "art:FastGradientMethod",
+    "noise": noise,
+}
+DETECTED = {"detector_data": X.repeat(3, 1, 1, 1)}
+FOUND_BY = ["robust_ext:ObjectivePGD(steps=2)", "robust_ext:OrthogonalPGD(steps=2)"]
+DETECTORS = {"bright": brightness, "dark": lambda x: -brightness(x)}
+QUICK = ["robust_ext:APGD(steps=2)", "robust_ext:Square(queries=3)"]
+MORE = {"batch_size": 5, "judge_seed": 0}
+EVALUATIONS = {
+    "robust accuracy": partial(robust_accuracy, NETWORK, ATTACKS, X, Y, LINF, batch_size=3),
+    "binarization": partial(binarization_test, NETWORK, ATTACKS, X[:6], LINF, **PLANTED),
+    "sequential": partial(binarization_test, NETWORK, ATTACKS, X[:6], LINF, **PLANTED, sequential=True),
+    "detector": partial(binarization_test, NETWORK, noise, X[:2], LINF, **PLANTED, detector=brightness, **DETECTED),
+    "mead": partial(mead, NETWORK, FOUND_BY, X, Y, LINF, detectors=DETECTORS, resamples=0, **MORE, **DETECTED),
+    "adaptive": partial(evaluate_defense, lambda x: (x * 8).round() / 8, QUICK, X, Y, LINF, classifier=NETWORK, **MORE),
+}
+
+
+def records(folder):
+    """All that is kept of samples, by file; lines as they came, without their checksums and in order."""
+    return {
+        str(file.relative_to(folder)): sorted(
+            line.rpartition(b', "checksum"')[0]
+            for line in file.read_bytes().splitlines()
+            if line.startswith(b'{"index": ')
+        )
+        for file in sorted(folder.rglob("records.jsonl"))
+    }
+
+
+def timeless(value):
+    """Content without what differs between any two runs."""
+    if isinstance(value, dict):
+        measured = ("isolated", "time")
+        return {key: timeless(one) for key, one in value.items() if "seconds" not in key and key not in measured}
+    return [timeless(one) for one in value] if isinstance(value, (list, tuple)) else value
+
+
+def run(name, folder, **where):
+    """The result of an evaluation, what is kept of it and what is heard."""
+    heard = []
+    listener = SimpleNamespace(on_record=heard.append, on_result=lambda result: None)
+    result = EVALUATIONS[name](out=folder, callbacks=[listener], **where)
+    return timeless(result.content), records(folder), heard
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory):
+    return cache(lambda name: run(name, tmp_path_factory.mktemp("here")))
+
+
+@pytest.mark.parametrize("where", ["pool", "isolate"])
+@pytest.mark.parametrize("name", EVALUATIONS)
+def test_the_same_records(name, where, pool, here, tmp_path):
+    expected = here(name)
+    assert expected[1]
+    assert run(name, tmp_path, **({"executor": pool} if where == "pool" else {"isolate": True})) == expected
+
+
+def small(attack, **more):
+    """Four blocks of three samples on a network of one layer."""
+    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 3)).eval()
+    network[1].weight.data = torch.linspace(-1, 1, 192).view(3, 64)
+    network[1].bias.data.zero_()
+    return robust_accuracy(network, {"one": attack}, X, network(X).argmax(1), LINF, batch_size=3, **more)
+
+
+def deadly(marker, *, forgiving=True):
+    """An attack that ends its process at the block of the fourth sample, until the file ``marker`` is there."""
+    hit = X[3]
+
+    def attack(model, x, y):
+        if torch.equal(x[0], hit) and not marker.exists():
+            if forgiving:
+                marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return (x + 0.05).clamp(0, 1)
+
+    return attack
+
+
+@pytest.fixture
+def there(tmp_path):
+    """Where a run is done on workers; in the end there is what one in this process keeps."""
+    yield tmp_path / "there"
+    small(deadly(tmp_path), out=tmp_path / "here")
+    assert records(tmp_path / "there") == records(tmp_path / "here")
+
+
+def test_a_worker_that_is_killed_changes_nothing(tmp_path, there):
+    attack = deadly(tmp_path / "marker")
+    found = small(attack, executor=forked, out=there)
+    assert (tmp_path / "marker").exists()
+    assert found.content["worst_case"] == small(attack).content["worst_case"]
+
+
+def test_a_block_that_always_ends_its_worker_is_named_and_all_others_are_kept(tmp_path, there):
+    attack = deadly(tmp_path / "marker", forgiving=False)
+    with pytest.raises(RobustExtError, match=r"executor: 1 blocks .*: one.*, samples 3 to 5 \("):
+        small(attack, executor=forked, out=there)
+    (kept,) = records(there).values()
+    assert sorted(int(line.split()[1][:-1]) for line in kept) == [0, 1, 2, 6, 7, 8, 9, 10, 11]
+    (tmp_path / "marker").touch()
+    small(attack, executor=forked, out=there)
+
+
+def test_an_executor_that_broke_and_cannot_be_made_anew_is_one_error(tmp_path, there):
+    attack = deadly(tmp_path / "marker")
+    with forked() as broken, pytest.raises(RobustExtError, match=r"it broke .* give a callable that makes one"):
+        small(attack, executor=broken, out=there)
+    small(attack, executor=forked, out=there)
+
+
+def test_an_interrupted_run_goes_on_and_a_callback_hears_all_of_it(tmp_path, there, pool):
+    heard = []
+
+    def hear(record):
+        heard.append(record)
+        if len(heard) == 4:
+            raise KeyboardInterrupt
+
+    given = {"callbacks": [SimpleNamespace(on_record=hear, on_result=lambda result: None)], "out": there}
+    with pytest.raises(KeyboardInterrupt):
+        small(deadly(tmp_path), executor=pool, **given)
+    small(deadly(tmp_path), executor=pool, **given)
+    assert len(heard) == 4 + 12
+
+
+class Here(Executor):
+    """Calls in this process."""
+
+    def submit(self, fn, /, *args, **kwargs):
+        done = Future()
+        done.set_result(fn(*args, **kwargs))
+        return done
+
+
+NO_PROCESSES = "got ThreadPoolExecutor, expected one whose workers are processes"
+REFUSED = [
+    (ThreadPoolExecutor(1), NO_PROCESSES),
+    (lambda: ThreadPoolExecutor(1), NO_PROCESSES),
+    (Here(), "got an executor that works in this process, expected one whose workers are processes"),
+    (4, "got 4, expected a concurrent.futures.Executor, a callable that makes one, or a text"),
+    (list, "got a callable that returns list, expected a callable that returns a concurrent.futures.Executor"),
+    ("locale", "got locale, expected local, local:N, dask.*did you mean local"),
+]
+REFUSED_TEXTS = {
+    "local:": ({}, "executor: got local:, expected local, local:N"),
+    "local:0": ({}, "local:N with a number of workers from 1"),
+    "local:2": ({"workers": 3}, "expected local, because --jobs states 3 workers"),
+    "local": ({"workers": 0}, "workers: got 0"),
+    "local:3": ({"devices": ["cpu", "cpu"]}, "workers: got 3, expected one a device .2.; name a device several times"),
+    "ray:auto": ({}, "executor: got ray:auto, expected file.py:name of a function .* has one for Ray"),
+    "slurm": ({}, "executor: got slurm, expected dask:ADDRESS; docs/clusters.md has a script for Slurm"),
+    "none.py:make": ({"workers": 3}, r"workers: got 3, expected None .no --jobs., as none.py:make decides"),
+}
+
+
+def test_what_is_no_executor_of_processes_is_refused(pool):
+    for executor, words in REFUSED:
+        with pytest.raises(InvalidArgumentError, match=f"^executor: {words}"):
+            small(noise, executor=executor)
+    for text, (keywords, words) in REFUSED_TEXTS.items():
+        with pytest.raises(InvalidArgumentError, match=words):
+            make_executor(text, **keywords)
+    assert small(noise, executor=pool, devices=("cpu", "cpu")).content["attacks"]
+    for wrong in ("cpu", (), ("nothing",), (3.5,)):
+        with pytest.raises(InvalidArgumentError, match="devices: got"):
+            small(noise, executor=pool, devices=wrong)
+
+
+def test_an_executor_of_a_file(tmp_path):
+    code = "from concurrent.futures import ProcessPoolExecutor as Pool\ndef make(workers=2): return Pool(workers)\n"
+    (tmp_path / "mine.py").write_text(code)
+    assert workers_of(make_executor(f"{tmp_path}/mine.py:make")()) == 2
+    make = make_executor(f"{tmp_path}/mine.py:make(workers=3)")
+    assert workers_of(make()) == 3
+    assert make() is not make(), "one that broke is made again"
+    with refusing_code(), pytest.raises(InvalidArgumentError, match=r"executor: got .*which is code"):
+        make_executor(f"{tmp_path}/mine.py:make")
+
+
+def parts_of(network, held, inputs):
+    """What a worker has of its arguments; what is shared is one object."""
+    return {"same": held["network"] is network, **held, "weight": network.weight, "inputs": inputs[0]}
+
+
+def test_a_call_is_made_on_the_device_of_its_worker():
+    """The device meta stands for another one: there is no second one to be had everywhere."""
+    packer, network = Packer("a worker"), torch.nn.Linear(4, 3)
+    held = {"network": network, "device": torch.device("cpu"), "elsewhere": torch.device("cuda", 1)}
+    packer.share(X, rows=4)
+    packer.share(network)
+    call = make_call(packer, parts_of, network=network, held=held, inputs=[X])
+    parts, call = call.parts, replace(call, caller=("another", 0))
+    assert run_call(call) == {"missing": list(parts)}
+    reply = run_call(replace(call, device="meta", content=packer.parts))
+    found = reply["value"]
+    assert found["same"]
+    assert found["weight"].is_meta
+    assert (found["device"], found["elsewhere"]) == (torch.device("meta"), torch.device("cuda", 1))
+    assert found["inputs"].shape == (4, 1, 8, 8)
+    assert run_call(call) == {"missing": list(parts)}, "parts are those of a device"
+    assert torch.equal(run_call(replace(call, content=packer.parts))["value"]["inputs"], X[:4])
+    assert torch.equal(run_call(call)["value"]["weight"], network.weight), "parts are kept"
+    assert len(packer.parts[parts[0]]) < X.numel() * 4, "of a view only what it shows is sent"
+
+
+def test_the_time_that_is_given_ends_also_what_workers_do():
+    def slow(model, x, y):
+        time.sleep(60)
+        return x
+
+    begun = time.monotonic()
+    with run_context(RunContext(deadline=begun + 0.3)), pytest.raises(OutOfTimeError):
+        small(slow, executor=forked)
+    assert time.monotonic() - begun < 10
+
+
+class Breaking(Executor):
+    """Two workers that take a call at a time, in turns; what is in flight fails with one that ends its worker."""
+
+    made = 0
+
+    def __init__(self, deadly, times):
+        type(self).made += 1
+        self.workers, self._deadly, self._times = 8, deadly, times
+        self._flying = []
+
+    def submit(self, fn, /, *args, **kwargs):
+        done = Future()
+        self._flying.append((done, args[0]))
+        if args[0].parts == (self._deadly,) and self._times:
+            self._times.pop()
+            for other, _ in self._flying:
+                other.set_exception(BrokenExecutor("a worker ended"))
+            self._flying = []
+        elif len(self._flying) > 4:
+            self.finish()
+        else:
+            threading.Timer(0.01, self.finish).start()
+        return done
+
+    def finish(self):
+        flying, self._flying = self._flying, []
+        for done, call in flying:
+            done.set_result({"value": call.parts[0]})
+
+    def shutdown(self, wait=True, *, cancel_futures=False):
+        pass
+
+
+@pytest.mark.parametrize(("times", "lost"), [(1, []), (50, [13])])
+def test_what_fails_runs_again_alone(times, lost):
+    Breaking.made, deaths = 0, [None] * times
+    calls = ((number, Call(packed=b"", parts=(number,))) for number in range(40))
+    replies = dict(Pool(partial(Breaking, 13, deaths)).run(calls, {}))
+    assert sorted(replies) == list(range(40))
+    assert [number for number, reply in replies.items() if "lost" in reply] == lost
+    assert all(reply == {"value": number} for number, reply in replies.items() if number not in lost)
+    assert Breaking.made == (2 if times == 1 else 3)
+
+
+def test_where_no_worker_returns_anything_the_first_calls_say_so():
+    begun = []
+
+    class Useless(Breaking):
+        def submit(self, fn, /, *args, **kwargs):
+            begun.append(args)
+            done = Future()
+            done.set_exception(ModuleNotFoundError("No module named 'robust_ext'"))
+            return done
+
+    calls = ((number, Call(packed=b"")) for number in range(4000))
+    with pytest.raises(RobustExtError, match=r"no worker returned anything \(ModuleNotFoundError: No module named"):
+        list(Pool(partial(Useless, None, [])).run(calls, {}))
+    assert len(begun) < 40
+
+
+def warns(number):
+    warn(f"number {number}")
+    if number == 3:
+        raise ValueError("three")
+    return number * torch.ones(2)
+
+
+def test_calls_of_functions_and_their_warnings(pool):
+    calls = [(warns, {"number": number}) for number in range(3)]
+    with pooling(Pool(pool)), pytest.warns(RobustExtWarning) as warned:
+        found = dict(call_all(calls, place=torch.device("cpu")))
+    assert {number: value.tolist() for number, value in found.items()} == {0: [0, 0], 1: [1, 1], 2: [2, 2]}
+    assert sorted(str(one.message) for one in warned) == ["number 0", "number 1", "number 2"]
+    with (
+        pooling(Pool(pool)),
+        pytest.warns(RobustExtWarning, match="number 3"),
+        pytest.raises(RobustExtError, match=r"(?s)a worker raised\n.*ValueError: three"),
+    ):
+        list(call_all([(warns, {"number": 3})] * 2, place=torch.device("cpu")))
+
+
+SCRIPT = """
+import os, sys, time
+import torch
+from torch import nn
+import robust_ext
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(16, 3, bias=False)
+        self.layer.weight.data = torch.linspace(-1, 1, 48).view(3, 16)
+    def forward(self, x):
+        return self.layer(x.flatten(1))
+
+step = 0.04
+def attack(model, x, y):
+    if torch.equal(x[0], inputs[9]):
+        print("working", os.getpid(), flush=True)
+        time.sleep(float(sys.argv[2]))
+    return (x + step).clamp(0, 1)
+
+inputs = torch.rand(12, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+network = Net().eval()
+labels = network(inputs).argmax(1)
+out = sys.argv[1]
+made = None if sys.argv[3] == "here" else sys.argv[3]
+threat_model = robust_ext.ThreatModel(norm="linf", epsilon=0.1)
+options = {"batch_size": 3, "out": out, "executor": made}
+robust_ext.robust_accuracy(network, {"mine": attack}, inputs, labels, threat_model, **options)
+"""
+
+
+@contextmanager
+def script(out, seconds, where="here"):
+    """The script, which has no file, as in a notebook, and no guard against being run again in a worker."""
+    command = [sys.executable, "-c", SCRIPT, str(out), str(seconds), where]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, start_new_session=True, **pipes) as process:
+        try:
+            yield process
+            assert process.wait(timeout=120) == 0 or seconds, process.stderr.read()
+        finally:
+            # The block would wait for one that is still there.
+            process.kill()
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("name", ["local", "dask", "ray"])
-# Ray leaves files and sockets to the end of the process.
-@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning")
-def test_an_executor(name, tmp_path, monkeypatch):
-    # Workers import this file.
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
-    monkeypatch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    make = factory(name, tmp_path)
-    executor = make()
-    assert isinstance(executor, Executor)
-    assert workers_of(executor) == 2
-    check_calls(executor, tmp_path)
-    with pytest.raises(BrokenExecutor if name == "local" else Exception, match=r"(?i)terminated|died|killed|ended"):
-        executor.submit(os._exit, 1).result()
-    if name == "local":
-        executor.shutdown()
-        check_records(make, tmp_path, both=True)
-        return
-    assert executor.submit(pow, 2, 3).result(timeout=120) == 8
-    check_records(executor, tmp_path)
-    pid = executor.submit(os.getpid).result()
-    begun = time.perf_counter()
-    executor.shutdown(wait=False)
-    assert time.perf_counter() - begun < 60
-    assert gone(pid)
-
-
-def check_calls(executor, folder):
-    """Results in any order, errors, other processes, calls that are cancelled."""
-    asked = {executor.submit(pow, n, exp=2): n for n in range(20)}
-    assert {asked[one]: one.result() for one in as_completed(asked)} == {n: n * n for n in range(20)}
-    # A call is no other one with the same arguments.
-    assert executor.submit(time.perf_counter_ns).result() != executor.submit(time.perf_counter_ns).result()
-    with pytest.raises(ValueError, match=r"math domain error|nonnegative"):
-        executor.submit(math.sqrt, -1).result()
-    assert executor.submit(os.getpid).result() != os.getpid()
-    assert executor.submit(os.getenv, "OMP_NUM_THREADS").result() == "1"
-
-
-def check_records(executor, folder, *, both=False):
-    """Evaluations give the records of a run in this process, also where a worker is killed once in the midst."""
-    marker = folder / "killed"
-
-    def kills(model, x, y, threat_model):
-        if not marker.exists():
-            marker.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return sign_step(model, x, y, threat_model)
-
-    attacks = {"kills": robust_ext.as_attack(kills, name="kills"), "APGD": "robust_ext:APGD(steps=3)"}
-    # Without early ends of random search, whose passes tell how many blocks were ahead.
-    planted = {"inner_points": 30, "random_inner": 10, "random_corners": 10, "batch_size": 4, "random_stops": False}
-    found = []
-    for name, where in (("there", {"executor": executor}), ("here", {})):
-        given = {"batch_size": 2, "out": folder / name, **where}
-        found.append([essence(robust_ext.robust_accuracy(NETWORK, attacks, INPUTS, LABELS, LINF, **given))])
-        assert marker.exists()
-        if both:
-            found[-1].append(essence(robust_ext.binarization_test(NETWORK, attacks, INPUTS, LINF, **planted, **where)))
-    assert found[0] == found[1]
+def test_what_a_notebook_defines_and_ctrl_c(tmp_path):
+    """Workers end at once, also while they work, and the same call goes on."""
+    with script(tmp_path / "there", 600, "local:2") as process:
+        worker = int(process.stdout.readline().split()[1])
+        time.sleep(1)
+        begun = time.monotonic()
+        # As a terminal sends it, to all of them.
+        os.killpg(process.pid, signal.SIGINT)
+        process.wait(timeout=60)
+        assert time.monotonic() - begun < 10
+        assert "KeyboardInterrupt" in process.stderr.read()
+    assert gone(worker, seconds=1)
+    (kept,) = records(tmp_path / "there").values()
+    assert 0 < len(kept) < 12
+    for where, folder in (("local:2", "there"), ("here", "here")):
+        with script(tmp_path / folder, 0, where):
+            pass
+    assert records(tmp_path / "there") == records(tmp_path / "here")
 
 
 def gone(pid, seconds=60.0):
@@ -112,6 +439,56 @@ def gone(pid, seconds=60.0):
     return False
 
 
+def made(name, folder):
+    """What makes the executor of this name with two workers, on this machine."""
+    if name != "ray":
+        pytest.importorskip({"local": "concurrent", "dask": "distributed"}[name])
+        return make_executor(name, workers=2)
+    pytest.importorskip("ray")
+    (code,) = re.findall(
+        r"```python no-run\n(# cluster.py\n.*?)```", (ROOT / "docs/clusters.md").read_text(), re.DOTALL
+    )
+    file = folder / "cluster.py"
+    file.write_text(code.replace('address="auto"', 'address="local", num_cpus=2, log_to_driver=False'))
+    return make_executor(f"{file}:OnRay")
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", ["local", "dask", "ray"])
+# Ray leaves files and sockets to the end of the process.
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning")
+def test_every_executor_keeps_what_concurrent_futures_promises(name, tmp_path, there, monkeypatch):
+    """Also for calls whose worker dies."""
+    # Workers import this file.
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    make = made(name, tmp_path)
+    executor = make()
+    assert isinstance(executor, Executor)
+    assert workers_of(executor) == 2
+    asked = {executor.submit(pow, n, exp=2): n for n in range(20)}
+    assert {asked[one]: one.result() for one in as_completed(asked)} == {n: n * n for n in range(20)}
+    # A call is no other one with the same arguments.
+    assert executor.submit(time.perf_counter_ns).result() != executor.submit(time.perf_counter_ns).result()
+    with pytest.raises(ValueError, match=r"math domain error|nonnegative"):
+        executor.submit(math.sqrt, -1).result()
+    pid = executor.submit(os.getpid).result()
+    assert pid != os.getpid()
+    assert executor.submit(os.getenv, "OMP_NUM_THREADS").result() == "1"
+    with pytest.raises(BrokenExecutor if name == "local" else Exception, match=r"(?i)terminated|died|killed|ended"):
+        executor.submit(os._exit, 1).result()
+    if name == "local":
+        executor.shutdown()
+        small(deadly(tmp_path / "marker"), executor=make, out=there)
+        return
+    assert executor.submit(pow, 2, 3).result(timeout=120) == 8
+    small(deadly(tmp_path / "marker"), executor=executor, out=there)
+    pid, begun = executor.submit(os.getpid).result(), time.perf_counter()
+    executor.shutdown(wait=False)
+    assert time.perf_counter() - begun < 60
+    assert gone(pid)
+
+
 # No __main__ guard: a worker does not run the script again.
 KILLED = """
 import os, time
@@ -125,45 +502,12 @@ os.kill(os.getpid(), 9)
 
 @pytest.mark.exhaustive
 def test_workers_end_with_a_process_that_is_killed(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(KILLED)
+    (tmp_path / "script.py").write_text(KILLED)
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-    done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, timeout=120)
+    command = [sys.executable, tmp_path / "script.py"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.stdout, done.stderr
     pid, threads = done.stdout.split()
     assert done.returncode == -9
     assert int(threads) == cores()
     assert gone(int(pid))
-
-
-REFUSED = {
-    "locale": ({}, "executor: got locale, expected local, local:N, dask.*did you mean local"),
-    "local:": ({}, "executor: got local:, expected local, local:N"),
-    "local:0": ({}, "local:N with a number of workers from 1"),
-    "local:two": ({}, "local:N with a number of workers from 1"),
-    "local:2": ({"workers": 3}, "expected local, because --jobs states 3 workers"),
-    "local": ({"workers": 0}, "workers: got 0"),
-    "local:3": ({"devices": ["cpu", "cpu"]}, "workers: got 3, expected one a device .2.; name a device several times"),
-    "ray:auto": ({}, "executor: got ray:auto, expected file.py:name of a function .* has one for Ray"),
-    "slurm": ({}, "executor: got slurm, expected dask:ADDRESS; docs/clusters.md has a script for Slurm"),
-    "none.py:make": ({"workers": 3}, r"workers: got 3, expected None .no --jobs., as none.py:make decides"),
-}
-
-
-def test_what_is_refused():
-    for text, (keywords, words) in REFUSED.items():
-        with pytest.raises(InvalidArgumentError, match=words):
-            make_executor(text, **keywords)
-
-
-def test_an_executor_of_a_file(tmp_path):
-    code = "from concurrent.futures import ProcessPoolExecutor as Pool\ndef make(workers=2): return Pool(workers)\n"
-    (tmp_path / "mine.py").write_text(code)
-    assert workers_of(make_executor(f"{tmp_path}/mine.py:make")()) == 2
-    make = make_executor(f"{tmp_path}/mine.py:make(workers=3)")
-    assert workers_of(make()) == 3
-    assert make() is not make(), "one that broke is made again"
-    with refusing_code(), pytest.raises(InvalidArgumentError, match=r"executor: got .*which is code"):
-        make_executor(f"{tmp_path}/mine.py:make")
-    with pytest.raises(InvalidArgumentError, match=r"executor: got none\.py, expected an existing Python file"):
-        make_executor("none.py:make")()

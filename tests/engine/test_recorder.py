@@ -1,4 +1,4 @@
-"""What the recorder keeps of an attack's queries, against a closed form, a brute force and counts by hand."""
+"""What is kept of an attack's queries, against a closed form, a brute force and counts by hand."""
 
 import math
 
@@ -37,11 +37,16 @@ def target_of(module, shape=(4,)):
     return Target(module=module, bounds=(0.0, 1.0), classes=3, input_shape=shape, device=torch.device("cpu"))
 
 
-def recorded(module, inputs, queries, *, norm="linf", labels=None, classes=3):
+def watching(module, inputs, *, norm="linf", epsilon=EPSILON, labels=None):
+    labels = torch.zeros(len(inputs), dtype=torch.int64) if labels is None else labels
+    target = target_of(module, tuple(inputs.shape[1:]))
+    return record_queries(target, inputs, labels, ThreatModel(norm=norm, epsilon=epsilon))
+
+
+def recorded(module, inputs, queries, *, labels=None, **more):
     """The traces of inputs, and their curve, while a function queries the module."""
     labels = torch.zeros(len(inputs), dtype=torch.int64) if labels is None else labels
-    model = ThreatModel(norm=norm, epsilon=EPSILON)
-    with record_queries(target_of(module, tuple(inputs.shape[1:])), inputs, labels, model) as recorder:
+    with watching(module, inputs, labels=labels, **more) as recorder:
         queries(module, inputs.clone(), labels)
     trace = recorder.trace()
     assert trace.values.shape == (len(inputs), len(COLUMNS))
@@ -153,6 +158,11 @@ class NotFinite(Linear):
         return super().forward(x) + (x * 0).sqrt().flatten(1).sum(1, keepdim=True)
 
 
+class Cut(Linear):
+    def forward(self, x):
+        return super().forward(x.detach())
+
+
 GRADIENTS = [
     # Network, and what is counted of 5 gradients.
     (Linear(), {"gradients": 5, "zero": 0, "zero_loss": 0, "non_finite": 0}),
@@ -163,48 +173,30 @@ GRADIENTS = [
 ]
 
 
-@pytest.mark.parametrize(("module", "expected"), GRADIENTS, ids=["healthy", "rounding", "non-finite", "saturated"])
-def test_what_gradients_were_like(module, expected):
-    (row,), _ = recorded(module, torch.full((1, 4), 0.5), ascend(5, 0.02))
-    assert {name: row[name] for name in expected} == expected
+def test_what_gradients_were_like():
+    for module, expected in GRADIENTS:
+        (row,), _ = recorded(module, torch.full((1, 4), 0.5), ascend(5, 0.02))
+        assert {name: row[name] for name in expected} == expected
 
 
-class Cut(Linear):
-    def forward(self, x):
-        return super().forward(x.detach())
+CALLS = {
+    "forward": lambda module, x: module(x),
+    "lookup": lambda module, x: module(x.requires_grad_()),
+    "backward": lambda module, x: module(x.requires_grad_()).sum().add(x.sum() * 0).backward(),
+}
 
 
-def _lookup(module, x, labels):
-    module(x.requires_grad_())
-    raise AttackError("too bad")
+@pytest.mark.parametrize("made", [Cut, Linear, Rounding])
+@pytest.mark.parametrize("call", CALLS)
+def test_an_error_mentions_a_cut_graph_only_where_logits_came_without_one(made, call):
+    def query(module, x, labels):
+        CALLS[call](module, x)
+        raise AttackError("too bad")
 
-
-def _backward(module, x, labels):
-    module(x.requires_grad_()).sum().add(x.sum() * 0).backward()
-    raise AttackError("too bad")
-
-
-def _forward_only(module, x, labels):
-    module(x)
-    raise AttackError("too bad")
-
-
-@pytest.mark.parametrize(
-    ("module", "query", "mentioned"),
-    [
-        (Cut(), _backward, True),
-        (Cut(), _lookup, True),
-        (Cut(), _forward_only, False),
-        (Linear(), _lookup, False),
-        (Linear(), _backward, False),
-        (Rounding(), _lookup, False),
-    ],
-)
-def test_an_error_mentions_a_cut_graph_only_where_logits_came_without_one(module, query, mentioned):
     with pytest.raises(AttackError) as raised:
-        recorded(module, torch.full((1, 4), 0.5), query)
+        recorded(made(), torch.full((1, 4), 0.5), query)
     assert str(raised.value).startswith("too bad")
-    assert ("a layer cuts the graph" in str(raised.value)) == mentioned
+    assert ("a layer cuts the graph" in str(raised.value)) == (made is Cut and call != "forward")
 
 
 class Valley(nn.Module):
@@ -215,57 +207,49 @@ class Valley(nn.Module):
         return torch.stack([height, torch.zeros_like(height), torch.full_like(height, -1.0)], 1)
 
 
-def test_steps_that_go_to_and_fro():
+def test_steps_that_go_to_and_fro_and_another_label_than_the_given_one():
     """Each gradient at the other side of the valley points back; each step is as wide as the ball."""
 
-    def query(module, x, labels):
+    def sway(module, x, labels):
         for sign in (1, -1, 1, -1):
             module((x + sign * EPSILON).requires_grad_())[:, 0].sum().backward()
 
-    (row,), _ = recorded(Valley(), torch.full((1, 4), 0.5), query)
+    (row,), _ = recorded(Valley(), torch.full((1, 4), 0.5), sway)
     assert (row["turns"], row["step"]) == (1.0, 2.0)
 
-
-def test_another_label_than_the_given_one_is_attacked():
-    def query(module, x, labels):
+    def mislead(module, x, labels):
         for label in (0, 1, 1):
             nn.functional.cross_entropy(module(x.clone().requires_grad_()), labels + label).backward()
 
-    (row,), _ = recorded(nn.Linear(4, 4), torch.full((1, 4), 0.5), query)
+    (row,), _ = recorded(nn.Linear(4, 4), torch.full((1, 4), 0.5), mislead)
     assert row["other_label"] == 2
 
 
 def test_many_queries_leave_a_short_curve_and_what_the_last_tenth_gained():
-    module, inputs = Linear(), torch.full((1, 4), 0.5)
-    total = float(module.a.abs().sum())
+    module = Linear()
 
     def query(module, x, labels):
         for number in range(1000):
             module(x + EPSILON * number / 999 * module.a.sign())
 
-    (row,), curve = recorded(module, inputs, query)
+    (row,), curve = recorded(module, torch.full((1, 4), 0.5), query)
     assert len(curve) <= LONGEST_CURVE
     assert curve[-1]["query"] >= 950
     # Steady progress: a tenth of it all, up to the spacing of what is kept.
-    assert row["late"] == pytest.approx(0.1 * EPSILON * total, rel=0.2)
+    assert row["late"] == pytest.approx(0.1 * EPSILON * float(module.a.abs().sum()), rel=0.2)
 
 
-def test_queries_that_are_no_batch_of_inputs_are_let_be():
+def test_queries_that_are_no_batch_of_inputs_are_let_be_and_no_hook_stays():
     module, inputs = Linear(), torch.full((2, 4), 0.5)
-
-    def query(module, x, labels):
-        torch.vmap(lambda one: module(one[None])[0])(x)
-        torch.func.grad(lambda one: module(one[None]).sum())(x[0])
+    with watching(module, inputs) as recorder:
+        torch.vmap(lambda one: module(one[None])[0])(inputs)
+        torch.func.grad(lambda one: module(one[None]).sum())(inputs[0])
         module(torch.zeros(0, 4))
         with pytest.raises(RuntimeError):
             module(torch.zeros(1, 9))
-
-    with record_queries(target_of(module), inputs, torch.zeros(2, dtype=torch.int64), LINF) as recorder:
-        query(module, inputs.clone(), None)
     assert recorder.witnesses.points is None
-    rows, curve = recorded(module, inputs, query)
-    assert rows == [None, None]
-    assert curve == []
+    trace = recorder.trace()
+    assert (trace.rows(), trace.curve) == ([None, None], [])
     assert not module._forward_hooks
     assert not module._forward_pre_hooks
 
@@ -288,35 +272,75 @@ def test_values_and_gradients_are_those_of_the_network():
     recorded(module, x, query)
 
 
-def attack(model, x, y):
-    return x + 0.01 * len(model(x + 0.05))
-
-
 @pytest.mark.parametrize("isolate", [False, True])
 def test_a_trace_from_a_process_of_its_own_is_that_of_this_one(isolate):
-    inputs = torch.full((2, 4), 0.5)
-    task = Task(
-        attack=CallableAttack(attack),
-        target=target_of(Linear()),
-        inputs=inputs,
-        labels=torch.zeros(2, dtype=torch.int64),
-        threat_model=LINF,
-        stream=(0,),
-    )
+    attack = CallableAttack(lambda model, x, y: x + 0.01 * len(model(x + 0.05)))
+    given = {"inputs": torch.full((2, 4), 0.5), "labels": torch.zeros(2, dtype=torch.int64)}
     with attack_worker(isolate=isolate) as worker:
+        task = Task(attack=attack, target=target_of(Linear()), threat_model=LINF, stream=(0,), **given)
         trace = worker(task).trace
     assert [row["queries"] for row in trace.rows()] == [1, 1]
     assert trace.curve[0]["distance"] == pytest.approx(0.5, abs=1e-3)
 
 
-@pytest.mark.parametrize("curve", [None, 3, [3], [{"query": "1"}], [{"query": 1}] * (LONGEST_CURVE + 1)])
-def test_what_another_process_states_is_a_curve_or_refused(curve):
-    with pytest.raises(ValueError, match="curve"):
-        plain_curve(curve)
+def test_what_another_process_states_is_a_curve_or_refused_and_means_are_over_what_is_there():
+    for curve in (None, 3, [3], [{"query": "1"}], [{"query": 1}] * (LONGEST_CURVE + 1)):
+        with pytest.raises(ValueError, match="curve"):
+            plain_curve(curve)
     assert plain_curve([{"query": 1, "margin": float("nan"), "other": "x"}])[0]["margin"] is None
-
-
-def test_the_mean_of_curves_is_over_those_that_have_the_point():
     point = {"query": 0, "margin": 1.0, "distance": 0.0, "gradient": None, "adversarial": 0.0}
     found = mean_curve([[point, {**point, "query": 1}], [{**point, "margin": 2.0}]])
     assert [(one["query"], one["margin"]) for one in found] == [(0, 1.5), (1, 1.0)]
+
+
+class BreaksAbove(nn.Module):
+    """NaN where the first value is above .5."""
+
+    def forward(self, x):
+        first = x.flatten(1)[:, :1]
+        return torch.where(first > 0.5, torch.nan, torch.cat([first, -first], 1))
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2", "l1"])
+def test_of_points_without_finite_logits_the_nearest_in_the_ball_is_kept(norm):
+    """In a full batch by row; in other batches for every input in whose ball it lies; as they were queried."""
+    inputs, module = torch.tensor([[0.4, 0.4], [0.45, 0.4], [0.1, 0.4]]), BreaksAbove()
+    with watching(module, inputs, norm=norm, epsilon=0.2) as recorder:
+        module(inputs)
+        assert recorder.witnesses.points is None
+        points = torch.tensor([[0.58, 0.4], [0.99, 0.4], [0.55, 0.4]])
+        module(points)
+        points.zero_()
+        assert torch.equal(recorder.witnesses.points[0], torch.tensor([0.58, 0.4]))
+        assert recorder.witnesses.points[1:].isnan().all()
+        # The first two lie in both balls, the third in none, the fourth out of bounds.
+        module(torch.tensor([[0.53, 0.4], [0.56, 0.4], [0.9, 0.9], [0.55, -0.01]]))
+        module(torch.tensor([[0.54, 0.4], [0.52, 0.4], [0.3, 0.4]]))
+    module(torch.tensor([[0.501, 0.4]]))
+    assert torch.equal(recorder.witnesses.points[:2], torch.tensor([[0.53, 0.4], [0.52, 0.4]]))
+    assert recorder.witnesses.points[2].isnan().all()
+
+
+def test_finite_logits_whose_sum_is_not_are_no_witness():
+    logits = [torch.full((2, 2), 3e38), torch.tensor([[torch.inf, -torch.inf], [0.0, 0.0]])]
+
+    class Returning(nn.Module):
+        def forward(self, x):
+            return logits.pop(0)
+
+    module, inputs = Returning(), torch.full((2, 2), 0.4)
+    with watching(module, inputs, epsilon=0.3) as recorder:
+        module(inputs + 0.1)
+        assert recorder.witnesses.points is None
+        module(inputs + 0.1)
+    assert recorder.witnesses.points.isnan().any(1).tolist() == [False, True]
+
+
+@pytest.mark.parametrize(("value", "added"), [(0.45, "$"), (0.55, "; before that, the model returned NaN .*fix")])
+def test_an_attack_that_raises_after_it_met_them_is_not_blamed_alone(value, added):
+    def raising(module, x, labels):
+        module(torch.full((1, 2), value))
+        raise AttackError("attack: raised ValueError")
+
+    with pytest.raises(AttackError, match=f"^attack: raised ValueError{added}"):
+        recorded(BreaksAbove(), torch.full((1, 2), 0.45), raising)

@@ -1,15 +1,18 @@
 """The engine with a protocol of a few lines: what workers are given, what is kept, shared, gone on with and refused."""
 
+import sys
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+import robust_ext
+from robust_ext import ThreatModel, binarization_test, evaluate_defense, mead, robust_accuracy
 from robust_ext.attacks.base import CallableAttack
 from robust_ext.core.errors import AttackError, AttackRefusedError, RunFolderError
 from robust_ext.core.target import Target
-from robust_ext.core.threat import ThreatModel
 from robust_ext.engine.context import repairing
 from robust_ext.engine.inputs import blocks_of
 from robust_ext.engine.run import Block, Run
@@ -40,18 +43,23 @@ class Noise(Run):
         return self.refusable and isinstance(error, AttackRefusedError)
 
 
+class Refused(Noise):
+    def prepare(self, store):
+        raise AttackRefusedError("not here")
+
+
 def noise(model, x, y, generator):
     model(x)
     return (x + 0.1 * torch.rand(x.shape, generator=generator)).clamp(0, 1)
 
 
-def made(function=noise, kind=Noise, key="one", **more):
+def made(kind=Noise, key="one", **more):
     blocks = blocks_of(7, 3)
-    return kind(key=key, title=key, blocks=blocks, identity={"a": 1}, attack=CallableAttack(function), **more)
+    return kind(key=key, title=key, blocks=blocks, identity={"a": 1}, attack=CallableAttack(noise), **more)
 
 
 def run(*runs, out=None, worker=run_task):
-    return drive(run_all(runs, out=out, progress=False, title="noise"), worker)
+    return drive(run_all(runs or (made(),), out=out, progress=False, title="noise"), worker)
 
 
 def essence(outcome):
@@ -59,77 +67,106 @@ def essence(outcome):
     return outcome.records, [part.tolist() for part in candidates]
 
 
+class Counting:
+    """A worker that counts samples, and is interrupted at one of its tasks."""
+
+    def __init__(self, stop_at=None):
+        self.calls, self.stop_at = [], stop_at
+
+    def __call__(self, task):
+        self.calls.append(len(task.inputs))
+        if len(self.calls) == self.stop_at:
+            raise KeyboardInterrupt
+        return run_task(task)
+
+
 def test_memory_and_folder_hold_the_same(tmp_path):
-    here, there = run(made())["one"], run(made(), out=tmp_path)["one"]
+    here, there = run()["one"], run(out=tmp_path)["one"]
     assert essence(here) == essence(there)
     kept = [[one[key] for key in ("index", "sample", "twice")] for one in here.records]
     assert kept == [[i, i, 2 * i] for i in range(7)]
     assert here.spent("attack").forward == 7
 
 
-def test_a_worker_is_given_no_more_than_an_attacker_has():
+def test_a_worker_is_given_no_more_than_an_attacker_has_and_is_not_believed():
+    """What a worker returns is verified by who made the task; its own words on success are none."""
     names = ["attack", "target", "inputs", "labels", "threat_model", "stream", "rows", "counted", "global_seed"]
     assert sorted(field.name for field in fields(Task)) == sorted(names)
-
-
-def test_any_worker_will_do_and_is_not_believed():
-    """What a worker returns is verified by who made the task; its own words on success are none."""
 
     def liar(task):
         return TaskResult(candidates=task.inputs + 5, seconds=0.0, passes={"forward": 0, "backward": 0})
 
-    assert {record["outcome"] for record in run(made(), worker=liar)["one"].records} == {"out_of_bounds"}
+    assert {record["outcome"] for record in run(worker=liar)["one"].records} == {"out_of_bounds"}
     with pytest.raises(AttackError, match="one: returned str"):
-        run(made(), worker=lambda task: replace(liar(task), candidates="found"))
+        run(worker=lambda task: replace(liar(task), candidates="found"))
 
 
 @pytest.mark.parametrize("stop_at", [1, 2, 3])
 def test_goes_on_where_it_was(tmp_path, stop_at):
-    calls = []
-
-    def worker(task):
-        calls.append(len(task.inputs))
-        if len(calls) == stop_at:
-            raise KeyboardInterrupt
-        return run_task(task)
-
+    worker = Counting(stop_at)
     with pytest.raises(KeyboardInterrupt):
-        run(made(), out=tmp_path, worker=worker)
-    assert essence(run(made(), out=tmp_path, worker=worker)["one"]) == essence(run(made())["one"])
-    assert len(calls) == 4
+        run(out=tmp_path, worker=worker)
+    assert essence(run(out=tmp_path, worker=worker)["one"]) == essence(run()["one"])
+    assert len(worker.calls) == 4
 
 
 def test_refusals_are_raised_or_reported():
-    @dataclass(frozen=True, kw_only=True)
-    class Refused(Noise):
-        def prepare(self, store):
-            raise AttackRefusedError("not here")
-
     with pytest.raises(AttackRefusedError, match="not here"):
-        run(made(kind=Refused))
-    outcomes = run(made(kind=Refused, refusable=True), made(key="two"))
+        run(made(Refused))
+    outcomes = run(made(Refused, refusable=True), made(key="two"))
     assert (outcomes["one"].refusal, len(outcomes["one"].records)) == ("not here", 0)
     assert (outcomes["two"].refusal, len(outcomes["two"].records)) == (None, 7)
 
 
-def test_repairing_runs_the_damaged_block_and_no_other(tmp_path):
-    whole, calls = essence(run(made(), out=tmp_path)["one"]), []
+def test_repairing_runs_the_damaged_block_alone_and_a_folder_of_other_points_is_refused(tmp_path, monkeypatch):
+    whole, worker = essence(run(out=tmp_path)["one"]), Counting()
     file = tmp_path / "one" / "records.jsonl"
     file.write_text(file.read_text().replace('"twice": 8', '"twice": 9'))
-
-    def worker(task):
-        calls.append(len(task.inputs))
-        return run_task(task)
-
     with pytest.raises(RunFolderError, match=r"records\.jsonl: line \d+ \(after sample 3\) does not match"):
-        run(made(), out=tmp_path, worker=worker)
+        run(out=tmp_path, worker=worker)
     with repairing():
-        assert essence(run(made(), out=tmp_path, worker=worker)["one"]) == whole
-    assert calls == [3]
-
-
-def test_a_folder_of_other_points_from_the_same_seed_is_refused(tmp_path, monkeypatch):
-    run(made(), out=tmp_path)
+        assert essence(run(out=tmp_path, worker=worker)["one"]) == whole
+    assert worker.calls == [3]
     monkeypatch.setattr("robust_ext.engine.run.STREAMS", 3)
     with pytest.raises(RunFolderError, match="streams: begun by a version that draws other points from the same seed"):
-        run(made(), out=tmp_path)
+        run(out=tmp_path)
+
+
+FOLDERS = (Path(robust_ext.__file__).parent, Path(__file__).parents[2] / "adapters")
+EVALUATIONS = {
+    "binarization_test": lambda net, x, y, probe: binarization_test(net, probe, x, LINF, inner_points=10),
+    "robust_accuracy": lambda net, x, y, probe: robust_accuracy(net, probe, x, y, LINF),
+    "mead": lambda net, x, y, probe: mead(net, [probe], x, y, LINF, detectors=lambda x: x.flatten(1).std(1)),
+    "evaluate_defense": lambda net, x, y, probe: evaluate_defense(lambda x: x, [probe], x, y, LINF, classifier=net),
+}
+
+
+@pytest.mark.parametrize("evaluation", EVALUATIONS)
+@pytest.mark.parametrize("host", [None, "foolbox"])
+def test_at_most_five_frames_of_this_project_lie_between_a_call_and_the_host_s_attack(evaluation, host):
+    paths = []
+
+    def attack(*arguments, real=lambda model, x, y: x, **keywords):
+        frame, path = sys._getframe(1), []
+        while frame is not None:
+            if any(Path(frame.f_code.co_filename).is_relative_to(folder) for folder in FOLDERS):
+                path.insert(0, frame.f_code.co_qualname)
+            frame = frame.f_back
+        paths.append(path)
+        return real(*arguments, **keywords)
+
+    def probe(model, x, y):
+        return attack(model, x, y)
+
+    if host:
+        base = pytest.importorskip(host).attacks.LinfFastGradientAttack
+        probe = type(
+            "Probe", (base,), {"__call__": lambda *given, **more: attack(*given, real=base.__call__, **more)}
+        )()
+    network = nn.Sequential(nn.Flatten(), nn.Linear(16, 20), nn.ReLU(), nn.Linear(20, 4)).eval()
+    x = torch.rand(4, 1, 4, 4)
+    EVALUATIONS[evaluation](network, x, network(x).argmax(1), probe)
+    assert paths
+    for path in paths:
+        assert path[0] == evaluation
+        assert len(path) <= 5, path

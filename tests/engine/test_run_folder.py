@@ -1,5 +1,6 @@
-"""Folders of runs: what is kept, compared and refused, and what is lost where the system or a kill stops a write."""
+"""Folders of runs: what is kept, refused, repaired, and lost where the system, a kill or damage stops or changes it."""
 
+import json
 import multiprocessing
 import os
 import shutil
@@ -12,115 +13,124 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from robust_ext.core.errors import RobustExtWarning, RunFolderError
+from robust_ext import BinarizationSettings, RunFolderError, ThreatModel, repairing
+from robust_ext.core.errors import RobustExtWarning
 from robust_ext.core.files import replace_file
-from robust_ext.engine.run_folder import RunFolder, SavedRun
+from robust_ext.engine.evaluation_file import with_judge_seed
+from robust_ext.engine.run_folder import RunFolder, SavedRun, seal
 
 resource = pytest.importorskip("resource", reason="limits of file sizes are POSIX")
+BLOCKS = [range(0, 3), range(3, 6), range(6, 7)]
 
 
 def opened(path, settings=None, **options):
-    given = {"kind": "test", "versions": {"torch": "1"}, **options}
-    return RunFolder(path, settings={"epsilon": 0.1, "bounds": (0, 1)} if settings is None else settings, **given)
+    settings = settings or {"epsilon": 0.1, "bounds": (0, 1)}
+    return RunFolder(path, settings=settings, **{"kind": "test", "versions": {"torch": "1"}, **options})
+
+
+def record(index, text=""):
+    return {"index": index, "outcome": "found" if index % 2 else "not_adversarial", "text": text}
+
+
+def made(rows):
+    """The records, timing and arrays of a block."""
+    arrays = {f"candidates-{rows[0]}": {"candidates": np.random.default_rng(rows[0]).random(50)}}
+    return [record(row, "é\n" * (row % 97)) for row in rows], {"block": rows[0], "passes": 5}, arrays
+
+
+def fill(path, **options):
+    """Do what is missing of a run; what is then there is what is expected."""
+    with opened(path, **options) as folder:
+        if "once" not in folder.values:
+            folder.set_value("once", [1, 2.5])
+        for rows in BLOCKS:
+            if not folder.holds(rows):
+                folder.append(*made(rows))
+        assert folder.values == {"once": [1, 2.5]}
+        assert [entry["passes"] for entry in folder.timings()] == [5, 5, 5]
+        for rows in BLOCKS:
+            check_block(folder, rows)
+
+
+def check_block(folder, rows):
+    records, _, arrays = made(rows)
+    assert folder.block(rows) == records
+    for name, parts in arrays.items():
+        np.testing.assert_array_equal(folder.load(name)["candidates"], parts["candidates"])
+
+
+@pytest.fixture
+def whole(tmp_path):
+    fill(tmp_path / "run")
+    return tmp_path / "run"
 
 
 def tree(path):
     return {str(file.relative_to(path)) for file in path.rglob("*")}
 
 
-def record(index, value=0):
-    return {"index": index, "value": value}
-
-
-def made(block):
-    """The records, timing and arrays of a block of four samples."""
-    rows = range(4 * block, 4 * block + 4)
-    arrays = {f"candidates-{rows[0]}": {"candidates": np.random.default_rng(block).random(50)}}
-    return [record(row, "x" * (row % 97)) for row in rows], {"block": rows[0]}, arrays
-
-
-def fill(folder, blocks=3):
-    """Work on what is missing; what is then there."""
-    for block in range(blocks):
-        if not folder.holds(range(4 * block, 4 * block + 4)):
-            folder.append(*made(block))
-    check(folder, blocks)
-
-
-def check(folder, blocks):
-    """Every block is there with its arrays."""
-    assert [timing["block"] for timing in folder.timings()] == [4 * block for block in range(blocks)]
-    for block in range(blocks):
-        records, _, arrays = made(block)
-        assert folder.block(range(4 * block, 4 * block + 4)) == records
-        for name, array in arrays.items():
-            np.testing.assert_array_equal(folder.load(name)["candidates"], array["candidates"])
-
-
-def test_records_survive_closing(tmp_path):
-    with opened(tmp_path / "a" / "run") as folder:
+def test_records_survive_closing_and_nothing_is_written_outside(tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    path = tmp_path / "a" / "run"
+    with opened(path) as folder:
         assert (folder.records(), folder.timings()) == ([], [])
         folder.append([record(3), record(1, "é\n")], {"block": 0, "seconds": 0.5})
         folder.append([], {"block": 1, "seconds": 0.25})
         folder.append([record(0)], {"block": 2, "seconds": 0.125})
         before = folder.records(), folder.timings()
-        # What is appended is in the file at once.
-        assert len(SavedRun(tmp_path / "a" / "run").records()) == 3
+        assert len(SavedRun(path).records()) == 3, "what is appended is in the file at once"
     assert before[0] == [record(0), record(1, "é\n"), record(3)]
     assert [entry["block"] for entry in before[1]] == [0, 1, 2]
-    with opened(tmp_path / "a" / "run") as folder:
+    with opened(path) as folder:
         assert (folder.records(), folder.timings()) == before
         folder.append([record(2)], {"block": 3})
         with pytest.raises(ValueError, match="not JSON compliant"):
             folder.append([record(7, float("nan"))], {"block": 4})
         assert [entry["index"] for entry in folder.records()] == [0, 1, 2, 3]
+        # A block that came twice counts once.
+        folder.append([record(3)], {"block": 3, "seconds": 7.0})
+        assert [entry.get("seconds") for entry in folder.timings()] == [0.5, 0.25, 0.125, 7.0]
+        folder.finish(folder.records())
+        folder.save("arrays", x=np.zeros(2))
+    kept = {"a/run/records.jsonl", "a/run/arrays.bin", "a/run/.lock"}
+    assert tree(tmp_path) == {"elsewhere", "a", "a/run", *kept}
 
 
 @pytest.mark.parametrize("torn", ['{"index": 1', '{"index": 1}', "{", "\x00\x00"])
 def test_a_torn_last_line_is_dropped(tmp_path, torn):
     """The last line counts only with its line break; the next record starts a line of its own."""
-    with opened(tmp_path) as folder:
-        folder.append([record(0)], {"block": 0})
-    with (tmp_path / "records.jsonl").open("a") as file:
-        file.write(torn)
-    with opened(tmp_path) as folder:
-        assert (folder.records(), folder.timings()) == ([record(0)], [{"block": 0}])
-        folder.append([record(1)], {"block": 1})
-    with opened(tmp_path) as folder:
-        assert (folder.records(), folder.timings()) == ([record(0), record(1)], [{"block": 0}, {"block": 1}])
+    for number in (0, 1):
+        with opened(tmp_path) as folder:
+            folder.append([record(number)], {"block": number})
+        with (tmp_path / "records.jsonl").open("a") as file:
+            file.write(torn)
+        with opened(tmp_path) as folder:
+            assert folder.records() == [record(one) for one in range(number + 1)]
+            assert [one["block"] for one in folder.timings()] == list(range(number + 1))
 
 
-def test_a_block_counts_once_its_last_byte_is_there(tmp_path):
+def test_a_block_counts_once_its_last_byte_is_there(whole, tmp_path):
     """Wherever a kill cuts the file, a block is there as a whole or is none, and can be stored again."""
-    with opened(tmp_path / "whole") as folder:
-        fill(folder, 2)
-    content = (tmp_path / "whole" / "records.jsonl").read_bytes()
+    content = (whole / "records.jsonl").read_bytes()
     for cut in range(0, len(content) + 1, 7):
-        path = shutil.copytree(tmp_path / "whole", tmp_path / f"{cut}")
+        path = shutil.copytree(whole, tmp_path / f"{cut}")
         (path / "records.jsonl").write_bytes(content[:cut])
-        with opened(path) as folder:
-            fill(folder, 2)
+        fill(path)
 
 
-def test_other_settings_are_refused_and_named(tmp_path):
-    opened(tmp_path).close()
-    content = (tmp_path / "records.jsonl").read_text()
+def test_other_settings_are_refused_and_named_and_other_versions_are_warned_of(whole, recwarn):
+    content = (whole / "records.jsonl").read_text()
     with pytest.raises(RunFolderError, match=r"with other settings.*epsilon: 0.1 there, 0.2 now") as caught:
-        opened(tmp_path, {"epsilon": 0.2, "bounds": (0, 1), "new": "x" * 1000})
+        opened(whole, {"epsilon": 0.2, "bounds": (0, 1), "new": "x" * 1000})
     assert "bounds" not in str(caught.value)
-    assert len(str(caught.value)) < 400 + len(str(tmp_path))
-    assert (tmp_path / "records.jsonl").read_text() == content
+    assert len(str(caught.value)) < 400 + len(str(whole))
+    assert (whole / "records.jsonl").read_text() == content
     # The refused one lets go of the folder, even while its error is kept.
-    opened(tmp_path).close()
-    assert caught.value is not None
-
-
-def test_other_versions_are_warned_of(tmp_path, recwarn):
-    opened(tmp_path).close()
-    opened(tmp_path).close()
+    opened(whole).close()
     assert not recwarn
     with pytest.warns(RobustExtWarning, match="begun with other versions"):
-        opened(tmp_path, versions={"torch": "2"}).close()
+        opened(whole, versions={"torch": "2"}).close()
 
 
 def test_folders_that_are_no_run_of_this_kind_are_refused(tmp_path):
@@ -134,7 +144,6 @@ def test_folders_that_are_no_run_of_this_kind_are_refused(tmp_path):
     for name, words in {
         "test": "holds a run of kind 'test', not 'mead'",
         "old": "old: was written by an earlier version of robust_ext",
-        "file": "cannot be made a folder",
         "file/run": "cannot be made a folder",
         "lock": "cannot be written",
     }.items():
@@ -146,33 +155,20 @@ def test_folders_that_are_no_run_of_this_kind_are_refused(tmp_path):
 
 @pytest.mark.parametrize("name", ["records.jsonl", "arrays.bin", ".lock"])
 @pytest.mark.parametrize("kind", ["link", "pipe"])
-def test_links_and_pipes_are_refused_and_not_waited_for(tmp_path, name, kind):
-    path, outside = tmp_path / "run", tmp_path / "outside"
-    with opened(path) as folder:
-        folder.append([record(0)], {"block": 0}, {"a": {"x": np.zeros(2)}})
-    outside.write_bytes((path / name).read_bytes())
+def test_links_and_pipes_are_refused_and_not_waited_for(whole, tmp_path, name, kind):
+    outside = tmp_path / "outside"
+    outside.write_bytes((whole / name).read_bytes())
     before = outside.read_bytes()
-    (path / name).unlink()
-    (path / name).symlink_to(outside) if kind == "link" else os.mkfifo(path / name)
+    (whole / name).unlink()
+    (whole / name).symlink_to(outside) if kind == "link" else os.mkfifo(whole / name)
 
     def use():
-        with opened(path) as folder:
+        with opened(whole) as folder:
             folder.save("b", x=np.zeros(2))
 
     with pytest.raises(RunFolderError, match=rf"{name}: (is a symbolic link|is a pipe or device|cannot be written)"):
         use()
     assert outside.read_bytes() == before
-
-
-def test_nothing_is_written_outside_the_folder(tmp_path, monkeypatch):
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    with opened(tmp_path / "run") as folder:
-        folder.append([record(0)], {"block": 0})
-        folder.set_value("once", 1)
-        folder.finish(folder.records())
-        folder.save("arrays", x=np.zeros(2))
-    assert tree(tmp_path) == {"elsewhere", "run", "run/records.jsonl", "run/arrays.bin", "run/.lock"}
 
 
 def test_a_file_is_replaced_whole(tmp_path, monkeypatch):
@@ -197,21 +193,17 @@ def full_disk(size):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-@pytest.mark.parametrize("size", [50, 100, 300, 500, 700, 1100, 1500])
-def test_a_full_disk_loses_nothing(tmp_path, size):
+def test_a_full_disk_loses_nothing_and_a_write_can_be_repeated_at_once(tmp_path):
     """Wherever in a file, and in whichever file, the space ends."""
-    path, words = tmp_path / "run", r"run/.*cannot be written \(File too large\); free space"
-    with pytest.raises(RunFolderError, match=words), full_disk(size), opened(path) as folder:
-        fill(folder)
-    with opened(path) as folder:
-        fill(folder)
-
-
-def test_a_write_that_failed_can_be_repeated_at_once(tmp_path):
+    for size in (50, 100, 200, 300, 500, 700, 1100, 1500):
+        path, words = tmp_path / f"{size}", rf"{size}/.*cannot be written \(File too large\); free space"
+        with pytest.raises(RunFolderError, match=words), full_disk(size):
+            fill(path)
+        fill(path)
     with opened(tmp_path) as folder:
         folder.append([record(0)], {"block": 0})
-        with full_disk(330), pytest.raises(RunFolderError, match="File too large"):
-            folder.append([record(1, "x" * 30), record(2, "x" * 200)], {"block": 1})
+        with full_disk(450), pytest.raises(RunFolderError, match="File too large"):
+            folder.append([record(1, "x" * 30), record(2, "x" * 300)], {"block": 1})
         folder.append([record(1)], {"block": 1})
         assert SavedRun(tmp_path).records() == folder.records() == [record(0), record(1)]
 
@@ -224,14 +216,13 @@ def test_two_writers_never_mix_lines(tmp_path, monkeypatch):
         with pytest.raises(RunFolderError, match=r"records\.jsonl: holds \d+ bytes where .* another one writes it too"):
             two.append([record(1)], {"block": 1})
         one.append([record(2)], {"block": 2})
-    with opened(tmp_path) as folder:
-        assert [one["index"] for one in folder.records()] == [0, 2]
+    assert [one["index"] for one in SavedRun(tmp_path).records()] == [0, 2]
 
 
 def write_blocks(path, pipe):
     with opened(path) as folder:
         for block in count(len(folder.timings())):
-            folder.append(*made(block))
+            folder.append(*made(range(3 * block, 3 * block + 3)))
             pipe.send(block)
 
 
@@ -255,7 +246,152 @@ def test_thirty_kills_lose_no_finished_block(tmp_path):
             while True:
                 finished = ours.recv()
         with opened(tmp_path) as folder:
-            assert folder.holds(range(4 * finished, 4 * finished + 4))
+            assert folder.holds(range(3 * finished, 3 * finished + 3))
     with opened(tmp_path) as folder:
         assert finished >= 29
-        check(folder, len(folder.timings()))
+        for block in range(len(folder.timings())):
+            check_block(folder, range(3 * block, 3 * block + 3))
+
+
+def edits(lines):
+    """The lines after each edit, and the number of the line at which it shows; None where it does not."""
+    one = lines[2]
+    yield [*lines[:2], one.replace(b"not_adversarial", b"found"), *lines[3:]], 3
+    yield [*lines[:2], one.replace(b": ", b":  ", 1), *lines[3:]], 3
+    yield [*lines[:2], b"\n", *lines[2:]], 3
+    yield [*lines[:2], one[: one.index(b', "checksum')] + b"}\n", *lines[3:]], 3
+    yield [*lines[:2], one[:-1] + b" " + lines[3], *lines[4:]], 3
+    yield [lines[0].replace(b"0.1", b"0.2"), *lines[1:]], 1
+    yield lines[1:], 1
+    # Samples that are missing are run again, and nothing else follows from the order of lines.
+    yield [*lines[:2], *lines[3:]], None
+    yield [*lines[:3], one, *lines[3:]], None
+    yield [*lines[:2], *lines[3:], one], None
+
+
+def test_an_edit_is_named_and_repaired_or_changes_nothing(whole, tmp_path):
+    for number, (changed, place) in enumerate(edits((whole / "records.jsonl").read_bytes().splitlines(keepends=True))):
+        path = shutil.copytree(whole, tmp_path / f"{number}")
+        (path / "records.jsonl").write_bytes(b"".join(changed))
+        if place is not None:
+            with pytest.raises(RunFolderError, match=rf"records\.jsonl: line {place} .*--repair.*repairing"):
+                opened(path)
+            with pytest.warns(RobustExtWarning, match="dropped 1 damaged lines"), opened(path, repair=True) as folder:
+                assert [folder.holds(rows) for rows in BLOCKS].count(True) >= 2
+            assert (path / "records.jsonl.damaged").read_bytes() == b"".join(changed)
+        fill(path)
+
+
+def test_what_was_lost_or_is_damaged_of_arrays_is_run_again(whole):
+    for name in ("arrays.bin", "records.jsonl"):
+        (whole / name).unlink()
+        fill(whole)
+    (whole / "arrays.bin").write_bytes(b"")
+    fill(whole)
+    content = bytearray((whole / "arrays.bin").read_bytes())
+    content[-1] ^= 1
+    (whole / "arrays.bin").write_bytes(content)
+    with opened(whole) as folder, pytest.raises(RunFolderError, match=r"arrays\.bin: candidates-6 does not match"):
+        folder.load("candidates-6")
+    with opened(whole, repair=True) as folder:
+        assert [folder.holds(rows) for rows in BLOCKS] == [True, True, False]
+    fill(whole)
+
+
+def error_of(path):
+    try:
+        fill(path)
+    except RunFolderError as error:
+        return str(error)
+    return None
+
+
+def test_no_flipped_bit_changes_anything_unseen(whole):
+    kept = {file: file.read_bytes() for file in sorted(whole.iterdir())}
+    files, draw, seen = [file for file, content in kept.items() if content], np.random.default_rng(0), 0
+    for _ in range(200):
+        for file in whole.iterdir():
+            file.write_bytes(kept[file]) if file in kept else file.unlink()
+        file = files[draw.integers(len(files))]
+        content = bytearray(kept[file])
+        content[draw.integers(len(content))] ^= 1 << draw.integers(8)
+        file.write_bytes(content)
+        error = error_of(whole)
+        if error:
+            seen += 1
+            assert file.name in error
+            opened(whole, repair=True).close()
+            fill(whole)
+    assert seen > 100
+
+
+WRONG = {
+    "index is '0', expected int": {"index": "0"},
+    "index is True, expected int": {"index": True},
+    "index 9 is none of the 7 samples": {"index": 9},
+    "arrays.a is 5, expected an object": {"block": 0, "arrays": {"a": 5}},
+    "left_out is 3, expected a list": {"block": 0, "left_out": 3},
+    "value is 1, expected str": {"value": 1, "content": 2},
+    "no arrays": {"nonsense": 1},
+}
+
+
+def test_a_right_checksum_makes_no_wrong_content_right(whole, tmp_path, monkeypatch):
+    """Whoever computes checksums can write any file."""
+    with opened(whole) as folder:
+        start = folder._start
+    content = (whole / "records.jsonl").read_bytes()
+    for words, entry in WRONG.items():
+        (whole / "records.jsonl").write_bytes(content + seal(json.dumps(entry), start))
+        with pytest.raises(RunFolderError, match=rf"records\.jsonl: .*{words}.*--repair"):
+            opened(whole, samples=7)
+    # Nor does a line fit into another run.
+    opened(tmp_path / "other", {"epsilon": 0.2}).close()
+    with (tmp_path / "other" / "records.jsonl").open("ab") as file:
+        file.write(content.splitlines(keepends=True)[2])
+    with pytest.raises(RunFolderError, match=r"records\.jsonl: line 2 does not match"):
+        opened(tmp_path / "other", {"epsilon": 0.2})
+    # Arrays that unpack to more than is meant are not unpacked.
+    monkeypatch.setattr("robust_ext.engine.run_folder._MOST_BYTES", 1000)
+    with opened(tmp_path) as folder:
+        folder.save("bomb", values=np.zeros(10**6))
+        folder.save("noise", values=np.random.default_rng(0).random(10**4))
+        assert (tmp_path / "arrays.bin").stat().st_size < 2 * 10**5
+        with pytest.raises(RunFolderError, match=r"arrays\.bin: bomb "):
+            folder.load("bomb")
+        assert len(folder.load("noise")["values"]) == 10**4
+    # Nor is a first line that no run wrote that of a run that was never begun.
+    (tmp_path / "records.jsonl").write_bytes(b"\xff\x00")
+    with pytest.raises(RunFolderError, match="the file is damaged"):
+        opened(tmp_path)
+
+
+def test_the_judges_seed_is_found_again_in_what_depends_on_it(tmp_path):
+    """A seed of the operating system cannot be drawn twice."""
+
+    def drawn():
+        settings = BinarizationSettings(threat_model=ThreatModel(norm="linf", epsilon=0.1))
+        return with_judge_seed(settings, out=tmp_path, worker=lambda task: None).judge_seed
+
+    seed = drawn()
+    opened(tmp_path / "attacks", {"judge_seed": seed}).close()
+    (tmp_path / "evaluation.json").unlink()
+    assert drawn() == seed
+    (tmp_path / "evaluation.json").write_bytes(b"garbage")
+    with pytest.raises(RunFolderError, match=r"evaluation\.json: does not match"):
+        drawn()
+    with repairing():
+        assert drawn() == seed
+
+
+@pytest.mark.parametrize(
+    "lost", [{"outcome": "ended"}, {"attacks": {"a": {"outcome": "timed_out"}}}, {"canary": "lost"}]
+)
+def test_repair_runs_again_what_was_lost_with_a_process(tmp_path, lost):
+    with opened(tmp_path) as folder:
+        folder.append([record(0), {"index": 1, **lost}, record(2)], {"block": 0})
+    with opened(tmp_path) as folder:
+        assert folder.holds(range(3))
+    with opened(tmp_path, repair=True) as folder:
+        assert [one["index"] for one in folder.records()] == [0, 2]
+        assert not folder.holds(range(3))

@@ -1,3 +1,5 @@
+"""What candidates are found to be, whatever the attack says of them and whatever class of tensors they are."""
+
 import itertools
 from unittest.mock import Mock
 
@@ -11,48 +13,41 @@ from robust_ext.core.threat import ThreatModel
 from robust_ext.engine.verify import LOST, OUTCOMES, UNDONE, take_witnesses, verify
 
 NAN, INF = float("nan"), float("inf")
+LINF = ThreatModel(norm="linf", epsilon=0.25)
 
 
 class FirstValue(nn.Module):
-    """Class 1 where the first value of a sample is above .5; remembers the batches it saw."""
+    """Class 1 where the first value of a sample is above .5; remembers the batches it saw.
 
-    def __init__(self):
+    One logit is ``broken`` where the second value is above .5.
+    """
+
+    def __init__(self, broken=None):
         super().__init__()
-        self.seen = []
+        self.seen, self.broken = [], broken
 
     def forward(self, x):
         assert not torch.is_grad_enabled()
         self.seen.append(x)
         first = x.flatten(1)[:, 0] - 0.5
+        if self.broken is not None:
+            return torch.stack([-first, torch.where(x.flatten(1)[:, 1] > 0.5, self.broken, first)], 1)
         return torch.stack([-first, first], 1)
 
 
-def check(candidates, inputs, threat_model, labels=None, **more):
+def check(candidates, inputs, threat_model=LINF, labels=None, **more):
     labels = torch.zeros(len(inputs), dtype=torch.int64) if labels is None else labels
     keywords = {"module": FirstValue(), "threat_model": threat_model, "attack": "my attack", **more}
     return verify(candidates, inputs, labels, **keywords), keywords["module"]
 
 
-LINF = ThreatModel(norm="linf", epsilon=0.25)
-
-
-def test_what_a_detector_rejects_is_not_found():
-    inputs = torch.full((3, 1, 2, 2), 0.4)
-    candidates = inputs + 0.2
-    candidates[1] = inputs[1]
-    rejects = Mock(return_value=torch.tensor([True, True, False]))
-    result, _ = check(candidates, inputs, LINF, rejects=rejects)
-    assert result.outcomes == ("rejected", "not_adversarial", "found")
-    assert torch.equal(rejects.call_args.args[0], result.candidates)
-
-
-def test_every_outcome():
+def test_every_outcome_and_what_a_detector_rejects():
     inputs = torch.full((7, 1, 2, 2), 0.4)
     candidates = inputs + 0.2
     candidates[1], candidates[2] = inputs[1], 0.9
     candidates[3:, 0, 1, 1] = torch.tensor([1.1, NAN, INF, -INF])
     kept = candidates.clone()
-    result, module = check(candidates, inputs, LINF)
+    result, module = check(candidates, inputs)
     expected = ("found", "not_adversarial", "beyond_epsilon", "out_of_bounds", *["not_finite"] * 3)
     assert result.outcomes == expected
     assert {*expected, "rejected", "non_finite_logits", UNDONE, *LOST} == set(OUTCOMES)
@@ -66,40 +61,34 @@ def test_every_outcome():
     with torch.no_grad():
         assert torch.equal(result.logits, FirstValue()(result.candidates))
     assert torch.equal(candidates.nan_to_num(7), kept.nan_to_num(7))
+    rejects = Mock(return_value=torch.tensor([True, True, False]))
+    result, _ = check(candidates[[0, 1, 0]], inputs[:3], rejects=rejects)
+    assert result.outcomes == ("rejected", "not_adversarial", "found")
+    assert torch.equal(rejects.call_args.args[0], result.candidates)
 
 
-@pytest.mark.parametrize(
-    ("value", "outcome"),
-    [(0.9, "beyond_epsilon"), (0.1, "beyond_epsilon"), (1.5, "out_of_bounds"), (NAN, "not_finite")],
-)
-def test_the_first_failure_names_the_outcome(value, outcome):
+def test_the_first_failure_names_the_outcome():
     """Each of these fails later tests too; labels are those given."""
-    result, _ = check(torch.tensor([[0.4, value]]), torch.tensor([[0.4, 0.4]]), LINF)
-    assert result.outcomes == (outcome,)
-    result, _ = check(torch.tensor([[0.6], [0.6], [0.45]]), torch.full((3, 1), 0.45), LINF, torch.tensor([0, 1, 1]))
+    values = [(0.9, "beyond_epsilon"), (0.1, "beyond_epsilon"), (1.5, "out_of_bounds"), (NAN, "not_finite")]
+    for value, outcome in values:
+        result, _ = check(torch.tensor([[0.4, value]]), torch.tensor([[0.4, 0.4]]))
+        assert result.outcomes == (outcome,)
+    result, _ = check(torch.tensor([[0.6], [0.6], [0.45]]), torch.full((3, 1), 0.45), labels=torch.tensor([0, 1, 1]))
     assert result.outcomes == ("found", "not_adversarial", "found")
 
 
 @pytest.mark.parametrize("norm", ["linf", "l2", "l1"])
 @pytest.mark.parametrize("bounds", [(0.0, 1.0), (-1.0, 1.0), (-2.5, 3.0)])
-def test_the_edge_of_the_ball(norm, bounds):
+def test_the_edges_of_the_ball_and_of_the_bounds(norm, bounds):
     """Just inside and just outside of the stated tolerance, in float64."""
     threat_model = ThreatModel(norm=norm, epsilon=0.25, bounds=bounds)
     inputs = torch.full((2, 4), 0.375, dtype=torch.float32)
-    growth = {"linf": 1, "l2": 2, "l1": 4}[norm]
     limit = 0.25 + threat_model.tolerance(4)
-    each = torch.tensor([[limit - 1e-12], [limit + 1e-12]], dtype=torch.float64) / growth
-    candidates = inputs.double() + each
-    candidates[:, 0] = inputs[:, 0].double() + each[:, 0]
-    result, _ = check(candidates, inputs, threat_model, torch.tensor([2, 2]))
+    each = torch.tensor([[limit - 1e-12], [limit + 1e-12]], dtype=torch.float64) / {"linf": 1, "l2": 2, "l1": 4}[norm]
+    result, _ = check(inputs.double() + each, inputs, threat_model, torch.tensor([2, 2]))
     assert result.outcomes == ("found", "beyond_epsilon")
     np.testing.assert_allclose(result.distances, [limit - 1e-12, limit + 1e-12], rtol=0, atol=1e-14)
-
-
-@pytest.mark.parametrize("bounds", [(0.0, 1.0), (-1.0, 1.0), (-2.5, 3.0)])
-def test_the_edge_of_the_bounds(bounds):
     slack = 1e-6 * max(map(abs, bounds))
-    threat_model = ThreatModel(norm="linf", epsilon=1.0, bounds=bounds)
     edges = [end + side * share * slack for side, end in ((-1, bounds[0]), (1, bounds[1])) for share in (0.9, 1, 1.1)]
     candidates, ends = torch.tensor(edges, dtype=torch.float64)[:, None], [*[bounds[0]] * 3, *[bounds[1]] * 3]
     result, _ = check(candidates, torch.tensor(ends)[:, None], threat_model, torch.full((6,), 2))
@@ -107,14 +96,27 @@ def test_the_edge_of_the_bounds(bounds):
     assert result.candidates.flatten().tolist() == ends
 
 
-def test_the_edge_of_the_bounds_of_each_entry():
-    low, high = torch.tensor([-1.0, 0, 2]), torch.tensor([1.0, 4, 10])
-    slack, ends = 1e-6 * torch.maximum(low.abs(), high.abs()), torch.stack([low, high])
-    last = ends + torch.stack([-slack, slack])
-    beyond = torch.nextafter(last, torch.tensor([[-INF], [INF]]))
-    threat_model = ThreatModel(norm="linf", epsilon=0.5, bounds=(low.numpy(), high.numpy()))
-    result, _ = check(torch.cat([last, beyond]), ends.repeat(2, 1), threat_model, torch.full((4,), 2))
-    assert result.outcomes == ("found", "found", "out_of_bounds", "out_of_bounds")
+@pytest.mark.parametrize("by_entry", [False, True])
+def test_values_at_the_edges_come_out_as_by_hand(by_entry):
+    """One entry around an end of bounds or ball, against the definition in Python's floats."""
+    low, high = (np.array([-1.0, 0, 2]), np.array([1.0, 4, 10])) if by_entry else (np.full(3, -2.0), np.full(3, 2.0))
+    threat_model = ThreatModel(norm="linf", epsilon=0.5, bounds=(low, high) if by_entry else (-2.0, 2.0))
+    slack, rows, expected = 1e-6 * np.maximum(np.abs(low), np.abs(high)), [], []
+    edges = (-3, -1.5, -0.5, 0.0, 0.5, 1.5, 3, 1e5)
+    for place, entry, end, edge in itertools.product(range(5), range(3), range(5), edges):
+        x = low + (high - low) / 4 * place
+        row = x.astype(np.float32)
+        row[entry] = (low, high, x - 0.5, x + 0.5, x)[end][entry] + edge * slack[entry]
+        rows.append((x, row))
+        if ((row.astype(float) < low - slack) | (row.astype(float) > high + slack)).any():
+            expected.append("out_of_bounds")
+        elif np.abs(row.astype(float) - x).max() > 0.5 + threat_model.tolerance(3):
+            expected.append("beyond_epsilon")
+        else:
+            expected.append("found" if row.astype(float).clip(low, high)[0] > 0.5 else "not_adversarial")
+    inputs, candidates = (torch.tensor(np.float32(part)) for part in zip(*rows, strict=True))
+    assert check(candidates, inputs, threat_model)[0].outcomes == tuple(expected)
+    assert {*expected} == {"out_of_bounds", "beyond_epsilon", "found", "not_adversarial"}
 
 
 def test_a_point_of_the_grid_without_finite_logits_breaks_the_model_whatever_was_there_before_rounding():
@@ -128,94 +130,20 @@ def test_a_point_of_the_grid_without_finite_logits_breaks_the_model_whatever_was
     assert result.outcomes == ("non_finite_logits", "found")
 
 
-def test_candidates_are_judged_as_the_float32_they_become():
+def test_candidates_are_judged_as_the_float32_they_become_in_any_layout():
     """Adversarial in float64 only is not adversarial."""
-    inputs = torch.tensor([[0.5], [0.5]])
     candidates = torch.tensor([[0.5 + 1e-12], [0.5 + 1e-6]], dtype=torch.float64)
-    result, module = check(candidates, inputs, LINF)
+    result, module = check(candidates, torch.tensor([[0.5], [0.5]]))
     assert result.outcomes == ("not_adversarial", "found")
     assert module.seen[0].dtype == result.candidates.dtype == torch.float32
     np.testing.assert_allclose(result.distances, [1e-12, 1e-6], rtol=1e-3)
-    for dtype in (torch.float16, torch.bfloat16):
-        result, module = check(torch.tensor([[0.625]], dtype=dtype), torch.tensor([[0.5]]), LINF)
-        assert (result.outcomes, module.seen[0].dtype) == (("found",), torch.float32)
-
-
-def test_layout_and_history_do_not_matter():
-    inputs = torch.full((3, 2, 4), 0.4)
-    candidates = (inputs + 0.2).transpose(1, 2).contiguous().transpose(1, 2).requires_grad_()
-    assert not candidates.is_contiguous()
-    result, _ = check(candidates, inputs.transpose(1, 2).contiguous().transpose(1, 2), LINF)
+    result, module = check(torch.tensor([[0.625]], dtype=torch.bfloat16), torch.tensor([[0.5]]))
+    assert (result.outcomes, module.seen[0].dtype) == (("found",), torch.float32)
+    inputs = torch.full((3, 2, 4), 0.4).transpose(1, 2)
+    result, _ = check((inputs + 0.2).requires_grad_(), inputs)
     assert result.outcomes == ("found",) * 3
     assert not result.candidates.requires_grad
     assert not result.logits.requires_grad
-
-
-@pytest.mark.parametrize(
-    ("candidates", "message"),
-    [
-        (None, r"my attack: returned NoneType, expected a tensor of candidates"),
-        (np.zeros((2, 3)), r"my attack: returned ndarray, expected a tensor"),
-        ((torch.zeros(2, 3),), r"my attack: returned tuple, expected a tensor"),
-        (torch.zeros(3, 3), r"my attack: returned shape \(3, 3\) for inputs of shape \(2, 3\), expected one candidate"),
-        (torch.zeros(1, 3), r"my attack: returned shape \(1, 3\)"),
-        (torch.zeros(2, 3, 1), r"my attack: returned shape \(2, 3, 1\)"),
-        (torch.zeros(3), r"my attack: returned shape \(3,\)"),
-        (torch.zeros(2, 3, dtype=torch.int64), r"my attack: returned dtype torch.int64, expected floating point"),
-        (torch.zeros(2, 3, dtype=torch.complex64), r"my attack: returned dtype torch.complex64, expected floating"),
-    ],
-)
-def test_what_is_no_batch_of_candidates(candidates, message):
-    with pytest.raises(AttackError, match="^" + message):
-        check(candidates, torch.zeros(2, 3), LINF)
-
-
-class BreaksAbove(nn.Module):
-    """:class:`FirstValue`, with one logit that is not finite where the second value is above .5."""
-
-    def __init__(self, broken):
-        super().__init__()
-        self.broken = broken
-
-    def forward(self, x):
-        logits = FirstValue()(x)
-        logits[:, 1] = torch.where(x.flatten(1)[:, 1] > 0.5, self.broken, logits[:, 1])
-        return logits
-
-
-@pytest.mark.parametrize("broken", [NAN, INF, -INF])
-@pytest.mark.parametrize("label", [0, 1])
-def test_logits_that_are_not_finite_are_an_outcome_of_their_own(broken, label):
-    """Whatever the label is; an infinite logit that masks a class is no exception."""
-    inputs = torch.full((4, 2), 0.4)
-    candidates = torch.tensor([[0.4, 0.6], [0.6, 0.6], [0.4, 0.9], [0.6, 0.4]])
-    labels = torch.full((4,), label)
-    rejects = Mock(return_value=torch.tensor([True, False, False, False]))
-    result, _ = check(candidates, inputs, LINF, labels, module=BreaksAbove(broken), rejects=rejects)
-    last = "found" if label == 0 else "not_adversarial"
-    assert result.outcomes == ("non_finite_logits", "non_finite_logits", "beyond_epsilon", last)
-
-
-def test_witnesses_stand_in_where_nothing_was_found_and_only_where_they_are_confirmed():
-    inputs = torch.full((6, 2), 0.4)
-    labels, module = torch.zeros(6, dtype=torch.int64), BreaksAbove(NAN)
-    candidates = torch.tensor([[0.6, 0.4], [0.4, 0.4], [0.4, 0.4], [0.4, 0.4], [NAN, 0.4], [0.9, 0.4]])
-    # Found already; confirmed; finite there; beyond epsilon; confirmed twice, for candidates that break the rules.
-    witnesses = torch.tensor([[0.4, 0.6], [0.4, 0.6], [0.4, 0.45], [0.4, 0.9], [0.5, 0.6], [0.3, 0.6]])
-    found = verify(candidates, inputs, labels, module=module, threat_model=LINF, attack="my attack")
-    expected = ("found", "not_adversarial", "not_adversarial", "not_adversarial", "not_finite", "beyond_epsilon")
-    assert found.outcomes == expected
-    options = {"module": module, "threat_model": LINF, "attack": "my attack"}
-    result = take_witnesses(found, witnesses, inputs, labels, **options)
-    broken = "non_finite_logits"
-    assert result.outcomes == ("found", broken, "not_adversarial", "not_adversarial", broken, broken)
-    taken = torch.tensor([False, True, False, False, True, True])
-    assert torch.equal(result.candidates[taken], witnesses[taken])
-    assert torch.equal(result.candidates[~taken], found.candidates[~taken])
-    np.testing.assert_allclose(result.distances[taken], [0.2, 0.2, 0.2], atol=1e-6)
-    assert result.logits.isnan().any(1).tolist() == taken.tolist()
-    none = torch.full_like(witnesses, NAN)
-    assert take_witnesses(found, none, inputs, labels, **options) is found
 
 
 class Lying(torch.Tensor):
@@ -230,7 +158,7 @@ class Lying(torch.Tensor):
 
     @property
     def shape(self):
-        return torch.Size((2, 2))
+        return torch.Size((2, 3))
 
 
 class Dispatching(torch.Tensor):
@@ -240,46 +168,66 @@ class Dispatching(torch.Tensor):
 
 
 def test_what_a_tensor_class_overrides_takes_no_part():
-    inputs = torch.full((2, 2), 0.4)
-    lying = torch.tensor([[0.6, 0.9], [0.4, 0.4]]).as_subclass(Lying)
-    result, _ = check(lying, inputs, LINF)
+    lying = torch.tensor([[0.6, 0.4, 0.9], [0.4, 0.4, 0.4]]).as_subclass(Lying)
+    result, _ = check(lying, torch.full((2, 3), 0.4))
     assert result.outcomes == ("beyond_epsilon", "not_adversarial")
     assert {type(part) for part in (result.candidates, result.logits, result.distances)} == {torch.Tensor}
-    with pytest.raises(AttackError, match=r"returned shape \(3, 2\) for inputs of shape \(2, 2\)"):
-        check(torch.zeros(3, 2).as_subclass(Lying), inputs, LINF)
-    dispatching = torch.Tensor._make_subclass(Dispatching, torch.zeros(2, 2))
-    with pytest.raises(AttackError, match="returned a tensor of Dispatching, a class that defines __torch_dispatch__"):
-        check(dispatching, inputs, LINF)
 
 
 @pytest.mark.parametrize(
-    ("candidates", "shown"),
-    [(torch.zeros(2, 2).to_sparse(), "of layout torch.sparse_coo"), (torch.zeros(2, 2, device="meta"), "on the meta")],
+    ("candidates", "message"),
+    [
+        (None, r"NoneType, expected a tensor of candidates"),
+        (np.zeros((2, 3)), r"ndarray, expected a tensor"),
+        ((torch.zeros(2, 3),), r"tuple, expected a tensor"),
+        (torch.zeros(3, 3), r"shape \(3, 3\) for inputs of shape \(2, 3\), expected one candidate"),
+        (torch.zeros(2, 3, 1), r"shape \(2, 3, 1\)"),
+        (torch.zeros(3), r"shape \(3,\)"),
+        (torch.zeros(2, 4).as_subclass(Lying), r"shape \(2, 4\)"),
+        (torch.zeros(2, 3, dtype=torch.int64), r"dtype torch.int64, expected floating point"),
+        (torch.zeros(2, 3, dtype=torch.complex64), r"dtype torch.complex64, expected floating"),
+        (torch.zeros(2, 3).to_sparse(), "a tensor of layout torch.sparse_coo"),
+        (torch.zeros(2, 3, device="meta"), "a tensor on the meta"),
+        (
+            torch.Tensor._make_subclass(Dispatching, torch.zeros(2, 3)),
+            "a tensor of Dispatching, a class that defines __torch_dispatch__",
+        ),
+    ],
+    ids=range(12),
 )
-def test_tensors_without_values_in_place_are_refused(candidates, shown):
-    with pytest.raises(AttackError, match=f"my attack: returned a tensor {shown}"):
-        check(candidates, torch.zeros(2, 2), LINF)
+def test_what_is_no_batch_of_candidates(candidates, message):
+    with pytest.raises(AttackError, match=f"^my attack: returned {message}"):
+        check(candidates, torch.zeros(2, 3))
 
 
-@pytest.mark.parametrize("by_entry", [False, True])
-def test_values_at_the_edges_come_out_as_by_hand(by_entry):
-    """One entry around an end of bounds or ball, against the definition in Python's floats."""
-    low, high = (np.array([-1.0, 0, 2]), np.array([1.0, 4, 10])) if by_entry else (np.full(3, -2.0), np.full(3, 2.0))
-    threat_model = ThreatModel(norm="linf", epsilon=0.5, bounds=(low, high) if by_entry else (-2.0, 2.0))
-    largest, rows, expected = np.maximum(np.abs(low), np.abs(high)), [], []
-    edges = (-3e-6, -1.5e-6, -5e-7, 0.0, 5e-7, 1.5e-6, 3e-6, 0.1)
-    for place, entry, end, edge in itertools.product(range(5), range(3), range(5), edges):
-        x = low + (high - low) / 4 * place
-        row = x.astype(np.float32)
-        row[entry] = (low, high, x - 0.5, x + 0.5, x)[end][entry] + edge * largest[entry]
-        rows.append((x, row))
-        slack = 1e-6 * largest
-        if ((row.astype(float) < low - slack) | (row.astype(float) > high + slack)).any():
-            expected.append("out_of_bounds")
-        elif np.abs(row.astype(float) - x).max() > 0.5 + threat_model.tolerance(3):
-            expected.append("beyond_epsilon")
-        else:
-            expected.append("found" if row.astype(float).clip(low, high)[0] > 0.5 else "not_adversarial")
-    inputs, candidates = (torch.tensor(np.float32(part)) for part in zip(*rows, strict=True))
-    assert check(candidates, inputs, threat_model)[0].outcomes == tuple(expected)
-    assert {*expected} == {"out_of_bounds", "beyond_epsilon", "found", "not_adversarial"}
+@pytest.mark.parametrize("broken", [NAN, INF, -INF])
+@pytest.mark.parametrize("label", [0, 1])
+def test_logits_that_are_not_finite_are_an_outcome_of_their_own(broken, label):
+    """Whatever the label is; an infinite logit that masks a class is no exception."""
+    candidates = torch.tensor([[0.4, 0.6], [0.6, 0.6], [0.4, 0.9], [0.6, 0.4]])
+    rejects = Mock(return_value=torch.tensor([True, False, False, False]))
+    given = {"labels": torch.full((4,), label), "module": FirstValue(broken), "rejects": rejects}
+    result, _ = check(candidates, torch.full((4, 2), 0.4), **given)
+    last = "found" if label == 0 else "not_adversarial"
+    assert result.outcomes == ("non_finite_logits", "non_finite_logits", "beyond_epsilon", last)
+
+
+def test_witnesses_stand_in_where_nothing_was_found_and_only_where_they_are_confirmed():
+    inputs, labels, module = torch.full((6, 2), 0.4), torch.zeros(6, dtype=torch.int64), FirstValue(NAN)
+    candidates = torch.tensor([[0.6, 0.4], [0.4, 0.4], [0.4, 0.4], [0.4, 0.4], [NAN, 0.4], [0.9, 0.4]])
+    # Found already; confirmed; finite there; beyond epsilon; confirmed twice, for candidates that break the rules.
+    witnesses = torch.tensor([[0.4, 0.6], [0.4, 0.6], [0.4, 0.45], [0.4, 0.9], [0.5, 0.6], [0.3, 0.6]])
+    found, _ = check(candidates, inputs, module=module)
+    expected = ("found", "not_adversarial", "not_adversarial", "not_adversarial", "not_finite", "beyond_epsilon")
+    assert found.outcomes == expected
+    options = {"module": module, "threat_model": LINF, "attack": "my attack"}
+    result = take_witnesses(found, witnesses, inputs, labels, **options)
+    broken = "non_finite_logits"
+    assert result.outcomes == ("found", broken, "not_adversarial", "not_adversarial", broken, broken)
+    taken = torch.tensor([False, True, False, False, True, True])
+    assert torch.equal(result.candidates[taken], witnesses[taken])
+    assert torch.equal(result.candidates[~taken], found.candidates[~taken])
+    np.testing.assert_allclose(result.distances[taken], [0.2, 0.2, 0.2], atol=1e-6)
+    assert result.logits.isnan().any(1).tolist() == taken.tolist()
+    none = torch.full_like(witnesses, NAN)
+    assert take_witnesses(found, none, inputs, labels, **options) is found
