@@ -216,15 +216,6 @@ def test_every_part_of_the_key_counts_on_every_machine_alike():
         assert 0 <= derive_seed(seed, "x") == stream(seed, "x").initial_seed() < 2**63
 
 
-def test_derived_draws_look_independent():
-    """Neighbouring samples and purposes are no more alike than chance: 4000 means of pairs of uniform numbers."""
-    a, b = (np.array([of_stream(0, i, purpose)[0] for i in range(2000)]) for purpose in ("inner", "boundary"))
-    limit = 5 / np.sqrt(2000)
-    assert abs(a.mean() - 0.5) < limit * np.sqrt(1 / 12)
-    assert abs(np.corrcoef(a, b)[0, 1]) < limit
-    assert abs(np.corrcoef(a[:-1], a[1:])[0, 1]) < limit
-
-
 @pytest.mark.parametrize("seed", [0, 1, 2**32 + 5, 2**63 - 1, 2**64 + 3])
 def test_the_guard_seeds_and_restores(seed):
     """Also after an exception, and inside another one."""

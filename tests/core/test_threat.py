@@ -147,14 +147,6 @@ def test_smaller_linf_corners_have_the_mean_of_those_at_epsilon(bounds, radius):
     assert abs((points[:, 20] > 0).mean() - 0.5) < 5 * 0.5 / np.sqrt(4000)
 
 
-@pytest.mark.parametrize("norm", ["l2", "l1"])
-def test_smaller_corners_are_those_of_the_smaller_ball(norm):
-    ball, smaller = (ThreatModel(norm=norm, epsilon=size) for size in (0.8, 0.8 * 0.75))
-    x = torch.rand(20, generator=generator(5))
-    points = ball.sample_corners(x, 30, key=0, radius=0.75)
-    assert torch.equal(points, draw(smaller, "sample_corners", x, 30))
-
-
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("name", DRAWS)
 @pytest.mark.parametrize("size", [1, 17, 64])
@@ -315,12 +307,6 @@ def test_surface_points_are_uniform(norm, size, sizes):
     for axis in range(size):
         assert stats.kstest(abs(points[:, axis]), sizes.cdf).pvalue > 1e-3
     assert stats.chisquare(np.bincount((points > 0) @ 2 ** np.arange(size), minlength=2**size)).pvalue > 1e-3
-
-
-def test_clipping_is_all_that_bounds_do_to_inner_points():
-    x = torch.tensor([0.0, 0.5, 1.0])
-    free = draw(ThreatModel(norm="l2", epsilon=0.8, bounds=(-9, 9)), "sample_inner", x, 50)
-    assert torch.equal(draw(ThreatModel(norm="l2", epsilon=0.8), "sample_inner", x, 50), free.clamp(0, 1))
 
 
 @pytest.mark.parametrize("norm", NORMS)

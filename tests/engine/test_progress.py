@@ -54,15 +54,6 @@ def test_a_line_a_minute_where_there_is_no_terminal_and_a_bar_on_one(clock, stre
         assert re.match(r"binarization: 0 of 64 samples \[5 s\] planting, 150 rows forward\n", written)
 
 
-def test_the_time_that_is_left_is_that_of_what_was_done_here(clock, stream):
-    with showing("binarization", shown=True, total=64, unit="sample") as bar:
-        bar.advance(32, kept=True)
-        assert bar.words() == "32 of 64 samples [0 s]"
-        clock.now += 30
-        bar.advance(8)
-        assert bar.words() == "40 of 64 samples [30 s, about 1 min 30 s left]"
-
-
 def test_an_error_leaves_its_line_without_control_codes_and_nothing_is_shown_where_it_is_not_wanted(clock, stream):
     def breaks():
         with showing("one", shown=True):
