@@ -52,23 +52,6 @@ def test_words_are_those_of_unsigned_arithmetic(keys, start, count, size, skip):
     np.testing.assert_array_equal(found, np.stack(expected))
 
 
-def test_numbers_are_made_of_words():
-    """Bits of 32 places a word from the highest down, 24 bits, and 16 bits of a table for two places a word."""
-    raw = words(9, range(20), range(70))
-    bits = np.unpackbits(raw[:, :3].astype("<u4").view(np.uint8).reshape(20, 3, 4)[..., ::-1], axis=-1).reshape(20, 96)
-    # Shifted to the left by its place, a word shows its lowest bit last.
-    np.testing.assert_array_equal(drawn(9, 20, 70, "signs"), 1 - 2.0 * bits[:, :70])
-    np.testing.assert_array_equal(drawn(9, 20, 70, "centred"), (raw.view(np.int32) >> 8))
-    np.testing.assert_array_equal(drawn(9, 20, 70, "uniforms"), (raw.view(np.int32) >> 8) / 2**24 + 0.5)
-    threshold = torch.arange(70, dtype=torch.int32)[None, None] * 2**24 // 69
-    np.testing.assert_array_equal(CountedRows([9], 20).below(threshold)[0].numpy(), raw >> 8 < threshold[0].numpy())
-    for kind in ("normals", "laplaces"):
-        indices = np.concatenate([raw[:, :35] & 0xFFFF, raw[:, :35] >> 16], 1)
-        by_index = dict(zip(indices.flatten().tolist(), drawn(9, 20, 70, kind).flatten().tolist(), strict=True))
-        assert all(by_index[index] == value for index, value in zip(indices[3], drawn(9, 20, 70, kind)[3], strict=True))
-        assert all(np.sign(value) == (1 if index < 2**15 else -1) for index, value in by_index.items())
-
-
 @settings(max_examples=50)
 @given(kind=st.sampled_from(KINDS), cuts=st.lists(st.integers(0, 40), max_size=6), key=st.integers(0, 2**63))
 def test_rows_depend_on_nothing_that_is_drawn_with_them(kind, cuts, key):
@@ -110,16 +93,6 @@ def test_streams_are_uncorrelated(bit):
         assert abs(products).max() < 5.5
         assert abs((products**2).sum() - products.size) < 4.5 * np.sqrt(2 * products.size)
         assert abs(products.mean()) < 4.5 / np.sqrt(products.size)
-
-
-def test_a_flipped_bit_of_a_row_or_place_flips_half_of_the_bits():
-    rows, places = np.arange(500), np.arange(500)
-    before = words(8, rows, places)
-    for bit in range(0, 30, 3):
-        for after in (words(8, rows ^ (1 << bit), places), words(8, rows, places ^ (1 << bit))):
-            flipped = np.unpackbits((before ^ after).view(np.uint8)).mean()
-            # 8 million bits.
-            assert abs(flipped - 0.5) < 1e-3
 
 
 @pytest.mark.parametrize(

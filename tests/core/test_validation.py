@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.objects import resolve_object
-from robust_ext.core.specification import check_keywords, parse_call
+from robust_ext.core.specification import parse_call
 from robust_ext.core.validation import check_choice, check_inputs, check_integer, check_labels, check_number
 
 NAN, INF = math.nan, math.inf
@@ -230,11 +230,3 @@ def test_objects_are_loaded_from_modules_and_files_as_they_are_now(tmp_path, mon
     for text, expected in NOT_THERE.items():
         with refused(rf"--model: got [\s\S]*{re.escape(expected)}"):
             resolve_object(text, argument="--model")
-
-
-def test_hidden_parameters_are_neither_needed_nor_accepted():
-    def make(estimator, depth=1): ...
-
-    check_keywords(make, {"depth": 2}, argument="attack", label="make", hidden=("estimator",))
-    with pytest.raises(InvalidArgumentError, match="one of: depth"):
-        check_keywords(make, {"estimator": 2}, argument="attack", label="make", hidden=("estimator",))
