@@ -2,7 +2,7 @@
 
     python benchmarks/drawing.py [--imagenet]
 
-The points are those of the default test: 399 inner ones, half of them corners, and 32 candidates; the network is
+The points are those of the default test: 149 inner ones, half of them corners, and 64 candidates; the network is
 ResNet-20 (with --imagenet ResNet-18 of torchvision at 224 x 224), folded as in the test. Both alternate in one process.
 """
 

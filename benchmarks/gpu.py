@@ -117,7 +117,7 @@ def main() -> None:
     tiny = device.type == "cpu"
     if tiny:
         print("no GPU: tiny sizes, to see that the code runs", flush=True)
-    inner = arguments.inner_points or (15 if tiny else 399)
+    inner = arguments.inner_points or (15 if tiny else 149)
     settings = BinarizationSettings(threat_model=THREAT, inner_points=inner, planted_candidates=4 if tiny else 32)
     for name in arguments.network or list(SIZES):
         show(name, device, arguments.samples or (4 if tiny else 64), settings)

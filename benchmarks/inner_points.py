@@ -143,8 +143,8 @@ def settings_of(rows: str) -> Iterator[dict[str, Any]]:
         yield from COMPARED
         return
     if rows == "price":
-        fewer = {"inner_points": 199, "planted_candidates": 64}
-        yield from ({"random_stops": False}, {"random_stops": True}, fewer | {"random_stops": False})
+        for count, candidates in ((399, 32), (199, 64), (149, 64), (149, 48)):
+            yield {"inner_points": count, "planted_candidates": candidates, "random_stops": False}
         return
     if rows == "candidates":
         for count, candidates in (
@@ -160,7 +160,7 @@ def settings_of(rows: str) -> Iterator[dict[str, Any]]:
             yield {"inner_points": count, "planted_candidates": candidates}
         return
     if rows == "random":
-        for candidates in (1, 32):
+        for candidates in (1, 64):
             for inside, edge in ((200, 200), (20, 200), (0, 200), (0, 400), (200, 0)):
                 yield {"planted_candidates": candidates, "random_inner": inside, "random_corners": edge}
         return

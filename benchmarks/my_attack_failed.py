@@ -27,7 +27,8 @@ def written(page: str, title: str, printed: str, changed: str) -> str:
     """The page with what an example came to."""
     before, heading, rest = page.partition(f"\n## {f'`{title}`' if title in CODES else title}\n")
     here, after = re.split(r"(?=^##)|\Z", rest, maxsplit=1, flags=re.MULTILINE)
-    block = "```text\n" + textwrap.fill(printed, 110, subsequent_indent="  ", break_long_words=False) + "\n```"
+    filled = textwrap.fill(printed, 108, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    block = f"```text\n{filled}\n```"
     here = re.sub(r"```text\n.*?```", lambda _: block, here, count=1, flags=re.DOTALL)
     here = re.sub(
         r"^\*\*Before and after\.\*\*.*$", lambda _: f"**Before and after.** {changed}", here, flags=re.MULTILINE

@@ -11,7 +11,7 @@ from robust_ext.datasets import load_dataset
 
 # Samples for the mechanism, for both recipes, the highest R-ASR of the right one, and the finding on the weak one.
 STUDIES = {
-    "adversarial_interpolation": (200, 64, 64, 0.2, None),
+    "adversarial_interpolation": (200, 128, 64, 0.2, None),
     "feature_scattering": (200, 64, 64, 0.5, None),  # Uniform inner points leave it above .75 in the paper.
     "k_winners": (200, 32, 32, 1.0, "wrong_gradient"),
     "mmc": (32, 32, 32, 1.0, None),

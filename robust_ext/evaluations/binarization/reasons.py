@@ -15,7 +15,7 @@ from robust_ext.evaluations.binarization.settings import BinarizationSettings
 # Above it kappa decides nothing, and from that many inner points on, more are too slow to measure to be advised.
 _CLOSE, _MANY = 0.99, 10_000
 # More candidates than these change little.
-_CANDIDATES = 32
+_CANDIDATES = 64
 # Where nothing else is left to change.
 _COMPARE = (
     "no setting of this test makes the planted points harder to find by chance; compare the attack with others on the "

@@ -31,7 +31,7 @@ class BinarizationSettings(ReadoutSettings):
 
     threat_model: ThreatModel
     inner_points: int = setting(
-        default=399,
+        default=149,
         help="N_i, random points of class 0 for each sample, in addition to the clean sample (the paper's are 999).",
         minimum=1,
         maximum=1_000_000,
@@ -55,7 +55,7 @@ class BinarizationSettings(ReadoutSettings):
         panel="planting",
     )
     planted_candidates: int = setting(
-        default=32,
+        default=64,
         help="Points drawn for each that is planted, of which the one whose features lie farthest from the inner "
         "points' is chosen. 1: the first, as in the paper. With a detector, no more than it lets pass of those it is "
         "queried for.",

@@ -183,7 +183,7 @@ def find_witnesses(
     """Look for points of great reach in B problems, all at once; only what verifies is kept.
 
     Verified means: in bounds and ball, beyond the test's own boundary through the whole network, and with a detector
-    not rejected. Where one attack reaches the deepest problem that is posed, the next ones are not needed.
+    not rejected. Where one attack reaches the problem before the deepest that is posed, the next ones are not needed.
     """
     sample, images = problems.samples[0], problems.inputs.dim() == 4
     judge = settings.seed_of_judge
@@ -225,7 +225,8 @@ def find_witnesses(
         good = [row for row, outcome in enumerate(found.outcomes) if outcome == "found"]
         reach = {problems.samples[row]: past[row] for row in good}
         yield Deepest(attack.name, reach, {problems.samples[row]: found.candidates[row] for row in good})
-        deep = settings.depths[-1]
+        # A sample more or less at the last depth is not worth two further attacks.
+        deep = (settings.depths[1:] or settings.depths)[-2:][0]
         problems = problems.select([r for r, one in enumerate(problems.samples) if reach.get(one, 0.0) <= deep])
 
 

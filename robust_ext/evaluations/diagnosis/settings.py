@@ -87,7 +87,7 @@ class DiagnosisSettings(JudgedSettings):
         default=16, help="Samples of the short binarization test, at most; 0 for none.", minimum=0, maximum=1_000_000
     )
     inner_points: int = setting(
-        default=199, help="Inner points of each of its problems.", minimum=1, maximum=1_000_000, panel="planting"
+        default=149, help="Inner points of each of its problems.", minimum=1, maximum=1_000_000, panel="planting"
     )
     layer: str | None = setting(
         default=None,

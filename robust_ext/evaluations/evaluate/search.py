@@ -125,7 +125,7 @@ class Planted:
         inputs, ids = self._rows(RUNGS[rung], sum(RUNGS[:rung]))
         seed = derive_seed(self.judge_seed, "race of the search", rung)
         # What decides verdicts is left out: random search and canaries.
-        light: dict[str, Any] = {"inner_points": 199, "random_inner": 0, "random_corners": 1, "canaries": 0}
+        light: dict[str, Any] = {"random_inner": 0, "random_corners": 1, "canaries": 0}
         # Recipes that find every planted example differ in depth.
         light["depths"] = DEPTHS[:-1] if rung else (1,)
         return self._test(recipes, inputs, ids, seed=seed, **light)

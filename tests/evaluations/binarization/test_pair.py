@@ -401,9 +401,8 @@ def test_random_models_and_those_with_a_detector_are_planted_behind_their_heads(
 
 def test_a_head_behind_which_nothing_is_planted_is_said_not_to_be_tested(digits, linf):
     model = Headed(lambda z: F.dropout(z, 0.05, training=True))
+    settings = {"inner_points": 100, "planted_candidates": 32, "depths": (1,), "draws": 4}
     with pytest.warns(RobustExtWarning, match="Nothing could be planted at the logits"):
-        result = binarization_test(
-            model, "robust_ext:APGD(steps=10)", digits[:32], linf, inner_points=100, depths=(1,), draws=4
-        )
+        result = binarization_test(model, "robust_ext:APGD(steps=10)", digits[:32], linf, **settings)
     assert result.content["findings"] == []
     assert "at_logits" not in result.content["attacks"][0]

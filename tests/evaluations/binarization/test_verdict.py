@@ -100,17 +100,17 @@ def test_deeper_problems_decide_where_those_planted_are_too_easy():
 SETTLED_BY = [
     # 29 problems are needed, and 8 of 10 samples could be planted.
     ((8, 0, 8), {"inseparable": 1, "unplanted": 1}, "37 samples"),
-    ((8, 4, 8), {}, "inner_points=1600."),
+    ((8, 4, 8), {}, "inner_points=600."),
     ((24, 1, 24), {"unplanted": 26, "unfound": 14}, "78 samples"),
     ((50, 0, 50), {"attacks": 10}, "51 samples"),
     # Above the maximum no number of samples settles it, and a kappa of .999 is as good as one nearer to 1.
-    ((10, 6, 10), {}, "inner_points=1600, with 29 samples."),
+    ((10, 6, 10), {}, "inner_points=600, with 29 samples."),
     ((100, 51, 100), {"kappa": 0.9}, "kappa=0.999."),
     ((100, 51, 100), {"inner": "uniform", "depths": (1,)}, "inner=0.5; or depths=(1, 2, 4, 8)"),
     ((100, 51, 100), {"boundary_points": 5}, "boundary_points=1."),
-    ((100, 51, 100), {"planted_candidates": 1, "inner": "uniform"}, "planted_candidates=32; or inner=0.5."),
+    ((100, 51, 100), {"planted_candidates": 1, "inner": "uniform"}, "planted_candidates=64; or inner=0.5."),
     ((100, 51, 100), {"inner_points": 10_000}, "no setting of this test"),
-    ((0, 0, 0), {}, "inner_points=79 or readout='max-margin'"),
+    ((0, 0, 0), {}, "inner_points=29 or readout='max-margin'"),
     ((0, 0, 0), {"unplanted": 3}, "kappa=0.9."),
     ((18, 0, 20), {"non_finite": 1}, "fix the network"),
 ]

@@ -125,7 +125,7 @@ def test_a_model_that_cannot_be_evaluated_is_a_finding():
 
 def test_remedies_are_tried_on_the_same_samples():
     weak = "robust_ext:ObjectivePGD(steps=20, step_size=0.002)"
-    tried = diagnose(attacks=weak, try_remedies=True).content["tried"]
+    tried = diagnose(attacks=weak, try_remedies=True, seed=1).content["tried"]
     assert tried[0]["confirmed"]
     helped = [entry for entry in tried if (entry["after"]["score"] or 0) >= 0.95]
     assert len(helped) == 1, "nothing is tried after what lets the attack find what is planted"
