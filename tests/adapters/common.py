@@ -19,10 +19,16 @@ UNIT = (0.0, 1.0)
 
 
 def require(library):
-    """The library, as the adapter imports it; the module that calls this is skipped where it is not installed."""
+    """The library, as the adapter imports it; the test or module that calls this is skipped where it is missing."""
     if find_spec(library) is None:
         pytest.skip(f"{library} is not installed", allow_module_level=True)
     return getattr(import_module(f"robust_ext.adapters.{library}.attack"), library)
+
+
+def catalogue(library):
+    """What the adapter knows of the library's attacks; the test that calls this is skipped where it is missing."""
+    require(library)
+    return import_module(f"robust_ext.adapters.{library}.attack").CATALOGUE
 
 
 def usable(library):

@@ -1,14 +1,20 @@
 """What the tests of the Foolbox and ART classes of this project's attacks share: both hosts, and a problem in both."""
 
+import inspect
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
+from robust_ext.adapters.native import search_module
 from robust_ext.attacks.catalogue import ATTACKS
+from robust_ext.core.threat import ThreatModel
 from robust_ext.models.defended import Defended
 from robust_ext.testing.networks import small_batch, small_network
 from tests.adapters.common import art_classifier
+from tests.attacks.defenses import small_defense
+from tests.attacks.problems import affine_network
 
 pytest.importorskip("eagerpy", reason="Foolbox is not installed")
 pytest.importorskip("art", reason="ART is not installed")
@@ -17,7 +23,7 @@ from robust_ext.adapters.art.estimators import DefendedPyTorchClassifier
 from robust_ext.adapters.art.library import art
 from robust_ext.adapters.foolbox import attacks as foolbox_attacks
 from robust_ext.adapters.foolbox.library import foolbox
-from robust_ext.adapters.foolbox.models import DefendedPyTorchModel
+from robust_ext.adapters.foolbox.models import DefendedPyTorchModel, Undetected
 
 __all__ = ["art", "art_attacks", "foolbox", "foolbox_attacks"]
 
@@ -29,6 +35,7 @@ STEMS = {"APGD": "AutoProjectedGradientDescent", "CarliniWagnerLinf": "CarliniWa
 HOSTS = pytest.mark.parametrize("host", ["foolbox", "art"])
 EachNorm = pytest.mark.parametrize("norm", list(ORDERS))
 SHAPE = (1, 4, 4)
+TINY = {"draws": 2, "target_classes": 1, "start_steps": 3, "hops": 1}
 DETECTOR_AWARE = {
     "OrthogonalPGD": {"steps": 12, "rel_step_size": 0.2},
     "SelectivePGD": {"steps": 12, "rel_step_size": 0.2},
@@ -83,13 +90,40 @@ def detected_by(host, given, *, exposure="reject"):
     return DefendedPyTorchClassifier(shown, input_shape=tuple(given.inputs.shape[1:]), nb_classes=4, clip_values=bounds)
 
 
-def art_problem(*args, **ways):
-    """Network, ART's classifier, inputs and labels in numpy."""
-    at = problem(*args, **ways)
-    return at.network, at.estimator, at.x.numpy(), at.y.numpy()
+def scene(name, norm="linf", bounds=(0.0, 1.0), *, rows=6, **ways):
+    """A problem that an attack is made for, in both hosts."""
+    if CORE[name].traits.detector:
+        given = small_defense(rows, norm=norm, bounds=bounds, **ways)
+        references = given.target.references if CORE[name].traits.references else None
+        models = {"model": detected_by("foolbox", given), "estimator": detected_by("art", given)}
+        parts = {"network": given.defended, "bounds": bounds, "x": given.inputs, "y": given.labels}
+        return SimpleNamespace(**parts, **models, references=references, given=given)
+    piecewise = affine_network(SHAPE, 4, bounds=bounds) if name in ("LinearRegion", "BoundarySearch") else None
+    return problem(bounds, rows=rows, network=piecewise)
 
 
-def foolbox_problem(*args, **ways):
-    """Network, Foolbox's model, inputs and labels."""
-    at = problem(*args, **ways)
-    return at.network, at.model, at.x, at.y
+def make(host, name, norm, at, *, epsilon=0.1, starting_points=None, **settings):
+    """A function from inputs and labels (None for predictions) to candidates: an attack in a host."""
+    kind, targeted = class_of(host, name, norm), settings.pop("targeted", False)
+    chosen, ways = in_words_of(kind, settings), {"references": getattr(at, "references", None)}
+    ways["starting_points" if host == "foolbox" else "x_adv_init"] = starting_points
+    ways = {key: value for key, value in ways.items() if value is not None}
+    if host == "foolbox":
+        judged = Undetected if hasattr(at, "references") else lambda y: y
+        judged = foolbox.criteria.TargetedMisclassification if targeted else judged
+        return lambda x, y: kind(**chosen)(at.model, x, judged(y), epsilons=epsilon, **ways)[0]
+    known = inspect.signature(kind).parameters
+    own = {"norm": ORDERS[norm], "eps": epsilon, "targeted": targeted, "verbose": False}
+    attack = kind(at.estimator, **{key: value for key, value in own.items() if key in known}, **chosen)
+    ways = {key: value.numpy() for key, value in ways.items()}
+    return lambda x, y: torch.from_numpy(attack.generate(x.numpy(), None if y is None else y.numpy(), **ways))
+
+
+def by_hand(name, norm, settings, at, y, **ways):
+    """Candidates of the core attack."""
+    epsilon = ways.pop("epsilon", EPSILONS[norm] * (at.bounds[1] - at.bounds[0]))
+    ways["threat_model"] = ThreatModel(norm=norm, epsilon=epsilon, bounds=at.bounds)
+    ways["generator"] = torch.Generator().manual_seed(5)
+    if getattr(at, "references", None) is not None:
+        ways["references"] = at.references
+    return search_module(CORE[name](**settings), at.network, at.x, y, **ways)

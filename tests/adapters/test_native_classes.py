@@ -12,12 +12,11 @@ import torch
 from robust_ext.adapters.art.attacks import art_class
 from robust_ext.adapters.art.estimators import BinarizedPyTorchClassifier
 from robust_ext.adapters.foolbox.attacks import foolbox_classes
-from robust_ext.adapters.foolbox.models import BinarizedPyTorchModel, Undetected
-from robust_ext.adapters.native import host_parameters, search_module
+from robust_ext.adapters.foolbox.models import BinarizedPyTorchModel
+from robust_ext.adapters.native import host_parameters
 from robust_ext.attacks.native import NativeAttack
-from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.core.settings import default_of, setting, settings_class
-from robust_ext.core.threat import ThreatModel
 from robust_ext.registry import as_attack
 from robust_ext.testing.networks import small_batch, small_network
 from tests.adapters.common import art_classifier
@@ -29,19 +28,21 @@ from tests.adapters.hosts import (
     OBJECTIVES,
     ORDERS,
     SHAPE,
+    TINY,
     EachNorm,
+    art,
+    art_attacks,
+    by_hand,
     class_of,
-    detected_by,
     foolbox,
     foolbox_attacks,
     foolbox_model,
     in_words_of,
+    make,
     problem,
+    scene,
 )
-from tests.attacks.defenses import small_defense
-from tests.attacks.problems import affine_network
 
-TINY = {"draws": 2, "target_classes": 1, "start_steps": 3, "hops": 1}
 CASES = [
     ("APGD", "linf", {"steps": 6}),
     ("APGD", "l2", {"steps": 5, "loss": "margin", "restarts": 2, "stop_early": True}),
@@ -60,8 +61,7 @@ CASES = [
     ("BoundarySearch", "l2", TINY),
     *(
         (name, norm, settings)
-        for name, settings in DETECTOR_AWARE.items()
-        for norm in ORDERS
+        for (name, settings), norm in itertools.product(DETECTOR_AWARE.items(), ORDERS)
         if (norm, name) != ("l1", "OrthogonalPGD")
     ),
 ]
@@ -74,50 +74,7 @@ CLIMBS = [
         {"algorithm": "bim", "steps": 4, "best": True, "projection": "scaled"},
     )
 ] + [("ObjectivePGD", norm, {"steps": 5, "step_size": 0.05}) for norm in ORDERS]
-EachCase = pytest.mark.parametrize(("name", "norm", "settings"), CASES + CLIMBS, ids=str)
 EachBounds = pytest.mark.parametrize("bounds", [(0.0, 1.0), pytest.param((-1.0, 2.0), marks=pytest.mark.exhaustive)])
-
-
-def scene(name, norm, bounds=(0.0, 1.0)):
-    """A problem that an attack is made for, in both hosts."""
-    if CORE[name].traits.detector:
-        given = small_defense(6, norm=norm, bounds=bounds)
-        references = given.target.references if CORE[name].traits.references else None
-        models = {host: detected_by(host, given) for host in ("foolbox", "art")}
-        parts = {"network": given.defended, "bounds": bounds, "x": given.inputs, "y": given.labels}
-        return SimpleNamespace(**parts, references=references, model=models["foolbox"], estimator=models["art"])
-    piecewise = affine_network(SHAPE, 4, bounds=bounds) if name in ("LinearRegion", "BoundarySearch") else None
-    return problem(bounds, network=piecewise)
-
-
-def make(host, name, norm, at, *, epsilon=0.1, **settings):
-    """A function from inputs and labels to candidates: an attack in a host."""
-    kind, targeted = class_of(host, name, norm), settings.pop("targeted", False)
-    chosen, references = in_words_of(kind, settings), getattr(at, "references", None)
-    if host == "foolbox":
-        judged = (
-            foolbox.criteria.TargetedMisclassification
-            if targeted
-            else Undetected
-            if hasattr(at, "references")
-            else None
-        )
-        ways = {} if references is None else {"references": references}
-        return lambda x, y: kind(**chosen)(at.model, x, judged(y) if judged else y, epsilons=epsilon, **ways)[0]
-    known = inspect.signature(kind).parameters
-    own = {"norm": ORDERS[norm], "eps": epsilon, "targeted": targeted, "verbose": False}
-    attack = kind(at.estimator, **{key: value for key, value in own.items() if key in known}, **chosen)
-    ways = {} if references is None else {"references": references.numpy()}
-    return lambda x, y: torch.from_numpy(attack.generate(x.numpy(), y.numpy(), **ways))
-
-
-def by_hand(name, norm, settings, at, y, **ways):
-    epsilon = ways.pop("epsilon", EPSILONS[norm] * (at.bounds[1] - at.bounds[0]))
-    ways["threat_model"] = ThreatModel(norm=norm, epsilon=epsilon, bounds=at.bounds)
-    ways["generator"] = torch.Generator().manual_seed(5)
-    if getattr(at, "references", None) is not None:
-        ways["references"] = at.references
-    return search_module(CORE[name](**settings), at.network, ways.pop("x", at.x), y, **ways)
 
 
 def seeded(name, settings):
@@ -125,7 +82,7 @@ def seeded(name, settings):
 
 
 @HOSTS
-@EachCase
+@pytest.mark.parametrize(("name", "norm", "settings"), CASES + CLIMBS, ids=str)
 @EachBounds
 def test_points_are_those_of_the_attack_itself(host, name, norm, settings, bounds):
     at = scene(name, norm, bounds)
@@ -156,18 +113,15 @@ def test_parameters_are_those_of_the_declaration(host, name):
         assert f"    {entry.name}: " in kind.__doc__
     assert ("seed" in own) == (CORE[name].traits.seeds != "none")
     assert inspect.signature(kind.__init__).parameters.keys() - own.keys() == {"self"}
-    if host == "art":
-        assert set(kind.attack_params) == own.keys() - {"estimator"}
-        assert all(f"    {parameter}: " in kind.__doc__ for parameter in kind.attack_params)
     assert pickle.loads(pickle.dumps(kind)) is kind  # noqa: S301
     if host == "foolbox":
         assert all(entry.kind is inspect.Parameter.KEYWORD_ONLY for entry in own.values())
-        with pytest.raises(TypeError, match="positional"):
-            kind(1)
-    else:
-        order = ["estimator", "norm", "eps", "eps_step", "max_iter", "targeted", "num_random_init", "batch_size"]
-        assert list(own)[: len(order)][: len(set(order) & set(own))] == [key for key in order if key in own]
-        assert list(own)[-2:] == ["summary_writer", "verbose"]
+        return
+    assert set(kind.attack_params) == own.keys() - {"estimator"}
+    assert all(f"    {parameter}: " in kind.__doc__ for parameter in kind.attack_params)
+    order = ["estimator", "norm", "eps", "eps_step", "max_iter", "targeted", "num_random_init", "batch_size"]
+    assert list(own)[: len(order)][: len(set(order) & set(own))] == [key for key in order if key in own]
+    assert list(own)[-2:] == ["summary_writer", "verbose"]
 
 
 @settings_class
@@ -204,11 +158,10 @@ def test_a_new_attack_is_a_class_of_both_hosts():
 @HOSTS
 def test_a_seed_overrides_the_hosts(host):
     at, runs = problem(), []
-    for seed in (None, 7):
-        for outer in (0, 1):
-            torch.manual_seed(outer)
-            np.random.seed(outer)
-            runs.append(make(host, "RandomSearch", "linf", at, epsilon=0.01, points=3, seed=seed)(at.x, at.y))
+    for seed, outer in itertools.product((None, 7), (0, 1)):
+        torch.manual_seed(outer)
+        np.random.seed(outer)
+        runs.append(make(host, "RandomSearch", "linf", at, epsilon=0.01, points=3, seed=seed)(at.x, at.y))
     assert not torch.equal(runs[0], runs[1])
     assert torch.equal(runs[2], runs[3])
 
@@ -219,11 +172,9 @@ def test_as_attacks_of_this_project_they_are_the_core_attacks(host, name, norm, 
     kind = class_of(host, name, norm)
     own = {"norm": ORDERS[norm]} if host == "art" and "norm" in kind.attack_params else {}
     made = kind(*[scene(name, norm).estimator] * (host == "art"), **own, **in_words_of(kind, settings))
-    attack = as_attack(made, name="mine")
+    attack, core = as_attack(made, name="mine"), CORE[name](**settings)
     assert type(attack) is CORE[name]
-    assert attack.description == CORE[name](**settings).description
-    assert attack.name == "mine"
-    assert attack.traits == CORE[name](**settings).traits
+    assert (attack.name, attack.description, attack.traits) == ("mine", core.description, core.traits)
 
 
 @HOSTS
@@ -231,8 +182,7 @@ def test_as_attacks_of_this_project_they_are_the_core_attacks(host, name, norm, 
 def test_planted_points_are_found(host, loss):
     network, x = small_network((1, 8, 8), 4), small_batch(6, (1, 8, 8))
     if host == "foolbox":
-        plain = foolbox_model(network)
-        planted = BinarizedPyTorchModel.from_model(plain, x, epsilon=0.1)
+        planted = BinarizedPyTorchModel.from_model(foolbox_model(network), x, epsilon=0.1)
         begin, labels = planted.inputs, planted.labels
     else:
         plain = art_classifier(network, (1, 8, 8), 4)
@@ -244,13 +194,84 @@ def test_planted_points_are_found(host, loss):
     assert score(make(host, "RandomSearch", "linf", at, points=40)(begin, labels)) < 1.0
 
 
-# Foolbox
+@HOSTS
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("APGD", {"steps": 0}),
+        ("ObjectivePGD", {"step_size": 0.1, "rel_step_size": float("nan")}),
+        ("CarliniWagnerLinf", {"steps": 0}),
+        ("LinearRegion", {"starts": ("far",)}),
+        ("LinearRegion", {"seed": -1}),
+    ],
+    ids=str,
+)
+def test_settings_raise_where_the_attack_is_made(host, name, wrong):
+    kind = class_of(host, name, "linf")
+    chosen = in_words_of(kind, wrong)
+    with pytest.raises(InvalidArgumentError, match=f"^{list(chosen)[-1]}: got"):
+        kind(*[problem().estimator] * (host == "art"), **chosen)
+
+
+EACH_VALUE = np.linspace(0.1, 0.2, 16).reshape(SHAPE)
+
+
+def test_arguments_of_generate_raise():
+    at = problem()
+    for name, settings, ways, words in [
+        ("APGD", {"eps": np.array([0.1, 0.2])}, {}, r"eps: got shape \(2,\).*\(6, 1, 1, 1\)"),
+        ("APGD", {"eps": EACH_VALUE, "norm": 2}, {}, r"eps: got an array of shape \(1, 4, 4"),
+        ("RayS", {"eps": EACH_VALUE}, {}, "eps: got an array"),
+        ("ObjectivePGD", {"eps": np.linspace(0.1, 0.2, 4), "eps_step": 0.01}, {}, "eps_step: got shares"),
+        ("APGD", {}, {"mask": np.ones((2, 4, 4))}, r"mask: got shape \(2, 4, 4\)"),
+        ("APGD", {}, {"mask": np.ones(SHAPE, dtype=int)}, "mask: got dtype"),
+        *(("APGD", {}, {"mask": np.full(SHAPE, value)}, "mask: got values") for value in (-1.0, np.nan)),
+        ("RandomSearch", {}, {"maks": np.ones(SHAPE)}, r"'maks', expected x, y, mask, x_init"),
+        *(("APGD", {}, {"y": wrong}, "y: got") for wrong in (np.arange(3), np.array([0, 1, 2, 3, 4, 0]), np.eye(6))),
+        ("APGD", {}, {"y": np.array([0, 1, 2, 3, -1, 0])}, "y: got labels in -1..3"),
+        ("APGD", {}, {"x": np.full((6, *SHAPE), -1e-4, dtype=np.float32)}, "bounds"),
+    ]:
+        attack = getattr(art_attacks, name)(at.estimator, verbose=False, **settings)
+        with pytest.raises(InvalidArgumentError, match=words):
+            attack.generate(**{"x": at.x.numpy(), "y": at.y.numpy(), **ways})
+
+
+def test_estimators_need_clip_values_gradients_and_preprocessing_in_pytorch():
+    squeezing = art.defences.preprocessor.FeatureSqueezing(clip_values=(0, 1))
+    for ways, error, words in (
+        ({"bounds": None}, InvalidArgumentError, "clip_values=None"),
+        ({"preprocessing_defences": squeezing}, ModelError, "FeatureSqueezing"),
+    ):
+        at = problem(**ways)
+        with pytest.raises(error, match=words):
+            art_attacks.APGD(at.estimator, verbose=False).generate(at.x.numpy(), at.y.numpy())
+    blind = art.estimators.classification.BlackBoxClassifier(
+        lambda x: np.eye(4)[np.zeros(len(x), dtype=int)], input_shape=SHAPE, nb_classes=4, clip_values=(0, 1)
+    )
+    for kind in (art_attacks.APGD, art_attacks.ObjectivePGD, art_attacks.CarliniWagnerLinf):
+        with pytest.raises(art.exceptions.EstimatorError):
+            kind(blind)
+
+
+@HOSTS
+@pytest.mark.parametrize(
+    ("name", "settings", "words"),
+    [("RayS", {}, "cannot aim"), *(("ObjectivePGD", {"objective": one}, f"'{one}'.*'ace'") for one in OBJECTIVES[1:])],
+)
+def test_attacks_that_cannot_aim_refuse_to(host, name, settings, words):
+    at, kind = problem(), class_of(host, name)
+    for epsilon in (0.1, 0.0) if host == "foolbox" else ():
+        with pytest.raises(InvalidArgumentError, match=f"criterion: got Targeted.*{words}"):
+            kind(**settings)(at.model, at.x, foolbox.criteria.TargetedMisclassification(at.y), epsilons=epsilon)
+    if host == "art":
+        with pytest.raises(InvalidArgumentError, match=f"targeted: got True.*{words}"):
+            kind(at.estimator, targeted=True, **settings)
 
 
 def test_rays_stops_at_the_smallest_epsilon_alone():
     at = problem((-1.0, 2.0))
-    attack = foolbox_attacks.LinfRaySAttack(queries=150, tolerance=0.01)
     ways = {"queries": 150, "tolerance": 0.01}
+    attack = foolbox_attacks.LinfRaySAttack(**ways)
     stopped = by_hand("RayS", "linf", ways, at, at.y, epsilon=0.25)
     whole = by_hand("RayS", "linf", {**ways, "stop": False}, at, at.y, epsilon=0.25)
     assert not torch.equal(stopped, whole)
@@ -291,6 +312,5 @@ def test_spatial_transformations_ignore_epsilons():
     assert torch.equal(success, at.network(raw).argmax(1) != at.y)
     many = attack(at.model, at.x, at.y, epsilons=[1e-3, None])
     assert all(torch.equal(points, raw) for points in (*many[0], *many[1]))
-    assert many[2].shape == (2, 6)
     with pytest.raises(InvalidArgumentError, match="times"):
         attack.repeat(3)

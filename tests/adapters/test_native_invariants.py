@@ -5,7 +5,6 @@ Attacks that imitate references need some in each call; what they promise is tes
 
 from typing import Any, ClassVar
 
-import numpy as np
 import pytest
 import torch
 
@@ -14,13 +13,21 @@ from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.models.defended import Defended
 from robust_ext.testing import art_invariants, foolbox_invariants
 from robust_ext.testing.networks import small_batch
-from tests.adapters.hosts import art_attacks, class_of, foolbox, foolbox_attacks, in_words_of
+from tests.adapters.hosts import (
+    DETECTOR_AWARE,
+    ORDERS,
+    TINY,
+    art_attacks,
+    class_of,
+    foolbox,
+    foolbox_attacks,
+    in_words_of,
+)
 from tests.attacks.defenses import FarHidden
 from tests.attacks.problems import affine_network
 
 ArtBase = art_invariants.ArtAttackInvariants
 FoolboxBase = foolbox_invariants.FoolboxAttackInvariants
-ORDERS = {"Linf": np.inf, "L2": 2, "L1": 1}
 
 
 class RaysInFoolbox(FoolboxBase):
@@ -39,24 +46,22 @@ class RaysInArt(ArtBase):
             self._make(estimator).set_params(targeted=True)
 
 
-class RegionInFoolbox(FoolboxBase):
+class Region:
     """On a small network that the attack takes little time on."""
-
-    shape = (1, 2, 3)
-    epsilon = 0.5
-
-    def make_network(self, bounds):
-        return affine_network(self.shape, self.classes, bounds=bounds)
-
-
-class RegionInArt(ArtBase):
-    """See :class:`RegionInFoolbox`."""
 
     shape = (1, 2, 3)
     epsilon = 0.9
 
-    def make_network(self, bounds, classes):
+    def make_network(self, bounds, classes=FoolboxBase.classes):
         return affine_network(self.shape, classes, bounds=bounds)
+
+
+class RegionInFoolbox(Region, FoolboxBase):
+    epsilon = 0.5
+
+
+class RegionInArt(Region, ArtBase):
+    pass
 
 
 def defend(network, shape, bounds):
@@ -97,8 +102,6 @@ class DefendedInFoolbox(FoolboxBase):
 
 
 class DefendedInArt(ArtBase):
-    """See :class:`DefendedInFoolbox`."""
-
     epsilon = 0.25
     # All rows of a batch draw after the detector's.
     repeatable: ClassVar[dict[str, Any]] = {"start": "input", "num_random_init": 1}
@@ -119,8 +122,9 @@ BASES = {
     "BoundarySearch": (RegionInFoolbox, RegionInArt),
     **{attack.__name__: (DefendedInFoolbox, DefendedInArt) for attack in ATTACKS if attack.traits.detector},
 }
-TINY = {"draws": 2, "target_classes": 1, "start_steps": 3, "hops": 1}
 # An attack, a norm, settings in the words of its declaration, and what ART's invariants are told besides.
+CARLINI = {"steps": 20, "learning_rate": 0.05, "initial_const": 0.1, "const_factor": 8.0}
+FEWER = {"wrong_settings": ArtBase.wrong_settings[1:]}
 ROWS = [
     ("APGD", "Linf", {"steps": 8}, {}),
     ("APGD", "L1", {"steps": 8, "loss": "margin", "restarts": 2}, {}),
@@ -128,26 +132,20 @@ ROWS = [
     ("Square", "L2", {"queries": 40}, {}),
     ("RayS", "Linf", {"queries": 400}, {"wrong_settings": (*WRONG[:-2], {"norm": 2}, {"eps": 0.0}, {"stop": 1})}),
     # It has no class for ART that these tests are for.
-    (
-        "CarliniWagnerLinf",
-        "Linf",
-        {"steps": 20, "learning_rate": 0.05, "initial_const": 0.1, "const_factor": 8.0},
-        None,
-    ),
+    ("CarliniWagnerLinf", "Linf", CARLINI, None),
     ("ObjectivePGD", "Linf", {"steps": 10, "step_size": 0.04}, {}),
-    ("LinearRegion", "L2", {**TINY, "regions": 1}, {"wrong_settings": ArtBase.wrong_settings[1:]}),
+    ("LinearRegion", "L2", {**TINY, "regions": 1}, FEWER),
     # Where points of a region are nearly as near, rounding chooses between them.
-    (
-        *("LinearRegion", "Linf", {**TINY, "regions": 1}),
-        {"wrong_settings": ArtBase.wrong_settings[1:], "repeatable": {"max_iter": 0}},
+    ("LinearRegion", "Linf", {**TINY, "regions": 1}, {**FEWER, "repeatable": {"max_iter": 0}}),
+    ("BoundarySearch", "L2", TINY, FEWER),
+    *(
+        (name, norm, DETECTOR_AWARE[name], told)
+        for name, norm, told in (
+            ("OrthogonalPGD", "Linf", {"wrong_settings": (*WRONG, {"norm": 1}, {"norm": 2, "step": "sign"})}),
+            ("SelectivePGD", "L2", {}),
+            ("JointLoss", "L1", {}),
+        )
     ),
-    ("BoundarySearch", "L2", TINY, {"wrong_settings": ArtBase.wrong_settings[1:]}),
-    (
-        *("OrthogonalPGD", "Linf", {"steps": 12, "rel_step_size": 0.2}),
-        {"wrong_settings": (*WRONG, {"norm": 1}, {"norm": 2, "step": "sign"})},
-    ),
-    ("SelectivePGD", "L2", {"steps": 12, "rel_step_size": 0.2}, {}),
-    ("JointLoss", "L1", {"steps": 8, "restarts": 2}, {}),
 ]
 
 
@@ -163,7 +161,7 @@ def in_foolbox(kind, settings):
 def in_art(kind, norm, settings):
     def make_attack(self, estimator, **chosen):
         known = {key: value for key, value in chosen.items() if key != "eps" or "eps" in kind.attack_params}
-        return kind(estimator, **{"norm": ORDERS[norm], **settings, **known})
+        return kind(estimator, **{"norm": ORDERS[norm.lower()], **settings, **known})
 
     return make_attack
 
@@ -177,7 +175,7 @@ for position, (name, norm, ways, told) in enumerate(ROWS):
     kind, twin = class_of("foolbox", name, norm.lower()), getattr(art_attacks, name)
     add(f"Foolbox{name}{position}", foolbox_base, in_foolbox(kind, in_words_of(kind, ways)), quick=turn == "foolbox")
     if told is not None:
-        own = {"norm": ORDERS[norm], "wrong_settings": WRONG, **told}
+        own = {"norm": ORDERS[norm.lower()], "wrong_settings": WRONG, **told}
         add(f"Art{name}{position}", art_base, in_art(twin, norm, in_words_of(twin, ways)), quick=turn == "art", **own)
 WITH_ACE = foolbox_attacks.with_objective(foolbox.attacks.LinfPGD, "ace")
 add("LinfPGDWithAce", FoolboxBase, in_foolbox(WITH_ACE, {"steps": 10}), quick=False)

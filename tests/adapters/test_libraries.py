@@ -1,10 +1,14 @@
-"""On an ordinary classifier the wrapped attacks return what the libraries return, to the bit, and query as often."""
+"""On an ordinary classifier the wrapped attacks return what the libraries return, to the bit, and query as often.
+
+Every attack of every library is listed, and used or refused with a reason; what cannot be built is explained.
+"""
 
 import functools
 import inspect
 import math
 import re
 import sys
+import types
 from importlib import import_module
 
 import numpy as np
@@ -12,27 +16,36 @@ import pytest
 import torch
 from torch import nn
 
-from robust_ext import ThreatModel, as_attack, as_module
+from robust_ext import InvalidArgumentError, ThreatModel, as_attack, as_module
+from robust_ext.adapters.catalogue import check_ranges
+from robust_ext.core.errors import RobustExtWarning
 from robust_ext.core.random import seeded_globals
 from robust_ext.core.specification import parse_call
 from robust_ext.core.target import Counted, PassCounter
+from robust_ext.registry.base import adapters
 from tests.adapters.common import (
+    LIBRARIES,
     UNIT,
     Recorder,
     Stretched,
     art_classifier,
+    cases,
+    catalogue,
     conv_network,
     drawn_seed,
     network_in,
     predicted,
+    require,
     run,
     uniform,
     usable,
 )
 
-SHAPE, CLASSES = (3, 8, 8), 10
+SHAPE, CLASSES, INF = (3, 8, 8), 10, math.inf
 EPSILON = {"linf": 0.2, "l2": 1.0, "l1": 5.0}
-INF = math.inf
+NETWORK, X = conv_network(SHAPE), uniform(4, SHAPE)
+Y = predicted(NETWORK, X)
+EVERY = [case for library in LIBRARIES for case in cases(usable(library), library)]
 
 
 def read(table):
@@ -103,12 +116,6 @@ CASES = {
 BOUNDS = {library: [UNIT, (-1.0, 1.0)] for library in CASES} | {"adv_lib": [UNIT, (-1.0, 1.0), (0.0, 255.0)]}
 
 
-def attack_of(library, name):
-    if not usable(library):
-        pytest.skip(f"{library} is not installed")
-    return import_module(f"robust_ext.adapters.{library}.attack").CATALOGUE.find(name)
-
-
 def model_of(library, module, bounds, *, plain=False):
     """A model of the library, with preprocessing where it has any."""
     if library == "foolbox":
@@ -173,7 +180,7 @@ def completed(library, made_of, settings, norm):
 def test_candidates_are_the_librarys_own(library, case, bounds):
     norm, name, settings = case
     width = bounds[1] - bounds[0]
-    made_of = attack_of(library, name)
+    made_of = catalogue(library).find(name)
     attack = as_attack((made_of, settings))
     model = model_of(library, network_in(bounds, SHAPE, CLASSES), bounds)
     module, x = as_module(model).module.eval(), uniform(6, SHAPE, bounds)
@@ -216,11 +223,8 @@ FORMS += [("torchattacks", "PGD", {"steps": 4, "alpha": 0.02}), ("adv_lib", "ddn
 
 @pytest.mark.parametrize(("library", "name", "settings"), FORMS)
 def test_texts_objects_classes_and_partials_are_one_attack_and_no_old_model_is_asked(library, name, settings):
-    made_of, norm, other = (
-        attack_of(library, name),
-        "l2" if library == "adv_lib" else "linf",
-        Recorder(network_in(UNIT, SHAPE)),
-    )
+    made_of, norm = catalogue(library).find(name), "l2" if library == "adv_lib" else "linf"
+    other = Recorder(network_in(UNIT, SHAPE))
     forms = [f"{library}:{name}({', '.join(f'{key}={value}' for key, value in settings.items())})", (made_of, settings)]
     if library == "adv_lib":
         inner = functools.partial(made_of, steps=3)
@@ -230,11 +234,9 @@ def test_texts_objects_classes_and_partials_are_one_attack_and_no_old_model_is_a
         forms += [made_of(**settings) if library == "foolbox" else made_of(model, **settings)]
     module, x = network_in(UNIT, SHAPE, CLASSES), uniform(6, SHAPE)
     y, threat_model = predicted(module, x), ThreatModel(norm=norm, epsilon=EPSILON[norm])
+    model, given = model_of(library, module, UNIT, plain=True), completed(library, made_of, settings, norm)
     with seeded_globals(drawn_seed()):
-        given = completed(library, made_of, settings, norm)
-        expected = by_hand(
-            library, made_of, model_of(library, module, UNIT, plain=True), x, y, given, norm, EPSILON[norm]
-        )
+        expected = by_hand(library, made_of, model, x, y, given, norm, EPSILON[norm])
     other.queries.clear()
     for form in forms:
         assert torch.equal(run(as_attack(form, name="mine"), module, x, y, threat_model, classes=CLASSES), expected)
@@ -286,7 +288,7 @@ class Top(nn.Module):
 )
 def test_passes_are_those_counted_by_hand(text, norm, forward, backward):
     library, _, name = text.partition("(")[0].partition(":")
-    attack_of(library, name)
+    require(library)
     counter, network, x = PassCounter(), conv_network(SHAPE), uniform(6, SHAPE)
     y = predicted(network, x)
     if name == "DeepFool":
@@ -296,3 +298,190 @@ def test_passes_are_those_counted_by_hand(text, norm, forward, backward):
     threat_model = ThreatModel(norm=norm, epsilon=1e-4)
     run(as_attack(text), Counted(network, counter).eval(), x, y, threat_model)
     assert counter == PassCounter(6 * forward, 6 * backward)
+
+
+def public(library):
+    """The names of a library's attacks, read off the library."""
+    package = require(library)
+    if library == "adv_lib":
+        members = vars(package.attacks).items()
+        return {name for name, member in members if isinstance(member, types.FunctionType)} | {"minimal_apgd"}
+    if library == "torchattacks":
+        return set(package.__all__)
+    module = package.attacks.evasion if library == "art" else package.attacks
+    base = package.attacks.EvasionAttack if library == "art" else package.attacks.Attack
+    members = inspect.getmembers(module, inspect.isclass)
+    names = {name for name, member in members if issubclass(member, base) and member.__name__ == name}
+    return names - {"Attack"}
+
+
+@pytest.mark.parametrize(("library", "count"), [("adv_lib", 20), ("art", 42), ("foolbox", 57), ("torchattacks", 36)])
+def test_every_attack_is_listed_once_and_used_or_refused_with_a_reason(library, count):
+    names = public(library)
+    listed = {listing.name: listing for listing in adapters()[library].list_attacks()}
+    entries, unusable = catalogue(library).entries, catalogue(library).unusable
+    assert set(listed) == names | {name for name in listed if name.startswith("segmentation.")}
+    assert set(entries) | set(unusable) >= names
+    assert not set(entries) & set(unusable)
+    refused = set(unusable) | {name for name, entry in entries.items() if entry.reason}
+    assert {name for name, listing in listed.items() if listing.reason} == refused & set(listed)
+    assert all("use " in listing.reason for listing in listed.values() if listing.reason)
+    assert len(usable(library)) >= count
+    if library == "foolbox":
+        aliases = {alias for listing in listed.values() for alias in listing.aliases}
+        assert {"PGD", "LinfPGD", "FGSM", "FGM", "MIFGSM"} <= aliases
+    colours = {"adv_lib": {"perc_al"}, "art": {"LaserAttack"}}.get(library, set())
+    assert {name for name, listing in listed.items() if listing.channels == 3} == colours
+
+
+@pytest.mark.parametrize(("library", "listing"), EVERY)
+def test_what_is_built_has_the_listed_traits(library, listing, monkeypatch):
+    if library == "foolbox" and listing.traits.packages:
+        monkeypatch.setattr(getattr(require(library).attacks, listing.name), "instantiate_optimizer", lambda self: None)
+    # What a version of AutoAttack runs, and what a MultiAttack holds, decides on its traits.
+    settings = {} if listing.name == "AutoAttack" else listing.trial
+    built = adapters()[library].build_attack(listing.name, settings, name="x")
+    assert built.traits == listing.traits or listing.name == "MultiAttack"
+    assert "at 0x" not in built.description
+    if library == "foolbox":
+        cls = getattr(require(library).attacks, listing.name)
+        assert listing.traits.minimum_norm != issubclass(cls, require(library).attacks.base.FixedEpsilonAttack)
+        distance = getattr(built.attack, "distance", None) if "Flexible" not in str(cls.__mro__) else None
+        if distance is not None and listing.name != "HopSkipJumpAttack":
+            assert listing.traits.norms == ({0: "l1", 1: "l1", 2: "l2"}.get(distance.p, "linf"),)
+        assert listing.traits.batching == "full"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("foolbox:LinfPDG", "did you mean LinfPGD"),
+        ("foolbox:LinfPGD(step=3)", r"did you mean steps\?"),
+        ("foolbox:VirtualAdversarialAttack", r"VirtualAdversarialAttack\(steps=\.\.\., \.\.\.\)"),
+        ("foolbox:HopSkipJumpAttack(constraint='l7')", "Foolbox raised AssertionError"),
+        ("foolbox:DatasetAttack", "other samples that it was fed"),
+        ("art:ProjectedGradientDescent(estimator=3)", "one of: norm, eps,"),
+        ("art:ProjectedGradientDescent(targeted=True)", "targeted=False"),
+        ("art:HopSkipJump(norm=1)", "a norm among linf, l2"),
+        ("torchattacks:wrappers", "robust-ext attacks lists them"),
+        ("torchattacks:FAB(norm='L1')", "a norm among Linf, L2"),
+        ("torchattacks:MultiAttack(attacks=['PGD', 'PGDL2'])", "norm in common"),
+        ("torchattacks:MultiAttack(attacks=['PGD(steps=-1)'])", "steps=-1"),
+        ("torchattacks:MultiAttack(attacks=['os:system(command=1)'])", "names of torchattacks' attacks"),
+        ("adv_lib:fmn(starting_points=None)", "one of: "),
+        ("adv_lib:apgd(targeted=True)", r"criterion=robust_ext.Targeted\(\)"),
+        ("adv_lib:df(norm='l1')", "norm=1, expected one of inf, 2"),
+        ("adv_lib:alma(distance='lpips')", "downloads a network"),
+        ("adv_lib:segmentation.dag", "use df"),
+    ],
+)
+def test_what_cannot_be_built_is_explained(text, message):
+    require(text.partition(":")[0])
+    with pytest.raises(InvalidArgumentError, match=message):
+        as_attack(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "other", "logged"),
+    [
+        ("art:FastGradientMethod(eps=0.05, norm='inf')", 0.05, ["eps"]),
+        ("torchattacks:APGD(eps=0.25, norm='L2', steps=2)", 0.25, ["eps", "norm"]),
+        ("adv_lib:pgd_linf(ε=0.25, steps=1)", 0.25, ["ε"]),
+    ],
+)
+def test_settings_that_differ_from_the_threat_model_are_kept_and_warned_of(text, other, logged, recwarn):
+    require(text.partition(":")[0])
+    for epsilon, names in ((0.1, logged), (other, [name for name in logged if name == "norm"])):
+        recwarn.clear()
+        candidates = run(as_attack(text), NETWORK, X, Y, ThreatModel(norm="linf", epsilon=epsilon))
+        warned = [str(one.message).split(": ")[-1] for one in recwarn if one.category is RobustExtWarning]
+        assert [words.split("=")[0] for words in warned] == names
+        assert all("was set and differs from the threat model's" in words for words in warned)
+        if text.startswith("art"):
+            assert float((candidates - X).abs().max()) == pytest.approx(other, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("foolbox:LinfPGD(steps=1)", "art:ProjectedGradientDescent(max_iter=1, num_random_init=1)"),
+        *("torchattacks:PGD(steps=1)", "adv_lib:apgd(n_iter=10)", "adv_lib:pgd_linf(steps=10)"),
+        "adv_lib:fga(max_iter=10, n_samples=3)",
+        # ART's generators of their own take their seeds from the system.
+        *("art:HopSkipJump(max_iter=2, max_eval=20, init_eval=5)", "art:BoundaryAttack(max_iter=5)"),
+    ],
+)
+def test_runs_depend_on_the_generator_only(text):
+    require(text.partition(":")[0])
+    attack = as_attack(text)
+    threat_model = ThreatModel(norm=attack.traits.norms[0], epsilon=0.25)
+    first = run(attack, NETWORK, X, Y, threat_model)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(6)
+        assert torch.equal(run(attack, NETWORK, X, Y, threat_model), first)
+    assert not torch.equal(run(attack, NETWORK, X, Y, threat_model, seed=4), first)
+
+
+def test_attacks_of_others_go_one_sample_at_a_time():
+    foolbox, evasion, torchattacks = require("foolbox"), require("art").attacks.evasion, require("torchattacks")
+
+    class Mine(foolbox.attacks.LinfFastGradientAttack):
+        pass
+
+    class MineOfArt(evasion.FastGradientMethod):
+        pass
+
+    class Brighter(torchattacks.attack.Attack):
+        def __init__(self, model, eps=0.1):
+            super().__init__("Brighter", model)
+            self.eps = eps
+            self.supported_mode = ["default"]
+
+        def forward(self, images, labels):
+            return (images + self.eps).clamp(0, 1)
+
+    traits = as_attack(Mine()).traits
+    assert (traits.batching, traits.norms, traits.gradients) == ("single", ("linf",), True)
+    with seeded_globals(drawn_seed()):
+        stepped = evasion.FastGradientMethod(art_classifier(NETWORK, SHAPE), eps=0.25).generate(X.numpy(), Y.numpy())
+    for one, expected in (
+        (MineOfArt, torch.from_numpy(stepped)),
+        (Brighter(NETWORK, eps=0.25), (X + 0.25).clamp(0, 1)),
+    ):
+        attack = as_attack(one)
+        assert attack.traits.batching == "single"
+        assert torch.equal(run(attack, NETWORK, X, Y, ThreatModel(norm="linf", epsilon=0.25)), expected)
+
+
+# Arguments by name, and values that make no sense for them.
+NONSENSE = {
+    "steps max_iter num_steps n_iter max_iterations n_queries repeats batch_size n_restarts": (
+        *(-5, 0, 0.5, True),
+        *("many", 10**10),
+    ),
+    "rel_stepsize abs_stepsize stepsize eps_step alpha lr learning_rate eps": (-0.1, 0, INF, math.nan, "big", True),
+    "norm p layer target max_mask_size": (),
+}
+
+
+@pytest.mark.parametrize(("library", "listing"), EVERY)
+def test_defaults_and_what_libraries_mean_by_special_values_pass_and_nonsense_is_refused(library, listing):
+    found = catalogue(library).find(listing.name)
+    check_ranges(found, listing.trial)
+    for name, parameter in inspect.signature(found).parameters.items():
+        default = parameter.default
+        if isinstance(default, (bool, int, float, str)):
+            check_ranges(found, {name: default})
+        wrong = (math.nan, "much") if isinstance(default, (int, float)) and math.isfinite(default) else ()
+        wrong = next((values for names, values in NONSENSE.items() if name in names.split()), wrong)
+        for value in ("no", 2, 0.5) if isinstance(default, bool) else wrong:
+            with pytest.raises(InvalidArgumentError, match=name):
+                check_ranges(found, {name: value})
+    special = {
+        "art": ("ProjectedGradientDescent(num_random_init=0, norm='inf', eps=8/255, decay=None)",),
+        "foolbox": ("LinfPGD(abs_stepsize=None, random_start=False)",),
+        "adv_lib": ("ddn(levels=None)", "fmn(norm='linf')"),
+        "torchattacks": ("APGD(seed=0, norm='L2')",),
+    }
+    for text in special[library]:
+        as_attack(f"{library}:{text}")

@@ -1,0 +1,257 @@
+"""Foolbox's objects and models, and what Foolbox 3.3.4 does wrong: raises, zeros and NaN for single rows."""
+
+import copy
+import logging
+
+import pytest
+import torch
+from torch import nn
+
+from robust_ext import InvalidArgumentError, ThreatModel, as_attack, as_module
+from robust_ext.core.errors import RobustExtWarning
+from robust_ext.core.random import seeded_globals
+from robust_ext.registry.base import adapters
+from tests.adapters import common
+from tests.adapters.common import UNIT, Brightness, Downhill, Recorder, conv_network, predicted, require, uniform
+
+foolbox = require("foolbox")
+
+SHAPE = (1, 6, 6)
+NETWORK, X = conv_network((1, 10, 10)), uniform(6, (1, 10, 10))
+Y = predicted(NETWORK, X)
+HOPS = {"steps": 2, "initial_gradient_eval_steps": 10, "max_gradient_eval_steps": 20}
+SEARCH = {"binary_search_steps": 4, "steps": 50, "initial_const": 1.0}
+START = foolbox.attacks.LinearSearchContrastReductionAttack(distance=foolbox.distances.l2, target=1.0, steps=10)
+
+
+class Constant(nn.Module):
+    """Class 0 with gradients of zero in row 0, :class:`Brightness` in the others."""
+
+    def __init__(self):
+        super().__init__()
+        self.others = Brightness(0.45)
+        self.eval()
+
+    def forward(self, x):
+        logits = self.others(x)
+        return torch.cat([logits[:1] * 0 + torch.tensor([[3.0, -3.0]]), logits[1:]])
+
+
+def images(rows=3):
+    """Dark images, of mean around .4."""
+    return torch.rand(rows, *SHAPE, generator=torch.Generator().manual_seed(0)) * 0.8
+
+
+def build(name, settings=None):
+    return adapters()["foolbox"].build_attack(name, dict(settings or {}), name=name)
+
+
+def run(attack, module, x, *, norm, epsilon=0.2, labels=None, direct=False):
+    labels = torch.zeros(len(x), dtype=torch.int64) if labels is None else labels
+    threat_model = ThreatModel(norm=norm, epsilon=epsilon)
+    return common.run(attack, module, x, labels, threat_model, classes=module(x).shape[1], direct=direct)
+
+
+def host(attack, module, x, criterion, **ways):
+    with seeded_globals(common.drawn_seed()):
+        return attack(foolbox.PyTorchModel(module, bounds=UNIT, device="cpu"), x.clone(), criterion, **ways)[1]
+
+
+def test_the_distance_of_an_object_follows_the_threat_model_and_it_stays_as_it_is():
+    mine = foolbox.attacks.InversionAttack()
+    expected = host(foolbox.attacks.InversionAttack(distance=foolbox.distances.linf), NETWORK, X, Y, epsilons=None)
+    found = run(as_attack(mine), NETWORK, X, norm="linf", epsilon=0.1, labels=Y, direct=True)
+    assert torch.equal(found, expected)
+    assert mine._distance is None
+
+
+def test_repeated_attacks_keep_what_they_repeat():
+    repeated = foolbox.attacks.LinfPGD(steps=1).repeat(3)
+    attack = as_attack(repeated)
+    found = run(attack, NETWORK, X, norm="linf", epsilon=0.01, labels=Y, direct=True)
+    assert torch.equal(found, host(repeated, NETWORK, X, Y, epsilons=0.01))
+    assert attack.traits.norms == ("linf",)
+    flexible = as_attack(foolbox.attacks.LinearSearchBlendedUniformNoiseAttack(directions=100, steps=20).repeat(2))
+    assert flexible.traits.minimum_norm
+    assert run(flexible, NETWORK, X, norm="l1", epsilon=0.1, labels=Y).shape == X.shape
+
+
+LOST, EASY, HARD = Brightness([0.45, 0.9, 0.45]), Brightness([0.45, 0.1, 0.45]), Brightness([0.45, 5.0, 0.45])
+STARTING = [("BoundaryAttack", {"steps": 20}, "l2"), ("HopSkipJumpAttack", HOPS, "l2"), ("PointwiseAttack", {}, "linf")]
+# An attack, its settings, what it attacks, a norm, the classes of its candidates, and the row that comes back as it is.
+ROWS = [
+    # No start is found for row 1, where Foolbox raises for all rows; it is misclassified already.
+    *((*case[:2], HARD if case[2] == "linf" else LOST, case[2], [1, 0, 1], 1) for case in STARTING),
+    *((*case[:2], EASY, case[2], [1, 1, 1], 1) for case in STARTING),
+    # A start that was chosen is used, and may fail.
+    *((name, {"steps": 5, "init_attack": START}, HARD, None, [1, 0, 1], 1) for name in ("BoundaryAttack", "LInfFMN")),
+    # Failures are images of zeros.
+    *((name, SEARCH, HARD, None, [1, 0, 1], 1) for name in ("L2CarliniWagnerAttack", "EADAttack")),
+    # Knows no numeric epsilon.
+    ("PointwiseAttack", {}, Brightness(0.45), "l1", [1, 1, 1], None),
+    # NaN where a gradient vanishes.
+    ("NewtonFoolAttack", {}, Constant(), "l2", [0, 1, 1], 0),
+    # All but the optimizer itself, which numba would compile.
+    *(
+        (f"{norm}BrendelBethgeAttack", {"steps": 5}, Brightness([5.0, 0.45, 0.45]), None, [0, 1, 1], 0)
+        for norm in ("Linfinity", "L2", "L1", "L0")
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "settings", "module", "norm", "classes", "kept"), ROWS)
+def test_a_row_that_is_lost_comes_back_and_the_others_are_found(
+    name, settings, module, norm, classes, kept, monkeypatch, recwarn
+):
+    name = name.replace("FMN", "FMNAttack")
+    if "BrendelBethge" in name:
+        monkeypatch.setattr(getattr(foolbox.attacks, name), "instantiate_optimizer", lambda self: Downhill())
+    module, x, attack = Recorder(module), images(), build(name, settings)
+    starting, norm = (name, settings, norm) in STARTING, norm or attack.traits.norms[0]
+    candidates = run(attack, module, x, norm=norm)
+    assert predicted(module, candidates).tolist() == classes
+    assert [row for row in range(3) if torch.equal(candidates[row], x[row])] == [kept] * (kept is not None)
+    assert bool(ThreatModel(norm="l2", epsilon=9.0).contains(candidates, x).all())
+    assert set(module.sizes) == {3}
+    assert torch.equal(run(build(name, settings), module, x, norm=norm), candidates)
+    # Rows without a start are warned of.
+    assert not starting or any(one.category is RobustExtWarning for one in recwarn) == (0 in classes)
+
+
+def test_genattack_does_not_overflow_on_large_logits_and_aims_at_the_likeliest_wrong_class():
+    module, x = Brightness(0.45, slope=3000.0), images()
+    candidates = run(build("GenAttack", {"steps": 5, "population": 4}), module, x, norm="linf", epsilon=0.01)
+    assert bool((module(candidates)[:, 1] > module(x)[:, 1]).all())
+
+    class Three(nn.Module):
+        def forward(self, x):
+            return torch.stack([x[:, 0, 0, 0], x[:, 0, 0, 1] + 0.2, x[:, 0, 0, 2]], 1)
+
+    x, settings, module = torch.full((3, *SHAPE), 0.5), {"steps": 5, "population": 4}, Three().eval()
+    x[0, 0, 0, 2], x[1, 0, 0, 0], x[2, 0, 0, 0] = 1.0, 1.0, 0.0
+    criterion = foolbox.criteria.TargetedMisclassification(torch.tensor([2, 1, 2]))
+    expected = host(foolbox.attacks.GenAttack(**settings), module, x, criterion, epsilons=0.3)
+    labels = torch.tensor([0, 0, 1])
+    assert torch.equal(run(build("GenAttack", settings), module, x, norm="linf", epsilon=0.3, labels=labels), expected)
+
+
+def test_noise_and_virtual_adversaries_are_in_the_ball_where_foolbox_scales_wrongly_or_divides_by_zero():
+    cases = [("LinfAdditiveUniformNoiseAttack", {}, Brightness(5.0), images(rows=20) / 4 + 0.3, "linf", 0.1)]
+    cases += [("VirtualAdversarialAttack", {"steps": 1, "xi": 0.01}, Constant(), images(), "l2", 1.0)]
+    for name, settings, module, x, norm, epsilon in cases:
+        candidates = run(build(name, settings), module, x, norm=norm, epsilon=epsilon)
+        assert bool(ThreatModel(norm=norm, epsilon=epsilon).contains(candidates, x).all())
+        assert not torch.equal(candidates[1:], x[1:])
+
+
+def test_refinement_goes_on_where_one_row_is_lost(monkeypatch):
+    """A model that binarizes its inputs, as the attack is made for, and one row whose threshold is another."""
+
+    class Binarizing(nn.Module):
+        def forward(self, x):
+            cut = torch.tensor([0.5, 0.5, 0.8])[: len(x)].view(-1, 1, 1, 1)
+            count = (x >= cut).float().mean((1, 2, 3)) - 0.6
+            return torch.stack([-count, count], 1)
+
+    module, x = Binarizing().eval(), images() * 0.9
+    attack, own = build("BinarizationRefinementAttack"), foolbox.attacks.BinarizationRefinementAttack()
+    assert attack.traits.starting_points
+    points, found = torch.where(torch.arange(36).view(SHAPE) < 30, 0.95, x), torch.ones(3, dtype=torch.bool)
+    monkeypatch.setattr("robust_ext.adapters.foolbox.attack.starting_points", lambda *a, **k: (points, found))
+    candidates = run(attack, module, x, norm="l2")
+    zeros = torch.zeros(2, dtype=torch.int64)
+    assert torch.equal(candidates[2], x[2])
+    assert torch.equal(candidates[:2], host(own, module, x[:2], zeros, starting_points=points[:2], epsilons=None))
+    assert predicted(module, candidates).tolist() == [1, 1, 0]
+
+
+def test_foolbox_does_not_configure_the_callers_logging(monkeypatch):
+    """It writes to the root logger by functions that add a handler where there is none."""
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    run(build("BoundaryAttack", {"steps": 2}), Brightness(0.45), images(), norm="l2")
+    assert logging.getLogger().handlers == []
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+def test_brendel_bethge_compiled_is_what_its_python_is(request):
+    """The optimizer that numba compiles and the one that the other tests run find the same points."""
+    x, module = uniform(4, SHAPE), conv_network(SHAPE, 3)
+    attack, labels = build("L2BrendelBethgeAttack", {"steps": 5}), predicted(module, x)
+    compiled = run(attack, module, x, norm="l2", labels=labels)
+    request.getfixturevalue("uncompiled_brendel_bethge")
+    assert not torch.equal(compiled, x)
+    attack = build("L2BrendelBethgeAttack", {"steps": 5})
+    torch.testing.assert_close(run(attack, module, x, norm="l2", labels=labels), compiled, rtol=0, atol=1e-5)
+
+
+def wrapped(kind, inner):
+    models, preprocessing = foolbox.models, {"mean": [0.3], "std": [0.7], "axis": -3}
+    model = foolbox.PyTorchModel(inner, bounds=(0, 1), device="cpu", preprocessing=preprocessing)
+    return {
+        "plain": lambda: model,
+        "transform_bounds": lambda: model.transform_bounds((-1, 1)),
+        "TransformBounds": lambda: models.TransformBoundsWrapper(model, (-1, 1)),
+        "Thresholding": lambda: models.ThresholdingWrapper(model, 0.5),
+        "ExpectationOverTransformation": lambda: models.ExpectationOverTransformationWrapper(model, 3),
+    }[kind]()
+
+
+def test_the_network_is_reached_once_and_shares_its_mode():
+    inner, seen = conv_network((1, 10, 10)), []
+    module = as_module(wrapped("TransformBounds", inner)).module
+    assert inner in list(module.modules())
+    assert len(list(module.parameters())) == len(list(inner.parameters()))
+    with inner[0].register_forward_hook(lambda *_: seen.append(1)):
+        module(X * 2 - 1)
+    assert seen == [1]
+    module.train()
+    assert inner.training
+
+
+def test_other_models_of_foolbox_are_black_boxes_or_refused():
+    adapted = as_module(foolbox.NumPyModel(lambda x: 2 * x, bounds=(0, 1)))
+    assert adapted.bounds == (0.0, 1.0)
+    assert torch.equal(adapted.module(torch.ones(1, 3)), torch.full((1, 3), 2.0))
+    with pytest.raises(InvalidArgumentError, match=r"foolbox\.models\.Model"):
+        as_module(foolbox.distances.l2)
+
+
+@pytest.mark.parametrize(
+    "kind", ["transform_bounds", "TransformBounds", "plain", "Thresholding", "ExpectationOverTransformation"]
+)
+def test_modules_return_what_the_models_do_and_copies_have_a_network_of_their_own(kind):
+    """PyTorchModel holds its network in a closure, which a copy of the module would go on to call."""
+    model = wrapped(kind, conv_network((1, 10, 10)))
+    x = uniform(6, (1, 10, 10), tuple(model.bounds))
+    adapted, expected = as_module(model), model(x)
+    assert adapted.bounds == tuple(model.bounds)
+    assert torch.equal(adapted.module(x), expected)
+    assert not torch.allclose(expected, NETWORK(x))
+    changed, doubled = copy.deepcopy(adapted.module), copy.deepcopy(adapted.module).double()
+    assert torch.equal(changed(x), expected)
+    with torch.no_grad():
+        for parameter in changed.parameters():
+            parameter.zero_()
+    assert not changed(x).any()
+    # A copy that is moved takes its preprocessing along.
+    out = doubled(x.double())
+    assert out.dtype == torch.float64
+    torch.testing.assert_close(out.float(), expected)
+    assert torch.equal(adapted.module(x), expected)
+    assert torch.equal(model(x), expected)
+
+
+def test_random_models_stay_random_and_are_averaged():
+    class Noisy(nn.Module):
+        def forward(self, x):
+            return x.flatten(1)[:, :3] + torch.randn(len(x), 3)
+
+    model = foolbox.PyTorchModel(Noisy().eval(), bounds=(0, 1), device="cpu")
+    module = as_module(foolbox.models.ExpectationOverTransformationWrapper(model, 4)).module
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        out = module(X)
+        torch.manual_seed(0)
+        by_hand = torch.stack([X.flatten(1)[:, :3] + torch.randn(len(X), 3) for _ in range(4)]).mean(0)
+    torch.testing.assert_close(out, by_hand)

@@ -1,0 +1,244 @@
+"""MEAD's objectives as losses of Foolbox's and ART's own attacks, against derivatives on paper."""
+
+import eagerpy as ep
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from robust_ext.adapters.art.objectives import ObjectiveLoss, objective_estimator
+from robust_ext.adapters.foolbox.objectives import with_objective
+from robust_ext.core.errors import InvalidArgumentError
+from robust_ext.registry import as_attack
+from tests.adapters.hosts import EPSILONS, OBJECTIVES, ORDERS, EachNorm, art, art_attacks, foolbox, problem
+
+evasion = art.attacks.evasion
+EachName = pytest.mark.parametrize("name", OBJECTIVES)
+EachBounds = pytest.mark.parametrize("bounds", [(0.0, 1.0), (-1.0, 2.0)])
+PGD = {"linf": foolbox.attacks.LinfPGD, "l2": foolbox.attacks.L2PGD, "l1": foolbox.attacks.L1PGD}
+
+
+class Smooth(nn.Module):
+    """A smooth network of 16 values that records its queries."""
+
+    def __init__(self):
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.first = nn.Parameter(torch.randn(16, 12, generator=generator) / 4)
+        self.last = nn.Parameter(torch.randn(12, 4, generator=generator))
+        self.queries = []
+
+    def forward(self, x):
+        self.queries.append(x.detach().clone())
+        return (x.flatten(1) @ self.first).tanh() @ self.last
+
+
+def slopes(name, logits, natural, labels):
+    """Derivatives of the objectives by the logits, worked out on paper."""
+    p, q = natural.softmax(1), logits.softmax(1)
+    if name == "ace":
+        return q - nn.functional.one_hot(labels, q.shape[1])
+    if name == "kl":
+        return q - p
+    if name == "gini":
+        length = q.norm(dim=1, keepdim=True)
+        return q * length - q.square() / length
+    roots = (p * q).sqrt()
+    cosine = roots.sum(1, keepdim=True)
+    # 1 - cosine^2 as a sum of squares, which does not cancel.
+    half = (p.sqrt() - q.sqrt()).square().sum(1, keepdim=True) / 2
+    return (q * cosine - roots) / (half * (2 - half)).sqrt()
+
+
+def slopes_by_inputs(name, network, points, x, labels):
+    """The same by the points ``(N, ...)``, with the inputs ``x`` as the natural ones."""
+    points = points.detach().requires_grad_()
+    logits = network(points)
+    weights = slopes(name, logits.detach(), network(x).detach(), labels)
+    (gradient,) = torch.autograd.grad((weights * logits).sum(), points)
+    return gradient
+
+
+def climb(estimator, **settings):
+    """ART's own projected gradient descent."""
+    chosen = {"eps": 0.1, "eps_step": 0.02, "verbose": False, **settings}
+    return evasion.ProjectedGradientDescent(estimator, **chosen)
+
+
+@pytest.mark.parametrize("name", OBJECTIVES[1:])
+def test_aims_are_refused_but_for_cross_entropy(name):
+    at = problem()
+    criterion = foolbox.criteria.TargetedMisclassification(at.y)
+    for kind in (foolbox.attacks.LinfPGD, foolbox.attacks.L2BasicIterativeAttack):
+        for epsilon in (0.0, 0.1):
+            with pytest.raises(InvalidArgumentError, match=rf"criterion: got Targeted.*'{name}'.*'ace'"):
+                with_objective(kind, name)()(at.model, at.x, criterion, epsilons=epsilon)
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        *(foolbox.attacks.LinfPGD(), foolbox.attacks.L2PGD(steps=7, random_start=False)),
+        *(foolbox.attacks.L1PGD(steps=7), foolbox.attacks.LinfBasicIterativeAttack()),
+        *(foolbox.attacks.LinfFastGradientAttack(), foolbox.attacks.L2AdamPGD(steps=5)),
+        *(foolbox.attacks.LinfMomentumIterativeFastGradientMethod(),),
+        *(foolbox.attacks.SparseL1DescentAttack(quantile=0.8),),
+    ],
+    ids=repr,
+)
+def test_with_cross_entropy_foolboxes_attacks_are_themselves(host):
+    at = problem()
+    twin = object.__new__(with_objective(type(host), "ace"))
+    vars(twin).update(vars(host))
+    for criterion in (at.y, foolbox.criteria.TargetedMisclassification((at.y + 1) % 4)):
+        if type(host).__name__ == "LinfFastGradientAttack" and criterion is not at.y:
+            continue
+        both = []
+        for attack in (host, twin):
+            torch.manual_seed(0)
+            both.append(attack(at.model, at.x, criterion, epsilons=[0.05, 0.3])[0])
+        assert all(torch.equal(a, b) for a, b in zip(*both, strict=True))
+
+
+@EachName
+@EachNorm
+@EachBounds
+def test_foolboxes_pgd_is_a_loop_with_the_derivatives_on_paper(name, norm, bounds):
+    network = Smooth()
+    at = problem(bounds, network=network)
+    network.double()
+    x, epsilon = at.x.double().flatten(1), EPSILONS[norm] * (bounds[1] - bounds[0])
+    attack = with_objective(PGD[norm], name)(steps=12, rel_stepsize=0.3)
+    torch.manual_seed(2)
+    network.queries.clear()
+    found = attack.run(at.model, x, at.y, epsilon=epsilon)
+    # Every query is the batch, and clean inputs cost one.
+    compares = name in ("kl", "fisher-rao")
+    assert [len(points) for points in network.queries] == [6] * (12 + compares)
+    assert torch.equal(network.queries[0], x) is compares
+    torch.manual_seed(2)
+    point = attack.get_random_start(ep.astensor(x), epsilon).raw.clamp(*bounds)
+    for _ in range(12):
+        gradient = slopes_by_inputs(name, network, point, x, at.y)
+        order = ORDERS[norm]
+        step = gradient.sign() if norm == "linf" else gradient / gradient.norm(p=order, dim=1, keepdim=True)
+        offset = point + 0.3 * epsilon * step - x
+        if norm == "linf":
+            offset = offset.clamp(-epsilon, epsilon)
+        else:
+            offset = offset * (epsilon / offset.norm(p=order, dim=1, keepdim=True)).clamp_max(1)
+        point = (x + offset).clamp(*bounds)
+    torch.testing.assert_close(found, point, rtol=0, atol=1e-9)
+
+
+def test_foolboxes_attack_with_an_objective_is_an_attack_of_this_project_too():
+    attack = as_attack(with_objective(foolbox.attacks.LinfPGD, "kl")(steps=4))
+    assert attack.traits.norms == ("linf",)
+    assert "WithKL" in attack.description
+
+
+ROWS = st.lists(st.lists(st.floats(-40, 40, width=32), min_size=3, max_size=3), min_size=2, max_size=8).filter(
+    lambda rows: len(rows) % 2 == 0
+)
+
+
+@given(ROWS, st.sampled_from(OBJECTIVES))
+def test_gradients_are_the_derivatives_on_paper(rows, name):
+    table = torch.tensor(rows, dtype=torch.float64)
+    logits, natural = table[: len(rows) // 2].requires_grad_(), table[len(rows) // 2 :].detach()
+    labels = torch.arange(len(logits)) % 3
+    loss = ObjectiveLoss(objective=name, natural=natural)(logits, nn.functional.one_hot(labels, 3).float())
+    assert loss.shape == ()
+    (gradient,) = torch.autograd.grad(loss, logits)
+    apart = (natural.softmax(1) - logits.softmax(1)).abs().amax(1) > 1e-6
+    expected = slopes(name, logits.detach(), natural, labels)
+    torch.testing.assert_close(gradient[apart], expected[apart], rtol=1e-5, atol=1e-9)
+    assert bool(torch.isfinite(gradient).all())
+
+
+@EachName
+def test_losses_and_gradients_of_an_estimator_are_those_on_paper(name):
+    at = problem((-1.0, 2.0), network=Smooth())
+    x, y = at.x.numpy(), at.y.numpy()
+    bound = objective_estimator(at.estimator, name, x)
+    points = np.clip(x + np.float32(0.1) * np.sin(np.arange(96, dtype=np.float32)).reshape(x.shape), -1, 2)
+    expected = slopes_by_inputs(name, at.network, torch.from_numpy(points), at.x, at.y).numpy()
+    for labels in (y, np.eye(4, dtype=np.float32)[y], y[:, None].astype(np.float32)):
+        np.testing.assert_allclose(bound.loss_gradient(points, labels), expected, rtol=1e-3, atol=1e-5)
+    # Losses of rows are not reduced where ART asks for them.
+    rows = bound.compute_loss(points, y)
+    np.testing.assert_allclose(bound.compute_loss(points, y, reduction="sum"), rows.sum(), rtol=1e-5)
+    np.testing.assert_allclose(bound.compute_loss(points, y, reduction="mean"), rows.mean(), rtol=1e-5)
+    assert bound.loss.reduction == "sum"
+    p, q = (torch.from_numpy(at.estimator.predict(z)).double().softmax(1).numpy() for z in (x, points))
+    losses = {
+        "ace": -np.log(q[np.arange(6), y]),
+        "kl": (p * np.log(p / q)).sum(1),
+        "gini": 1 - np.sqrt((q**2).sum(1)),
+        "fisher-rao": 2 * np.arccos(np.sqrt(p * q).sum(1)),
+    }
+    np.testing.assert_allclose(rows, losses[name], rtol=1e-3, atol=1e-6)
+
+
+@EachName
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+@EachBounds
+def test_arts_pgd_is_a_loop_with_the_derivatives_on_paper(name, norm, bounds):
+    at = problem(bounds, network=Smooth())
+    x, epsilon = at.x.numpy(), EPSILONS[norm] * (bounds[1] - bounds[0])
+    bound = objective_estimator(at.estimator, name, x)
+    attack = climb(bound, norm=ORDERS[norm], eps=epsilon, eps_step=0.3 * epsilon, max_iter=8, num_random_init=1)
+    np.random.seed(4)
+    found = attack.generate(x, np.eye(4)[at.y.numpy()])
+    np.random.seed(4)
+    offsets = art.utils.random_sphere(6, 16, epsilon, ORDERS[norm]).reshape(x.shape).astype(np.float32)
+    points = (at.x + torch.from_numpy(offsets)).clamp(*bounds)
+    for _ in range(8):
+        gradient = slopes_by_inputs(name, at.network, points, at.x, at.y)
+        step = gradient.sign()
+        if norm == "l2":
+            step = gradient / gradient.flatten(1).norm(dim=1).view(-1, 1, 1, 1)
+        offset = (points + 0.3 * epsilon * step).clamp(*bounds) - at.x
+        if norm == "l2":
+            offset = offset * (epsilon / offset.flatten(1).norm(dim=1)).clamp_max(1).view(-1, 1, 1, 1)
+        points = at.x + (offset.clamp(-epsilon, epsilon) if norm == "linf" else offset)
+    np.testing.assert_allclose(found, points.numpy(), rtol=0, atol=2e-5)
+    assert np.abs(found - x).max() > 0.05
+
+
+def test_with_cross_entropy_arts_attacks_are_themselves():
+    at = problem()
+    for kind, chosen in (
+        (evasion.ProjectedGradientDescent, {"max_iter": 7, "eps_step": 0.03, "num_random_init": 1, "verbose": False}),
+        (evasion.FastGradientMethod, {}),
+        (evasion.MomentumIterativeMethod, {"max_iter": 4, "eps_step": 0.03, "verbose": False}),
+    ):
+        both = []
+        for host in (at.estimator, objective_estimator(at.estimator, "ace")):
+            np.random.seed(0)
+            both.append(kind(host, eps=0.1, **chosen).generate(at.x.numpy(), at.y.numpy()))
+        assert np.array_equal(*both)
+        assert not np.array_equal(both[0], at.x.numpy())
+
+
+@pytest.mark.parametrize("name", ["kl", "fisher-rao"])
+def test_a_batch_that_is_not_the_bound_one_is_refused(name):
+    at = problem(rows=40)
+    x, y = at.x.numpy(), at.y.numpy()
+    bound = objective_estimator(at.estimator, name, x)
+    with pytest.raises(InvalidArgumentError, match=r"logits: got shape \(32, 4\).*\(40, 4\).*batch_size"):
+        climb(bound, max_iter=2).generate(x, y)
+    whole = climb(bound, max_iter=2, batch_size=40, num_random_init=1)
+    assert np.abs(whole.generate(x, y) - x).max() > 0.01
+
+
+@pytest.mark.parametrize("name", ["ace", "gini"])
+def test_from_the_input_arts_pgd_ends_where_this_projects_ends(name):
+    at = problem()
+    x, y = at.x.numpy(), at.y.numpy()
+    ways = {"eps": 0.1, "eps_step": 0.02, "max_iter": 9, "verbose": False}
+    own = art_attacks.ObjectivePGD(at.estimator, objective=name, start="input", **ways)
+    host = climb(objective_estimator(at.estimator, name), batch_size=2, **ways)
+    np.testing.assert_allclose(host.generate(x, y), own.generate(x, y), rtol=0, atol=1e-6)
