@@ -28,33 +28,30 @@ def in_jax(network):
         return jax.lax.conv_general_dilated(x, kernel, (stride, stride), padding, dimension_numbers=layout)
 
     def features(x):
-        x = jax.nn.relu(convolve(x, k1, 1) + b1)
-        x = jax.nn.relu(convolve(x, k2, 2) + b2)
+        x = jax.nn.relu(convolve(jax.nn.relu(convolve(x, k1, 1) + b1), k2, 2) + b2)
         return jax.nn.relu(x.reshape(len(x), -1) @ w1 + c1)
 
     return jax_model(lambda x: x @ w2 + c2, features=features, channels_first=True)
 
 
-def in_keras(network):
-    """Return the network as a sequential model of Keras 3."""
+def sequential(network):
+    """Return the network as a sequential model of Keras 3, of images with their channels last."""
     import keras
 
+    layers = keras.layers
+    first = layers.Conv2D(16, 3, padding="same", activation="relu"), layers.ZeroPadding2D(1)
+    second = layers.Conv2D(32, 3, strides=2, activation="relu"), layers.Flatten()
+    last = layers.Dense(128, activation="relu"), layers.Dense(10)
+    model = keras.Sequential([keras.Input((8, 8, 1)), *first, *second, *last])
+    model.set_weights(weights_channels_last(network))
+    return model
+
+
+def in_keras(network):
+    """Return the network as a model of Keras."""
     from robust_ext.adapters.keras import keras_model
 
-    layers = keras.layers
-    model = keras.Sequential(
-        [
-            keras.Input((8, 8, 1)),
-            layers.Conv2D(16, 3, padding="same", activation="relu"),
-            layers.ZeroPadding2D(1),
-            layers.Conv2D(32, 3, strides=2, activation="relu"),
-            layers.Flatten(),
-            layers.Dense(128, activation="relu"),
-            layers.Dense(10),
-        ]
-    )
-    model.set_weights(weights_channels_last(network))
-    return keras_model(model, channels_first=True)
+    return keras_model(sequential(network), channels_first=True)
 
 
 def in_tensorflow(network):
@@ -73,9 +70,4 @@ def in_tensorflow(network):
     return tensorflow_model(lambda x: x @ w2 + c2, features=features, channels_first=True)
 
 
-FRAMEWORKS = {
-    "torch": lambda network: network,
-    "jax": in_jax,
-    "keras": in_keras,
-    "tensorflow": in_tensorflow,
-}
+FRAMEWORKS = {"torch": lambda network: network, "jax": in_jax, "keras": in_keras, "tensorflow": in_tensorflow}

@@ -4,13 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from robust_ext import (
-    Targeted,
-    ThreatModel,
-    as_module,
-    evaluate,
-    robust_accuracy,
-)
+from robust_ext import Targeted, ThreatModel, as_module, evaluate, robust_accuracy
 from robust_ext.core.errors import RobustExtWarning
 from tests.adapters.common import require
 
@@ -25,14 +19,7 @@ from sklearn.svm import SVC  # noqa: E402
 from sklearn.tree import DecisionTreeClassifier  # noqa: E402
 
 LINF = ThreatModel(norm="linf", epsilon=0.05)
-
-
-def xgboost(kind="XGBClassifier"):
-    return getattr(pytest.importorskip("xgboost"), kind)(n_estimators=5, n_jobs=1)
-
-
-def lightgbm():
-    return pytest.importorskip("lightgbm").LGBMClassifier(n_estimators=5, n_jobs=1, verbose=-1)
+pytestmark = [pytest.mark.filterwarnings(f"ignore::{kind}Warning") for kind in ("Deprecation", "Future")]
 
 
 ESTIMATORS = {
@@ -45,8 +32,8 @@ ESTIMATORS = {
     "ridge": RidgeClassifier,
     "bayes": GaussianNB,
     "pipeline": lambda: make_pipeline(StandardScaler(), LogisticRegression(max_iter=200)),
-    "XGBoost": xgboost,
-    "LightGBM": lightgbm,
+    "XGBoost": lambda: pytest.importorskip("xgboost").XGBClassifier(n_estimators=5, n_jobs=1),
+    "LightGBM": lambda: pytest.importorskip("lightgbm").LGBMClassifier(n_estimators=5, n_jobs=1, verbose=-1),
 }
 
 
@@ -55,6 +42,13 @@ def samples(data, classes):
     order = np.random.default_rng(0).permutation(len(inputs))
     rows = order[labels[order] < classes][:400]
     return inputs[rows], labels[rows]
+
+
+WINE, KINDS = samples(load_wine(), 3)
+
+
+def forest():
+    return RandomForestClassifier(20, random_state=0).fit(WINE[:120], KINDS[:120])
 
 
 @pytest.mark.parametrize("classes", [2, 3])
@@ -69,72 +63,41 @@ def test_predictions_are_those_of_the_estimator(name, classes):
     if name in ("forest", "bayes"):
         expected = np.log(np.maximum(estimator.predict_proba(wide), 1e-30))
         np.testing.assert_allclose(found.numpy(), expected, rtol=1e-4, atol=1e-4)
-    if name == "XGBoost":
+    if name in ("XGBoost", "LightGBM"):
         np.testing.assert_allclose(found.softmax(1).numpy(), estimator.predict_proba(wide), rtol=1e-4, atol=1e-5)
-        booster = as_module(estimator.get_booster()).module
-        torch.testing.assert_close(booster(torch.from_numpy(inputs)), found)
-    if name == "LightGBM":
-        np.testing.assert_allclose(found.softmax(1).numpy(), estimator.predict_proba(wide), rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(as_module(estimator.booster_).module(torch.from_numpy(inputs)), found)
+        booster = estimator.get_booster() if name == "XGBoost" else estimator.booster_
+        torch.testing.assert_close(as_module(booster).module(torch.from_numpy(inputs)), found)
 
 
 def test_labels_are_places_of_classes():
-    inputs, labels = samples(load_wine(), 3)
-    estimator = LogisticRegression(max_iter=300).fit(inputs, np.array(["a", "b", "c"])[labels])
+    estimator = LogisticRegression(max_iter=300).fit(WINE, np.array(["a", "b", "c"])[KINDS])
     with pytest.warns(RobustExtWarning, match=r"its classes are .*'a'.*labels are their places"):
         module = as_module(estimator).module
-    assert np.array_equal(estimator.classes_[module(torch.from_numpy(inputs)).argmax(1)], estimator.predict(inputs))
+    assert np.array_equal(estimator.classes_[module(torch.from_numpy(WINE)).argmax(1)], estimator.predict(WINE))
 
 
 def test_an_evaluation_of_a_table():
     """RayS by labels, and Square, on vectors."""
-    inputs, labels = samples(load_wine(), 3)
-    forest = RandomForestClassifier(20, random_state=0).fit(inputs[:120], labels[:120])
-    result = evaluate(forest, inputs[120:150], labels[120:150], LINF, budget="quick")
+    result = evaluate(forest(), WINE[120:150], KINDS[120:150], LINF, budget="quick")
     assert {one["name"] for one in result.content["steps"]} == {"Square", "RayS"}
     assert 0 < result.robust_accuracy < result.content["clean_accuracy"]
 
 
-def art_forest(forest):
-    from robust_ext.adapters.art.library import art
-
-    return art.estimators.classification.SklearnClassifier(model=forest, clip_values=(0, 1))
-
-
-def art_black_box(forest):
-    from robust_ext.adapters.art.library import art
-
-    return art.estimators.classification.BlackBoxClassifier(
-        forest.predict_proba, input_shape=(13,), nb_classes=3, clip_values=(0, 1)
-    )
-
-
-def art_labels(forest):
-    from robust_ext.adapters.art.library import art
-
-    return art.estimators.classification.BlackBoxClassifier(
-        lambda x: np.eye(3)[forest.predict(x)], input_shape=(13,), nb_classes=3, clip_values=(0, 1)
-    )
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-@pytest.mark.parametrize(
-    ("make", "returns"), [(art_forest, None), (art_black_box, "probabilities"), (art_labels, "labels")]
-)
-def test_classifiers_of_art_are_told_by_what_they_return(make, returns):
-    require("art")
-    inputs, labels = samples(load_wine(), 3)
-    forest = RandomForestClassifier(20, random_state=0).fit(inputs[:120], labels[:120])
-    classifier = make(forest)
+@pytest.mark.parametrize("returns", [None, "probabilities", "labels"])
+def test_classifiers_of_art_are_told_by_what_they_return(returns):
+    classification, fitted = require("art").estimators.classification, forest()
     if returns is None:
+        classifier = classification.SklearnClassifier(model=fitted, clip_values=(0, 1))
         module = as_module(classifier).module
     else:
+        predict = fitted.predict_proba if returns == "probabilities" else lambda x: np.eye(3)[fitted.predict(x)]
+        ways = {"input_shape": (13,), "nb_classes": 3, "clip_values": (0, 1)}
+        classifier = classification.BlackBoxClassifier(predict, **ways)
         with pytest.warns(RobustExtWarning, match=f"look like {returns}"):
             module = as_module(classifier).module
     assert as_module(classifier).bounds == (0.0, 1.0)
-    found = module(torch.from_numpy(inputs))
     assert module.labels_only == (returns == "labels")
-    assert np.array_equal(found.argmax(1).numpy(), forest.predict(inputs))
+    assert np.array_equal(module(torch.from_numpy(WINE)).argmax(1).numpy(), fitted.predict(WINE))
 
 
 def nearest_leaf(tree, x, wanted):
@@ -154,18 +117,13 @@ def nearest_leaf(tree, x, wanted):
     return found
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("criterion", [None, Targeted("next")], ids=repr)
 def test_the_decision_tree_attack_is_that_of_art_on_the_tree(criterion):
-    require("art")
-    from robust_ext.adapters.art.library import art
-
-    inputs, labels = samples(load_wine(), 3)
-    tree = DecisionTreeClassifier(max_depth=4, random_state=0).fit(inputs[:120], labels[:120])
-    x, y = inputs[120:150], tree.predict(inputs[120:150])
-    attack = art.attacks.evasion.DecisionTreeAttack(
-        art.estimators.classification.scikitlearn.ScikitlearnDecisionTreeClassifier(tree), verbose=False
-    )
+    art = require("art")
+    tree = DecisionTreeClassifier(max_depth=4, random_state=0).fit(WINE[:120], KINDS[:120])
+    x, y = WINE[120:150], tree.predict(WINE[120:150])
+    theirs = art.estimators.classification.scikitlearn.ScikitlearnDecisionTreeClassifier(tree)
+    attack = art.attacks.evasion.DecisionTreeAttack(theirs, verbose=False)
     expected = attack.generate(x, None if criterion is None else (y + 1) % 3)
     options = {"criterion": criterion, "keep_candidates": True, "epsilons": [0.05, 1.0]}
     given = "art:DecisionTreeAttack(offset=0.001)", x, y, ThreatModel(norm="linf", epsilon=1.0)
@@ -178,7 +136,7 @@ def test_the_decision_tree_attack_is_that_of_art_on_the_tree(criterion):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+@pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize(
     "attack",
     [
@@ -186,15 +144,11 @@ def test_the_decision_tree_attack_is_that_of_art_on_the_tree(criterion):
         "art:BoundaryAttack(max_iter=10)",
         "art:SignOPTAttack(max_iter=2, num_trial=5, k=5)",
         "art:ZooAttack(max_iter=5, nb_parallel=4, binary_search_steps=1, use_resize=False, use_importance=False)",
-        "foolbox:HopSkipJumpAttack(steps=2)",
-        "foolbox:BoundaryAttack(steps=20)",
-        "robust_ext:RandomSearch(points=20)",
+        *("foolbox:HopSkipJumpAttack(steps=2)", "foolbox:BoundaryAttack(steps=20)"),
     ],
 )
 def test_attacks_by_labels_and_scores_run(attack):
-    require(attack.partition(":")[0]) if not attack.startswith("robust_ext") else None
-    inputs, labels = samples(load_wine(), 3)
-    forest = RandomForestClassifier(10, random_state=0).fit(inputs[:120], labels[:120])
+    require(attack.partition(":")[0])
     l2 = ThreatModel(norm="l2", epsilon=0.5)
-    result = robust_accuracy(forest, attack, inputs[120:126], labels[120:126], l2)
+    result = robust_accuracy(forest(), attack, WINE[120:126], KINDS[120:126], l2)
     assert result.content["attacks"][0]["robust_accuracy"][0]["not_attacked"] == 0
