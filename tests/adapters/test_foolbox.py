@@ -65,17 +65,6 @@ def test_the_distance_of_an_object_follows_the_threat_model_and_it_stays_as_it_i
     assert mine._distance is None
 
 
-def test_repeated_attacks_keep_what_they_repeat():
-    repeated = foolbox.attacks.LinfPGD(steps=1).repeat(3)
-    attack = as_attack(repeated)
-    found = run(attack, NETWORK, X, norm="linf", epsilon=0.01, labels=Y, direct=True)
-    assert torch.equal(found, host(repeated, NETWORK, X, Y, epsilons=0.01))
-    assert attack.traits.norms == ("linf",)
-    flexible = as_attack(foolbox.attacks.LinearSearchBlendedUniformNoiseAttack(directions=100, steps=20).repeat(2))
-    assert flexible.traits.minimum_norm
-    assert run(flexible, NETWORK, X, norm="l1", epsilon=0.1, labels=Y).shape == X.shape
-
-
 LOST, EASY, HARD = Brightness([0.45, 0.9, 0.45]), Brightness([0.45, 0.1, 0.45]), Brightness([0.45, 5.0, 0.45])
 STARTING = [("BoundaryAttack", {"steps": 20}, "l2"), ("HopSkipJumpAttack", HOPS, "l2"), ("PointwiseAttack", {}, "linf")]
 # An attack, its settings, what it attacks, a norm, the classes of its candidates, and the row that comes back as it is.

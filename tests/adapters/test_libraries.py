@@ -349,27 +349,6 @@ def test_settings_that_differ_from_the_threat_model_are_kept_and_warned_of(text,
             assert float((candidates - X).abs().max()) == pytest.approx(other, rel=1e-4)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("foolbox:LinfPGD(steps=1)", "art:ProjectedGradientDescent(max_iter=1, num_random_init=1)"),
-        *("torchattacks:PGD(steps=1)", "adv_lib:apgd(n_iter=10)", "adv_lib:pgd_linf(steps=10)"),
-        "adv_lib:fga(max_iter=10, n_samples=3)",
-        # ART's generators of their own take their seeds from the system.
-        *("art:HopSkipJump(max_iter=2, max_eval=20, init_eval=5)", "art:BoundaryAttack(max_iter=5)"),
-    ],
-)
-def test_runs_depend_on_the_generator_only(text):
-    require(text.partition(":")[0])
-    attack = as_attack(text)
-    threat_model = ThreatModel(norm=attack.traits.norms[0], epsilon=0.25)
-    first = run(attack, NETWORK, X, Y, threat_model)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(6)
-        assert torch.equal(run(attack, NETWORK, X, Y, threat_model), first)
-    assert not torch.equal(run(attack, NETWORK, X, Y, threat_model, seed=4), first)
-
-
 def test_attacks_of_others_go_one_sample_at_a_time():
     foolbox, evasion, torchattacks = require("foolbox"), require("art").attacks.evasion, require("torchattacks")
 

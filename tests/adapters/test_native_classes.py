@@ -3,23 +3,18 @@
 import inspect
 import itertools
 import pickle
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from robust_ext.adapters.art.attacks import art_class
-from robust_ext.adapters.art.estimators import BinarizedPyTorchClassifier
 from robust_ext.adapters.foolbox.attacks import foolbox_classes
-from robust_ext.adapters.foolbox.models import BinarizedPyTorchModel
 from robust_ext.adapters.native import host_parameters
 from robust_ext.attacks.native import NativeAttack
 from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.core.settings import default_of, setting, settings_class
 from robust_ext.registry import as_attack
-from robust_ext.testing.networks import small_batch, small_network
-from tests.adapters.common import art_classifier
 from tests.adapters.hosts import (
     CORE,
     DETECTOR_AWARE,
@@ -175,23 +170,6 @@ def test_as_attacks_of_this_project_they_are_the_core_attacks(host, name, norm, 
     attack, core = as_attack(made, name="mine"), CORE[name](**settings)
     assert type(attack) is CORE[name]
     assert (attack.name, attack.description, attack.traits) == ("mine", core.description, core.traits)
-
-
-@HOSTS
-@pytest.mark.parametrize("loss", ["ce", "targeted-dlr"])
-def test_planted_points_are_found(host, loss):
-    network, x = small_network((1, 8, 8), 4), small_batch(6, (1, 8, 8))
-    if host == "foolbox":
-        planted = BinarizedPyTorchModel.from_model(foolbox_model(network), x, epsilon=0.1)
-        begin, labels = planted.inputs, planted.labels
-    else:
-        plain = art_classifier(network, (1, 8, 8), 4)
-        planted = BinarizedPyTorchClassifier.from_classifier(plain, x.numpy(), eps=0.1)
-        begin, labels = torch.from_numpy(planted.x), torch.from_numpy(planted.y)
-    at = SimpleNamespace(model=planted, estimator=planted)
-    score = lambda points: planted.score(points if host == "foolbox" else points.numpy())  # noqa: E731
-    assert score(make(host, "APGD", "linf", at, steps=30, loss=loss)(begin, labels)) == 1.0
-    assert score(make(host, "RandomSearch", "linf", at, points=40)(begin, labels)) < 1.0
 
 
 @HOSTS

@@ -168,19 +168,6 @@ def region(norm="l2"):
     return at
 
 
-def test_epsilons_decide_what_is_success_but_not_where_points_lie():
-    at = region()
-    attack = class_of("foolbox", "LinearRegion", "l2")(**REGION, seed=5)
-    raw, _, success = attack(at.model, at.x, at.y, epsilons=None)
-    assert bool(success.all())
-    assert [distance > 0 for distance in at.reach(raw)] == [True, True, True, False]
-    far = float(at.reach(raw).max()) + 1e-4
-    for epsilons in ([0.0, far], [1e-4, far]):
-        points, _, over = attack(at.model, at.x, at.y, epsilons=epsilons)
-        assert all(torch.equal(entry, raw) for entry in points)
-        assert over.tolist() == [[False, False, False, True], [True] * 4]
-
-
 def aligned(points, x, starts):
     """The cosine between the way to each point and that to the start most in its direction."""
     way, ways = (points - x).flatten(1)[:, None].double(), (starts - x[:, None]).flatten(2).double()
@@ -308,23 +295,6 @@ def test_a_mask_of_the_threat_model_is_that_of_arts_own_attack():
     assert wrong.any()
     assert found.robust_accuracy(0.2) == 1 - wrong.mean()
     np.testing.assert_allclose(found.candidates, np.where(wrong[:, None, None, None], worst, x), atol=1e-6)
-
-
-def test_masks_limit_what_gradients_may_change():
-    estimator, x, y = arrays()
-    mask = np.zeros(SHAPE, dtype=bool)
-    mask[0, :2] = True
-    for norm, eps in ((np.inf, 0.3), (2, 1.2), (1, 4.0)):
-        attack = in_art("APGD", estimator, norm=norm, eps=eps, max_iter=20, batch_size=4)
-        found = attack.generate(x, y, mask=mask)
-        assert np.linalg.norm((found - x).reshape(6, -1), ord=norm, axis=1).max() <= eps * (1 + 1e-5)
-        assert (estimator.predict(found).argmax(1) != y).any()
-        # The batch size decides nothing, and rows attacked one by one end where those attacked together do.
-        attack.set_params(batch_size=1)
-        np.testing.assert_allclose(attack.generate(x, y, mask=mask), found, atol=1e-5)
-        attack.set_params(stop_early=True)
-        solved = estimator.predict(attack.generate(x, y, mask=mask)).argmax(1) != y
-        assert (solved == (estimator.predict(found).argmax(1) != y)).all()
 
 
 @Budgeted

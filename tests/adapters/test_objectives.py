@@ -11,7 +11,6 @@ from torch import nn
 from robust_ext.adapters.art.objectives import ObjectiveLoss, objective_estimator
 from robust_ext.adapters.foolbox.objectives import with_objective
 from robust_ext.core.errors import InvalidArgumentError
-from robust_ext.registry import as_attack
 from tests.adapters.hosts import EPSILONS, OBJECTIVES, ORDERS, EachNorm, art, art_attacks, foolbox, problem
 
 evasion = art.attacks.evasion
@@ -77,28 +76,16 @@ def test_aims_are_refused_but_for_cross_entropy(name):
                 with_objective(kind, name)()(at.model, at.x, criterion, epsilons=epsilon)
 
 
-@pytest.mark.parametrize(
-    "host",
-    [
-        *(foolbox.attacks.LinfPGD(), foolbox.attacks.L2PGD(steps=7, random_start=False)),
-        *(foolbox.attacks.L1PGD(steps=7), foolbox.attacks.LinfBasicIterativeAttack()),
-        *(foolbox.attacks.LinfFastGradientAttack(), foolbox.attacks.L2AdamPGD(steps=5)),
-        *(foolbox.attacks.LinfMomentumIterativeFastGradientMethod(),),
-        *(foolbox.attacks.SparseL1DescentAttack(quantile=0.8),),
-    ],
-    ids=repr,
-)
-def test_with_cross_entropy_foolboxes_attacks_are_themselves(host):
-    at = problem()
-    twin = object.__new__(with_objective(type(host), "ace"))
-    vars(twin).update(vars(host))
+@pytest.mark.parametrize("name", ["LinfPGD", "L2PGD", "L1PGD", "L2AdamPGD", "FGSM", "MIFGSM", "SparseL1DescentAttack"])
+def test_with_cross_entropy_foolboxes_attacks_are_themselves(name):
+    at, kind = problem(), getattr(foolbox.attacks, name)
     for criterion in (at.y, foolbox.criteria.TargetedMisclassification((at.y + 1) % 4)):
-        if type(host).__name__ == "LinfFastGradientAttack" and criterion is not at.y:
+        if name == "FGSM" and criterion is not at.y:
             continue
         both = []
-        for attack in (host, twin):
+        for one in (kind, with_objective(kind, "ace")):
             torch.manual_seed(0)
-            both.append(attack(at.model, at.x, criterion, epsilons=[0.05, 0.3])[0])
+            both.append(one()(at.model, at.x, criterion, epsilons=[0.05, 0.3])[0])
         assert all(torch.equal(a, b) for a, b in zip(*both, strict=True))
 
 
@@ -133,21 +120,13 @@ def test_foolboxes_pgd_is_a_loop_with_the_derivatives_on_paper(name, norm, bound
     torch.testing.assert_close(found, point, rtol=0, atol=1e-9)
 
 
-def test_foolboxes_attack_with_an_objective_is_an_attack_of_this_project_too():
-    attack = as_attack(with_objective(foolbox.attacks.LinfPGD, "kl")(steps=4))
-    assert attack.traits.norms == ("linf",)
-    assert "WithKL" in attack.description
-
-
-ROWS = st.lists(st.lists(st.floats(-40, 40, width=32), min_size=3, max_size=3), min_size=2, max_size=8).filter(
-    lambda rows: len(rows) % 2 == 0
-)
+ROWS = st.lists(st.lists(st.floats(-40, 40, width=32), min_size=6, max_size=6), min_size=1, max_size=4)
 
 
 @given(ROWS, st.sampled_from(OBJECTIVES))
 def test_gradients_are_the_derivatives_on_paper(rows, name):
     table = torch.tensor(rows, dtype=torch.float64)
-    logits, natural = table[: len(rows) // 2].requires_grad_(), table[len(rows) // 2 :].detach()
+    logits, natural = table[:, :3].clone().requires_grad_(), table[:, 3:]
     labels = torch.arange(len(logits)) % 3
     loss = ObjectiveLoss(objective=name, natural=natural)(logits, nn.functional.one_hot(labels, 3).float())
     assert loss.shape == ()
@@ -182,32 +161,6 @@ def test_losses_and_gradients_of_an_estimator_are_those_on_paper(name):
     np.testing.assert_allclose(rows, losses[name], rtol=1e-3, atol=1e-6)
 
 
-@EachName
-@pytest.mark.parametrize("norm", ["linf", "l2"])
-@EachBounds
-def test_arts_pgd_is_a_loop_with_the_derivatives_on_paper(name, norm, bounds):
-    at = problem(bounds, network=Smooth())
-    x, epsilon = at.x.numpy(), EPSILONS[norm] * (bounds[1] - bounds[0])
-    bound = objective_estimator(at.estimator, name, x)
-    attack = climb(bound, norm=ORDERS[norm], eps=epsilon, eps_step=0.3 * epsilon, max_iter=8, num_random_init=1)
-    np.random.seed(4)
-    found = attack.generate(x, np.eye(4)[at.y.numpy()])
-    np.random.seed(4)
-    offsets = art.utils.random_sphere(6, 16, epsilon, ORDERS[norm]).reshape(x.shape).astype(np.float32)
-    points = (at.x + torch.from_numpy(offsets)).clamp(*bounds)
-    for _ in range(8):
-        gradient = slopes_by_inputs(name, at.network, points, at.x, at.y)
-        step = gradient.sign()
-        if norm == "l2":
-            step = gradient / gradient.flatten(1).norm(dim=1).view(-1, 1, 1, 1)
-        offset = (points + 0.3 * epsilon * step).clamp(*bounds) - at.x
-        if norm == "l2":
-            offset = offset * (epsilon / offset.flatten(1).norm(dim=1)).clamp_max(1).view(-1, 1, 1, 1)
-        points = at.x + (offset.clamp(-epsilon, epsilon) if norm == "linf" else offset)
-    np.testing.assert_allclose(found, points.numpy(), rtol=0, atol=2e-5)
-    assert np.abs(found - x).max() > 0.05
-
-
 def test_with_cross_entropy_arts_attacks_are_themselves():
     at = problem()
     for kind, chosen in (
@@ -223,11 +176,10 @@ def test_with_cross_entropy_arts_attacks_are_themselves():
         assert not np.array_equal(both[0], at.x.numpy())
 
 
-@pytest.mark.parametrize("name", ["kl", "fisher-rao"])
-def test_a_batch_that_is_not_the_bound_one_is_refused(name):
+def test_a_batch_that_is_not_the_bound_one_is_refused():
     at = problem(rows=40)
     x, y = at.x.numpy(), at.y.numpy()
-    bound = objective_estimator(at.estimator, name, x)
+    bound = objective_estimator(at.estimator, "kl", x)
     with pytest.raises(InvalidArgumentError, match=r"logits: got shape \(32, 4\).*\(40, 4\).*batch_size"):
         climb(bound, max_iter=2).generate(x, y)
     whole = climb(bound, max_iter=2, batch_size=40, num_random_init=1)
