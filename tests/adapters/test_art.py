@@ -13,19 +13,7 @@ from torch import nn
 from robust_ext import ThreatModel, as_attack, as_module, robust_accuracy
 from robust_ext.core.random import seeded_globals
 from tests.adapters import common
-from tests.adapters.common import (
-    UNIT,
-    Recorder,
-    Stretched,
-    art_classifier,
-    conv_network,
-    drawn_seed,
-    network_in,
-    predicted,
-    require,
-    target_of,
-    uniform,
-)
+from tests.adapters.common import UNIT, Recorder, art_classifier, conv_network, predicted, require, uniform
 
 art = require("art")
 evasion = art.attacks.evasion
@@ -58,7 +46,7 @@ def test_random_starts_do_not_pass_for_tries(name):
 @pytest.mark.parametrize("bounds", [UNIT, (-1.0, 1.0)])
 def test_a_laser_moves_images_and_only_adds_light(bounds):
     # Upstream: on numpy 2 no beam moves; the sum is clipped to [0, 1].
-    module, x = network_in(bounds, (3, 8, 8)), uniform(4, (3, 8, 8), bounds)
+    module, x = common.network_in(bounds, (3, 8, 8)), uniform(4, (3, 8, 8), bounds)
     text = "art:LaserAttack(iterations=30)"
     candidates = run(text, module, x, predicted(module, x), epsilon=2.0, bounds=bounds)
     changed = (candidates != x).flatten(1).any(1)
@@ -124,7 +112,7 @@ def test_graphite_ends_where_the_input_passes_for_its_target():
 def test_old_estimators_and_probes_at_construction_reach_no_network():
     module, other = Recorder(NETWORK).eval(), Recorder(NETWORK).eval()
     attack = as_attack("art:AutoProjectedGradientDescent(max_iter=3, nb_random_init=1, loss_type='cross_entropy')")
-    attack._make(target_of(module, SHAPE), adapted_settings.AttackContext(inputs=X, threat_model=LINF))
+    attack._make(common.target_of(module, SHAPE), adapted_settings.AttackContext(inputs=X, threat_model=LINF))
     assert module.sizes == []
     run(attack, module, X, Y, "linf", 0.1, direct=True)
     assert module.sizes[1] == 6
@@ -192,8 +180,8 @@ def test_hopskipjump_equals_art_in_the_norm_of_the_threat_model(norm, monkeypatc
     original = np.random.RandomState
     monkeypatch.setattr(np.random, "RandomState", lambda: original(next(states)))
     # HopSkipJump sends float64 on numpy 2, which this network takes.
-    theirs = classifier(Stretched(NETWORK, UNIT))
-    with seeded_globals(drawn_seed()):
+    theirs = classifier(common.Stretched(NETWORK, UNIT))
+    with seeded_globals(common.drawn_seed()):
         own = evasion.HopSkipJump(theirs, norm=np.inf if norm == "linf" else 2, verbose=False, **settings)
         expected = torch.from_numpy(own.generate(x.numpy(), y.numpy()))
     states = iter(range(1000))
@@ -202,12 +190,3 @@ def test_hopskipjump_equals_art_in_the_norm_of_the_threat_model(norm, monkeypatc
     assert torch.equal(candidates, expected)
     assert (attack.traits.batching, attack.traits.gradients) == ("single", False)
     assert int(predicted(NETWORK, candidates)) != int(y)
-
-
-def test_ordered_attacks_ask_for_whole_batches_only():
-    x, y = X.repeat(7, 1, 1, 1), Y.repeat(7)
-    for text in ("ProjectedGradientDescent(max_iter=3, batch_size=2)", "DeepFool(max_iter=3)", "FastGradientMethod"):
-        module, attack = Recorder(NETWORK).eval(), as_attack(f"art:{text}")
-        run(attack, module, x, y, attack.traits.norms[-1], 0.5)
-        assert attack.traits.batching == "full"
-        assert set(module.sizes[1:]) == {len(x)}, text

@@ -5,16 +5,30 @@ import logging
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 from robust_ext import InvalidArgumentError, ThreatModel, as_attack, as_module
+from robust_ext.adapters.wrapped import starting_points
 from robust_ext.core.errors import RobustExtWarning
 from robust_ext.core.random import seeded_globals
 from robust_ext.registry.base import adapters
 from tests.adapters import common
-from tests.adapters.common import UNIT, Brightness, Downhill, Recorder, conv_network, predicted, require, uniform
+from tests.adapters.common import (
+    UNIT,
+    Brightness,
+    Downhill,
+    Recorder,
+    conv_network,
+    predicted,
+    require,
+    target_of,
+    uniform,
+)
 
 foolbox = require("foolbox")
+NeverFlat = common.import_module("robust_ext.adapters.foolbox.target").NeverFlat
 
 SHAPE = (1, 6, 6)
 NETWORK, X = conv_network((1, 10, 10)), uniform(6, (1, 10, 10))
@@ -159,6 +173,43 @@ def test_foolbox_does_not_configure_the_callers_logging(monkeypatch):
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
     run(build("BoundaryAttack", {"steps": 2}), Brightness(0.45), images(), norm="l2")
     assert logging.getLogger().handlers == []
+
+
+@given(st.lists(st.sampled_from([0.0, 1e-30, 1e-15, 1e-8, 1.0, 1e5]), min_size=1, max_size=6), st.sampled_from([2, 4]))
+def test_gradients_are_changed_only_where_they_have_vanished(factors, power):
+    x = torch.ones(len(factors), 3, requires_grad=True)
+    module = nn.Linear(3, 3)
+    module.forward = lambda x: x * torch.tensor(factors)[:, None]
+    out = NeverFlat(module, power=power)(x)
+    assert torch.equal(out, module(x))
+    (gradient,) = torch.autograd.grad(out.sum(), x)
+    (own,) = torch.autograd.grad(module(x).sum(), x)
+    size = (gradient.square().sum(1)) ** (power // 2)
+    assert bool((size > 0).all())
+    vanished = own.square().sum(1) ** (power // 2) == 0
+    assert torch.equal(gradient[~vanished], own[~vanished])
+    # A hook left on the caller's tensor would change gradients that are none of the wrapper's.
+    (again,) = torch.autograd.grad(module(x).sum(), x)
+    assert torch.equal(again, own)
+
+
+@pytest.mark.parametrize("bounds", [UNIT, (-1.0, 1.0), (0.0, 255.0)])
+def test_points_are_adversarial_and_close_to_the_boundary(bounds):
+    module, width = Recorder(Brightness(0.5, bounds)), bounds[1] - bounds[0]
+    x = uniform(6, (1, 4, 4)) * 0.6 * width + bounds[0]
+    labels = module(x).argmax(1)
+    module.queries.clear()
+    target = target_of(module, (1, 4, 4), bounds=bounds, classes=2)
+    points, found = starting_points(target, x, labels, generator=torch.Generator().manual_seed(1))
+    assert set(module.sizes) == {6}
+    assert bool(found.all())
+    assert bool((module(points).argmax(1) != labels).all())
+    assert bounds[0] <= float(points.min()) < float(points.max()) <= bounds[1]
+    # Ten halvings lead within a thousandth of the way to where the mean crosses the middle.
+    away = (points.flatten(1).mean(1) - sum(bounds) / 2).abs()
+    assert float(away.max()) < 2e-3 * width
+    again, _ = starting_points(target, x, labels, generator=torch.Generator().manual_seed(1))
+    assert torch.equal(points, again)
 
 
 @pytest.mark.slow

@@ -13,37 +13,22 @@ from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.models.defended import Defended
 from robust_ext.testing.art_parts import margin_of
 from robust_ext.testing.networks import small_network
+from tests.adapters import hosts
 from tests.adapters.common import art_classifier, uniform
-from tests.adapters.hosts import (
-    DETECTOR_AWARE,
-    HOSTS,
-    ORDERS,
-    SHAPE,
-    TINY,
-    EachNorm,
-    art,
-    art_attacks,
-    by_hand,
-    class_of,
-    detected_by,
-    foolbox_model,
-    make,
-    problem,
-    scene,
-)
+from tests.adapters.hosts import HOSTS, ORDERS, SHAPE, EachNorm, art_attacks, by_hand, make, problem, scene
 from tests.attacks.defenses import FarHidden
 
 # Detectors
 
 
 @pytest.mark.parametrize("inverted", [False, True])
-@pytest.mark.parametrize("name", list(DETECTOR_AWARE))
+@pytest.mark.parametrize("name", list(hosts.DETECTOR_AWARE))
 def test_success_is_what_the_defended_classifier_decides(name, inverted):
     norm, epsilon = ("l2", 0.8) if inverted else ("linf", 0.3)
     at = scene(name, norm, rows=12, epsilon=epsilon, inverted=inverted)
-    points = make("foolbox", name, norm, at, epsilon=epsilon, seed=0, **DETECTOR_AWARE[name])(at.x, at.y)
+    points = make("foolbox", name, norm, at, epsilon=epsilon, seed=0, **hosts.DETECTOR_AWARE[name])(at.x, at.y)
     assert torch.equal(Undetected(at.y)(points, at.model(points)), at.given.successes(points))
-    points = make("art", name, norm, at, epsilon=epsilon, seed=0, **DETECTOR_AWARE[name])(at.x, at.y)
+    points = make("art", name, norm, at, epsilon=epsilon, seed=0, **hosts.DETECTOR_AWARE[name])(at.x, at.y)
     outcomes = at.estimator.outcomes(points.numpy(), at.y.numpy())
     fooled = [outcome == "fooled" for outcome in outcomes]
     assert fooled == at.given.successes(points).tolist()
@@ -61,10 +46,7 @@ class Around(nn.Module):
         return self.change(self.inner, x)
 
 
-def rounded(x):
-    return (x * 255).round() / 255
-
-
+rounded = lambda x: (x * 255).round() / 255  # noqa: E731
 AROUND = {
     "mean": lambda inner, x: inner(x),
     "rounding": lambda inner, x: inner(rounded(x)),
@@ -76,18 +58,18 @@ AROUND = {
 
 @pytest.mark.parametrize("around", AROUND)
 def test_what_lies_around_the_detector_is_refused(around):
-    at, ways = scene("SelectivePGD", rows=3), {"seed": 1, **DETECTOR_AWARE["SelectivePGD"]}
+    at, ways = scene("SelectivePGD", rows=3), {"seed": 1, **hosts.DETECTOR_AWARE["SelectivePGD"]}
     # These inputs are what rounding leaves as they are.
     x, plain = rounded(at.x), at.model
     module = Around(at.network, AROUND[around]).eval()
-    at.model = foolbox_model(module, preprocessing={"mean": 0.1} if around == "mean" else None)
+    at.model = hosts.foolbox_model(module, preprocessing={"mean": 0.1} if around == "mean" else None)
     preprocessing = (0.1, 1) if around == "mean" else (0, 1)
     at.estimator = art_classifier(module, (1, 3, 4), 4, preprocessing=preprocessing)
     for host in ("foolbox", "art"):
         with pytest.raises(InvalidArgumentError, match="model: got one that changes inputs or logits around its det"):
             make(host, "SelectivePGD", "linf", at, **ways)(x, at.y)
     # A module that changes nothing is passed by.
-    at.model = foolbox_model(nn.Sequential(nn.Identity(), at.network).eval())
+    at.model = hosts.foolbox_model(nn.Sequential(nn.Identity(), at.network).eval())
     passed = make("foolbox", "SelectivePGD", "linf", at, **ways)(x, at.y)
     at.model = plain
     assert torch.equal(passed, make("foolbox", "SelectivePGD", "linf", at, **ways)(x, at.y))
@@ -98,7 +80,7 @@ def test_references_go_with_their_rows_and_may_be_shared(host):
     at, groups = scene("FeatureMatching"), scene("FeatureMatching").references
 
     def run(references, **more):
-        at.references, ways = references, {**DETECTOR_AWARE["FeatureMatching"], "start": "input", "seed": 2}
+        at.references, ways = references, {**hosts.DETECTOR_AWARE["FeatureMatching"], "start": "input", "seed": 2}
         return make(host, "FeatureMatching", "linf", at, epsilon=0.3, **ways, **more)(at.x, at.y)
 
     whole = run(groups)
@@ -108,12 +90,12 @@ def test_references_go_with_their_rows_and_may_be_shared(host):
     assert torch.equal(run(groups[0]), run(groups[:1].expand(6, *groups.shape[1:])))
 
 
-@pytest.mark.parametrize("name", list(DETECTOR_AWARE))
+@pytest.mark.parametrize("name", list(hosts.DETECTOR_AWARE))
 def test_exposures_and_all_forms_of_labels_are_attacked_alike(name):
-    at, ways = scene(name), {"seed": 1, **DETECTOR_AWARE[name]}
+    at, ways = scene(name), {"seed": 1, **hosts.DETECTOR_AWARE[name]}
     y = at.y.numpy()
     expected = make("art", name, "linf", at, **ways)(at.x, at.y)
-    shown = at.estimator, detected_by("art", at.given, exposure="classifier")
+    shown = at.estimator, hosts.detected_by("art", at.given, exposure="classifier")
     for at.estimator in shown:
         forms = [y[:, None], np.eye(4)[y], y] + [np.eye(5)[y]] * (at.estimator is shown[0])
         for labels in forms:
@@ -135,13 +117,13 @@ def test_random_detectors_draw_what_the_seed_decides(host):
     detector.middle = at.network.detector.get_buffer("middle")
     detector.threshold = at.network.detector.threshold
     object.__setattr__(at.given, "defended", Defended(at.network.classifier, detector, exposure="reject"))
-    at.model, at.estimator = (detected_by(one, at.given) for one in ("foolbox", "art"))
+    at.model, at.estimator = (hosts.detected_by(one, at.given) for one in ("foolbox", "art"))
 
     def run(seed):
         if host == "art":
-            return make(host, "SelectivePGD", "linf", at, seed=seed, **DETECTOR_AWARE["SelectivePGD"])(at.x, at.y)
+            return make(host, "SelectivePGD", "linf", at, seed=seed, **hosts.DETECTOR_AWARE["SelectivePGD"])(at.x, at.y)
         # A call of Foolbox queries the random detector once more, to judge.
-        kind = class_of(host, "SelectivePGD")
+        kind = hosts.class_of(host, "SelectivePGD")
         return kind(steps=12, rel_stepsize=0.2, seed=seed).run(at.model, at.x, at.y, epsilon=0.1)
 
     points = []
@@ -156,8 +138,8 @@ def test_random_detectors_draw_what_the_seed_decides(host):
 
 # Starts
 
-STILL = TINY | {"regions": 0, "starts": (), "start_steps": 0, "hops": 0}
-REGION = TINY | {"regions": 1}
+STILL = hosts.TINY | {"regions": 0, "starts": (), "start_steps": 0, "hops": 0}
+REGION = hosts.TINY | {"regions": 1}
 
 
 def region(norm="l2"):
@@ -195,22 +177,13 @@ def test_no_point_is_farther_than_the_starting_points(host, norm, count):
     assert torch.equal(found, by_hand("LinearRegion", norm, REGION, at, at.y, epsilon=0.01, starting_points=given))
 
 
-@HOSTS
-def test_images_of_a_pool_are_started_at(host):
-    at, pool = region(), 1 - uniform(30, SHAPE)
-    ways = {**REGION, "starts": ("nearest",), "pool": pool if host == "foolbox" else pool.numpy(), "seed": 5}
-    found = make(host, "LinearRegion", "l2", at, epsilon=None if host == "foolbox" else 0.1, **ways)(at.x, at.y)
-    chosen = {**REGION, "starts": ("nearest",), "pool": pool}
-    assert torch.equal(found, by_hand("LinearRegion", "l2", chosen, at, at.y, epsilon=0.01))
-
-
 # ART's masks and budgets
 
 
 @EachNorm
 def test_masks_are_searched_within(norm):
     at, mask = region(norm), torch.arange(4) % 4 != 2
-    attack = art_attacks.LinearRegion(at.estimator, norm=ORDERS[norm], verbose=False, max_iter=1, seed=5, **TINY)
+    attack = art_attacks.LinearRegion(at.estimator, norm=ORDERS[norm], verbose=False, max_iter=1, seed=5, **hosts.TINY)
     found = torch.from_numpy(attack.generate(at.x.numpy(), at.y.numpy(), mask=mask.numpy()))
     assert torch.equal(found[..., 2], at.x[..., 2])
     moved = (found != at.x).flatten(1).any(1)
@@ -286,7 +259,7 @@ def test_a_mask_of_the_threat_model_is_that_of_arts_own_attack():
     direction = np.sign(weight[1 - y] - weight[y]).reshape(x.shape) * mask
     worst = np.clip(x + 0.2 * direction, 0, 1).astype(np.float32)
     estimator = art_classifier(model, (1, 3, 4), 2)
-    own = art.attacks.evasion.FastGradientMethod(estimator, eps=0.2).generate(x, y, mask=mask.astype(np.float32))
+    own = hosts.art.attacks.evasion.FastGradientMethod(estimator, eps=0.2).generate(x, y, mask=mask.astype(np.float32))
     threat_model = ThreatModel(norm="linf", epsilon=0.2, mask=mask)
     found = robust_accuracy(model, "art:FastGradientMethod", x, y, threat_model, keep_candidates=True)
     np.testing.assert_allclose(own, worst, atol=1e-6)
@@ -335,7 +308,7 @@ def test_attacks_without_gradients_take_black_boxes(name):
         """The classifier as one of which predictions alone are known."""
         logits = lambda x: estimator.predict(x.astype(np.float32))  # noqa: E731
         predict = logits if form == "logits" else lambda x: np.eye(4)[logits(x).argmax(1)]
-        kind = art.estimators.classification.BlackBoxClassifier
+        kind = hosts.art.estimators.classification.BlackBoxClassifier
         return kind(predict, input_shape=SHAPE, nb_classes=4, clip_values=(0, 1))
 
     attack, expected = in_art(name, box("logits"), batch_size=4), in_art(name, estimator, batch_size=4).generate(x, y)
@@ -344,7 +317,7 @@ def test_attacks_without_gradients_take_black_boxes(name):
     labels = in_art(name, box("labels"), batch_size=4).generate(x, y)
     assert name != "RayS" or np.array_equal(labels, expected)
     # Preprocessing in numpy, to float64, is no obstacle either, as no gradients flow through it.
-    squeezing = art.defences.preprocessor.FeatureSqueezing(clip_values=(0, 1), bit_depth=3)
+    squeezing = hosts.art.defences.preprocessor.FeatureSqueezing(clip_values=(0, 1), bit_depth=3)
     network = Around(small_network(SHAPE, 4), lambda inner, x: inner(x.float()))
     squeezed, x, y = arrays(network=network, preprocessing_defences=squeezing)
     found = in_art(name, squeezed).generate(x, y)

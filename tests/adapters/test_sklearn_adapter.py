@@ -133,22 +133,3 @@ def test_the_decision_tree_attack_is_that_of_art_on_the_tree(criterion):
     wanted = [{*range(3)} - {one} if criterion is None else {(one + 1) % 3} for one in y]
     exact = np.array([nearest_leaf(tree, *one) for one in zip(x, wanted, strict=True)])
     assert (np.array(result.content["attacks"][0]["distances"]) >= exact - 1e-6).all()
-
-
-@pytest.mark.exhaustive
-@pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize(
-    "attack",
-    [
-        "art:HopSkipJump(max_iter=2, max_eval=20, init_eval=5)",
-        "art:BoundaryAttack(max_iter=10)",
-        "art:SignOPTAttack(max_iter=2, num_trial=5, k=5)",
-        "art:ZooAttack(max_iter=5, nb_parallel=4, binary_search_steps=1, use_resize=False, use_importance=False)",
-        *("foolbox:HopSkipJumpAttack(steps=2)", "foolbox:BoundaryAttack(steps=20)"),
-    ],
-)
-def test_attacks_by_labels_and_scores_run(attack):
-    require(attack.partition(":")[0])
-    l2 = ThreatModel(norm="l2", epsilon=0.5)
-    result = robust_accuracy(forest(), attack, WINE[120:126], KINDS[120:126], l2)
-    assert result.content["attacks"][0]["robust_accuracy"][0]["not_attacked"] == 0
