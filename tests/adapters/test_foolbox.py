@@ -11,6 +11,7 @@ from torch import nn
 
 from robust_ext import InvalidArgumentError, ThreatModel, as_attack, as_module
 from robust_ext.adapters.wrapped import starting_points
+from robust_ext.attacks.running import UnitSpace
 from robust_ext.core.errors import RobustExtWarning
 from robust_ext.core.random import seeded_globals
 from robust_ext.registry.base import adapters
@@ -210,6 +211,23 @@ def test_points_are_adversarial_and_close_to_the_boundary(bounds):
     assert float(away.max()) < 2e-3 * width
     again, _ = starting_points(target, x, labels, generator=torch.Generator().manual_seed(1))
     assert torch.equal(points, again)
+
+
+@given(st.tuples(st.floats(-300, 300), st.floats(0.01, 500)), st.sampled_from(["linf", "l2", "l1"]), st.integers(0, 99))
+def test_points_and_distances_are_stretched(ends, norm, seed):
+    bounds, generator = (ends[0], ends[0] + ends[1]), torch.Generator().manual_seed(seed)
+    true = ThreatModel(norm=norm, epsilon=0.1, bounds=bounds)
+    unit = UnitSpace(target_of(nn.Linear(5, 2).eval(), (5,), bounds=bounds, classes=2), true)
+    x = (torch.rand(4, 5, generator=generator) * ends[1] + ends[0]).clamp(*bounds)
+    entered, moved = unit.enter(x), unit.enter(x)
+    assert torch.equal(entered, entered.clamp(0, 1))
+    # What is not moved is exactly the input; what is moved by epsilon there is moved by epsilon here.
+    assert torch.equal(unit.leave(entered, x), x)
+    moved[:, 0] = (moved[:, 0] + unit.threat_model.epsilon).clamp(max=1)
+    back = unit.leave(moved, x)
+    assert torch.equal(back[:, 1:], x[:, 1:])
+    assert torch.equal(back, back.clamp(*bounds))
+    assert bool(true.contains(back, x).all())
 
 
 @pytest.mark.slow
