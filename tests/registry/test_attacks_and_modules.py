@@ -49,7 +49,7 @@ def test_own_attacks_are_built_by_name_class_and_settings():
     attack = as_attack("robust_ext:APGD(steps=7, loss='margin')")
     assert (type(attack), attack.steps, attack.loss) == (APGD, 7, "margin")
     assert attack.name == "robust_ext:APGD(steps=7, loss='margin')"
-    for form in (APGD, (APGD, {"steps": 7})):
+    for form in ("robust_ext:APGD", APGD, (APGD, {"steps": 7})):
         assert (type(as_attack(form, name="mine")), as_attack(form, name="mine").name) == (APGD, "mine")
     own = adapters()["robust_ext"]
     for listing in own.list_attacks():
