@@ -22,7 +22,7 @@ CASES = [
     ("foolbox", "LinfBasicIterativeAttack", "linf", {}, None),
     ("foolbox", "LinfDeepFoolAttack", "linf", {}, None),
     ("foolbox", "LInfFMNAttack", "linf", {"steps": 50}, None),
-    ("foolbox", "DDNAttack", "l2", {"steps": 50}, None),
+    ("foolbox", "DDNAttack", "l2", {"steps": 100}, None),
     ("foolbox", "LinfRepeatedAdditiveUniformNoiseAttack", "linf", {}, "0.00 of 8"),
     ("foolbox", "L2PGD", "l2", {"steps": 40}, "The path is too short"),
     ("foolbox", "L2FMNAttack", "l2", {"steps": 100}, "0.00 of 8"),
