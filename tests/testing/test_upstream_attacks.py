@@ -31,7 +31,7 @@ CASES = [
     ("art", "ProjectedGradientDescentPyTorch", "linf", {"eps_step": 0.01, "max_iter": 40}, None),
     ("art", "BasicIterativeMethod", "linf", {"eps_step": 0.01, "max_iter": 40}, None),
     ("art", "AutoProjectedGradientDescent", "linf", {"eps_step": 0.02, "max_iter": 20, "nb_random_init": 1}, None),
-    ("art", "SquareAttack", "linf", {"max_iter": 1000}, None),
+    ("art", "SquareAttack", "linf", {"max_iter": 100}, "finds less than an attack with gradients"),
     ("art", "DeepFool", "l2", {}, "It attacks the model's predicted labels instead of the given ones"),
 ]
 QUICK = ("FastGradientMethod", "LinfRepeatedAdditiveUniformNoiseAttack")

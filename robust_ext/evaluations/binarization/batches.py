@@ -20,8 +20,9 @@ from robust_ext.evaluations.causes.finding import Finding, Remedy
 from robust_ext.models.adaptive_features import together
 from robust_ext.models.binarized import identifiable
 
-# Copies of one row that are attacked at once, and from how far apart, in epsilons, candidates are others.
-_COPIES, _APART = 8, 1e-3
+# Copies of one row that are attacked at once; from how far apart, in epsilons, candidates are others; and by how much
+# the row is moved, in epsilons, to see what rounding alone does to an attack.
+_COPIES, _APART, _MOVED = 4, 1e-3, 1e-5
 # Rows of the batch in which the attack is then run again; and how many rows take turns where it may mix up rows.
 _ROWS, _ALONE = 64, 8
 
@@ -29,7 +30,9 @@ _ROWS, _ALONE = 64, 8
 def compare_batches(attack: ProblemAttack, problems: Problems, result: Attacked) -> Work[dict[str, Any] | None]:
     """Attack one row alone and among copies of itself; where its candidates differ, many rows at once.
 
-    Where fewer of these are solved than a pass needs, they are attacked once more in batches as small as the test's, so
+    Steps by the sign of a deep network's gradient follow its rounding, which differs from batch to batch. So nothing
+    more is run where the attack solves the row among copies too, and ends elsewhere when the row is moved by rounding.
+    Where fewer rows are solved than a pass needs, they are attacked once more in batches as small as the test's, so
     that attacks whose draws differ are held against themselves. Only attacks that follow gradients and solve most of
     the problems are looked into; those of this project are known. A user's own class of a library, which the test
     attacks row by row, is given copies of one row at a time, as it may mix up others.
@@ -60,13 +63,17 @@ def _compare(attack: ProblemAttack, problems: Problems, result: Attacked) -> Wor
             return None
         attack = replace(attack, attack=_at_once(attack.attack))
         groups, size, step = [[row] for row in solved[:_ALONE]], 1, _ROWS
-    candidates = []
-    for copies in (1, _COPIES):
-        found = yield from _copied(attack, problems, solved[:1], range(copies))
-        candidates.append(found.candidates[0])
-    away = (candidates[0] - candidates[1]).abs().max() / attack.settings.threat_model.epsilon
-    if not bool(away > _APART):
+    first, epsilon = problems.select(solved[:1]), attack.settings.threat_model.epsilon
+    alone = yield from _copied(attack, first, [0], range(1))
+    among = yield from _copied(attack, first, [0], range(_COPIES))
+    if _distance(alone, among) <= _APART * epsilon:
         return None
+    if among.records[0]["outcome"] == "found" and attack.settings.threat_model.plain:
+        low, high = attack.settings.threat_model.bounds
+        moved = (first.inputs + _MOVED * epsilon * first.inputs.sign()).clamp(low, high)
+        rounded = yield from _copied(attack, replace(first, inputs=moved), [0], range(1))
+        if _distance(alone, rounded) > _APART * epsilon:
+            return None
     total, large = 0, set[int]()
     for number, group in enumerate(groups, 1):
         found = yield from _copied(attack, problems, group, range(total, total + _ROWS))
@@ -97,6 +104,11 @@ def _at_once(attack: Attack) -> Attack:
     changed = copy(attack)
     changed.traits = replace(attack.traits, batching="any")
     return changed
+
+
+def _distance(one: Attacked, other: Attacked) -> float:
+    """How far apart their candidates for the first row are, in linf."""
+    return float((one.candidates[0] - other.candidates[0]).abs().max())
 
 
 def _found(result: Attacked) -> set[int]:
