@@ -6,17 +6,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from scipy.optimize import linprog, minimize_scalar
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import linprog, minimize, minimize_scalar
+from torch import nn
 
-from robust_ext.attacks._common.apgd_steps import checkpoints
-from robust_ext.attacks._common.objectives import OBJECTIVES
 from robust_ext.attacks._common.rows import project
 from robust_ext.attacks.apgd import APGD
+from robust_ext.attacks.base import Attack, AttackTraits, draw_seed
+from robust_ext.attacks.transfer import Transfer
 from robust_ext.core.errors import InvalidArgumentError, RobustExtWarning
 from robust_ext.core.random import seeded_globals, stream
-from robust_ext.core.target import Counted, PassCounter
 from robust_ext.core.threat import NORMS, ThreatModel
-from tests.attacks.problems import Lambda, predicted, right_digits, rowwise_problem, target_of
+from robust_ext.testing.networks import small_batch, small_network
+from tests.attacks.problems import Lambda, Recorder, predicted, right_digits, rowwise_problem, search, target_of
 
 in_norms = pytest.mark.parametrize("norm", NORMS)
 
@@ -75,15 +78,6 @@ def test_linear_classifiers_are_attacked_as_well_as_can_be(norm, epsilon, loss, 
     best = [largest_gain(weights.double().numpy(), row.double().numpy(), threat_model) for row in x]
     # Float32 rounds the points, and for cross-entropy near its ends the loss as well.
     np.testing.assert_allclose(gains.numpy(), best, rtol=2e-3 if norm == "l2" or loss == "ce" else 2e-5)
-
-
-def test_checkpoints_follow_the_rule_of_the_paper():
-    for steps in (1, 5, 10, 50, 100, 137, 1000):
-        fractions = [0.0, 0.22]
-        while fractions[-1] < 1:
-            fractions.append(fractions[-1] + max(fractions[-1] - fractions[-2] - 0.03, 0.06))
-        expected = {math.ceil(round(fraction * steps, 9)) for fraction in fractions[1:] if round(fraction, 9) < 1}
-        assert set(checkpoints(steps)) == expected
 
 
 def plainly(x, centre, curvature, epsilon, steps):
@@ -194,25 +188,6 @@ def test_as_many_are_found_as_by_torchattacks(norm, epsilon, loss):
 
 
 @in_norms
-@pytest.mark.parametrize("loss", list(OBJECTIVES))
-@pytest.mark.parametrize("start", ["random", "input"])
-def test_passes_are_counted_and_every_query_is_the_batch_in_order(norm, loss, start):
-    target, inputs, labels = rowwise_problem()
-    counter, queried, threat_model = PassCounter(), [], ThreatModel(norm=norm, epsilon=0.02)
-    counted = Counted(target.module, counter)
-    counted.register_forward_pre_hook(lambda _, given: queried.append(given[0].detach().clone()))
-    parts = (replace(target, module=counted), inputs, labels)
-    result = attack(parts, threat_model, loss=loss, steps=7, restarts=3, start=start, target_classes=2)
-    runs, extra = (6, 1) if loss.startswith("targeted") else (3, 0)
-    assert (counter.forward, counter.backward) == ((8 * runs + extra) * 6, 7 * runs * 6)
-    assert result.passes == PassCounter(counter.forward, counter.backward)
-    assert len(queried) == 8 * runs + extra
-    for points in queried:
-        assert torch.cdist(points.flatten(1), inputs.flatten(1)).argmin(1).tolist() == list(range(6))
-        assert bool(threat_model.contains(points, inputs).all())
-
-
-@in_norms
 def test_stopping_early_solves_the_same_rows_with_fewer_passes(norm):
     parts = rowwise_problem(rows=40)
     threat_model = ThreatModel(norm=norm, epsilon={"linf": 0.1, "l2": 0.4, "l1": 1.0}[norm])
@@ -253,10 +228,8 @@ def test_rows_that_are_no_numbers_stay_and_harm_no_others(norm):
     threat_model, chosen = ThreatModel(norm=norm, epsilon=0.3), {"start": "input", "steps": 10}
     with pytest.warns(RobustExtWarning, match="the gradient of some rows was zero"):
         result = attack((replace(target, module=Lambda(broken)), inputs, labels), threat_model, **chosen)
-    assert bool(torch.isfinite(result.candidates).all())
     # The input itself is a point at which nothing is robust.
     assert (result.candidates == inputs).flatten(1).all(1).tolist() == result.no_gradient.tolist() == [0, 1, 0, 0]
-    assert bool(result.found[1])
     plain = attack((target, inputs, labels), threat_model, **chosen)
     torch.testing.assert_close(plain.candidates[[0, 3]], result.candidates[[0, 3]])
 
@@ -286,3 +259,204 @@ def test_warm_runs_aim_at_the_likeliest_classes_where_they_begin():
     parts, threat_model = (target, torch.tensor([[0.2]]), torch.tensor([0])), ThreatModel(norm="linf", epsilon=0.6)
     chosen = {"loss": "targeted-margin", "target_classes": 1, "steps": 10}
     assert [bool(attack(parts, threat_model, warm=warm, **chosen).found) for warm in (False, True)] == [False, True]
+
+
+BOUNDS = ((0.0, 1.0), (-2.5, 3.0))
+
+
+def draw(seed, shape, threat_model, reach, edge):
+    generator = torch.Generator().manual_seed(seed)
+    low, high = threat_model.bounds
+    x = torch.rand(shape, generator=generator, dtype=torch.float64)
+    x = (x.round() if edge else x) * (high - low) + low
+    return x + reach * torch.randn(shape, generator=generator, dtype=torch.float64), x
+
+
+def solver(point, x, threat_model):
+    """The same by sequential quadratic programming, on the parts of the offset above and below 0."""
+    n, epsilon = len(x), threat_model.epsilon
+    low, high = threat_model.bounds
+    wanted = point - x
+    above, below = (slice(n), slice(n, None))
+    inside = {
+        "linf": lambda v: epsilon - v[above] - v[below],
+        "l2": lambda v: epsilon**2 - ((v[above] - v[below]) ** 2).sum(),
+        "l1": lambda v: epsilon - v.sum(),
+    }[threat_model.norm]
+    limits = [(0, high - value) for value in x] + [(0, value - low) for value in x]
+    within = {"bounds": limits, "constraints": {"type": "ineq", "fun": inside}}
+    how = {"method": "SLSQP", "options": {"maxiter": 500, "ftol": 1e-14}}
+    found = minimize(lambda v: ((v[above] - v[below] - wanted) ** 2).sum(), np.zeros(2 * n), **within, **how)
+    moved = found.x[:n] - found.x[n:]
+    # The solver may end outside; between there and x is a point inside.
+    length = float(np.linalg.norm(moved, {"linf": np.inf, "l2": 2, "l1": 1}[threat_model.norm]))
+    return x + moved * min(1.0, epsilon / max(length, 1e-300))
+
+
+@settings(max_examples=40)
+@given(
+    norm=st.sampled_from(NORMS),
+    bounds=st.sampled_from(BOUNDS),
+    epsilon=st.sampled_from([0.05, 0.4, 1.5, 10.0]),
+    reach=st.sampled_from([0.05, 0.5, 3.0]),
+    values=st.integers(1, 6),
+    edge=st.booleans(),
+    seed=st.integers(0, 2**31),
+)
+def test_no_allowed_point_is_nearer(norm, bounds, epsilon, reach, values, edge, seed):
+    threat_model = ThreatModel(norm=norm, epsilon=epsilon, bounds=bounds)
+    point, x = draw(seed, (1, values), threat_model, reach, edge)
+    ours = project(point, x, threat_model)
+    assert float(threat_model.distance(ours, x)) <= epsilon * (1 + 1e-12)
+    theirs = solver(point[0].numpy(), x[0].numpy(), threat_model)
+    near, far = float((ours - point).norm()), float(np.linalg.norm(theirs - point[0].numpy()))
+    assert near <= far + 1e-6
+    # The angle at a projection on a convex set is not acute, so that a point inside that is as near is the same point.
+    assert float(np.linalg.norm(theirs - ours[0].numpy())) ** 2 <= far**2 - near**2 + 1e-5
+
+
+@settings(max_examples=60)
+@given(
+    norm=st.sampled_from(NORMS),
+    bounds=st.sampled_from(BOUNDS),
+    epsilon=st.sampled_from([1e-6, 0.01, 1.0, 50.0, 1e4]),
+    reach=st.sampled_from([1e-7, 0.1, 10.0, 1e6]),
+    shape=st.sampled_from([(1, 1), (3, 2), (4, 3, 5, 5), (2, 3000)]),
+    seed=st.integers(0, 2**31),
+)
+def test_float32_points_are_allowed_and_projected_once(norm, bounds, epsilon, reach, shape, seed):
+    threat_model = ThreatModel(norm=norm, epsilon=epsilon, bounds=bounds)
+    point, x = (part.to(torch.float32) for part in draw(seed, shape, threat_model, reach, edge=False))
+    ours = project(point, x, threat_model)
+    assert (ours.shape, ours.dtype) == (x.shape, torch.float32)
+    assert bool(((ours >= bounds[0]) & (ours <= bounds[1])).all())
+    assert bool(threat_model.contains(ours, x).all())
+    again = project(ours, x, threat_model)
+    assert float(threat_model.distance(again, ours).max()) <= 2 * threat_model.tolerance(x[:1].numel())
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_rows_do_not_influence_one_another_and_none_are_fine(norm):
+    threat_model = ThreatModel(norm=norm, epsilon=0.7)
+    point, x = draw(3, (5, 50), threat_model, 0.5, edge=False)
+    point[2] = x[2]
+    together = project(point, x, threat_model)
+    for row in range(5):
+        alone = project(point[row : row + 1], x[row : row + 1], threat_model)
+        torch.testing.assert_close(alone[0], together[row], rtol=1e-12, atol=1e-12)
+    assert torch.equal(together[2], x[2])
+    assert project(point[:0], x[:0], threat_model).shape == (0, 50)
+
+
+SHAPE = (1, 4, 4)
+
+
+class Shift(Attack):
+    """Moves all values by a constant; returns NaN for the first row where ``nan``."""
+
+    def __init__(self, by, *, nan=False):
+        self.by, self.nan, self.name = by, nan, f"Shift({by:g})"
+        self.traits = AttackTraits(batching="full", gradients=False)
+
+    def search(self, target, inputs, labels, **_):
+        moved = inputs + self.by
+        moved[:1, ..., 0] += torch.nan if self.nan else 0
+        return moved
+
+
+def transfer(module, x, y, *, norm="linf", epsilon=0.15, classes=4, **chosen):
+    target, generator = target_of(module, tuple(x.shape[1:]), classes), torch.Generator().manual_seed(0)
+    return Transfer(**chosen).run(
+        target, x, y, threat_model=ThreatModel(norm=norm, epsilon=epsilon), generator=generator
+    )
+
+
+def problem(count=8):
+    network, x = small_network(SHAPE, 4), small_batch(count, SHAPE)
+    return network, x, network(x).argmax(1)
+
+
+@pytest.mark.parametrize("epsilon", [0.05, 0.1])
+def test_from_the_target_itself_it_is_as_strong_as_apgd(epsilon):
+    network, x, y = right_digits(40)
+    threat_model, target = ThreatModel(norm="linf", epsilon=epsilon), target_of(network, (1, 8, 8), 10)
+    found = transfer(network, x, y, epsilon=epsilon, classes=10, surrogates={"itself": network}, steps=20)
+    seed = draw_seed(torch.Generator().manual_seed(0))
+    solved = torch.zeros_like(found.found)
+    for loss in ("ce", "margin", "targeted-dlr"):
+        attack = APGD(steps=20, loss=loss, target_classes=3)
+        draws = stream(seed, "itself", attack.name)
+        solved |= predicted(network, attack.search(target, x, y, threat_model=threat_model, generator=draws)) != y
+    assert torch.equal(found.found, solved)
+    assert torch.equal(found.found, predicted(network, found.candidates) != y)
+    assert bool(found.found.any())
+    assert bool(threat_model.contains(found.candidates, x).all())
+    # The decisions of the network, and no gradient.
+    masked = Lambda(lambda x: (network(x) * 4).round() / 4)
+    direct = predicted(masked, search(APGD(steps=20), x, y, threat_model, module=masked, classes=10).out) != y
+    found = transfer(masked, x, y, epsilon=epsilon, classes=10, surrogates={"static": network}, steps=20)
+    assert int(found.found.sum()) >= int(direct.sum()) + (5 if epsilon == 0.1 else 0)
+
+
+def test_each_row_gets_the_worst_of_its_candidates_and_its_origin():
+    network, x, y = problem(24)
+    shifts, target = [Shift(by) for by in (-0.15, -0.07, 0.07, 0.15)], Recorder(network)
+    found = transfer(target, x, y, surrogates={"a": network, "b": small_network(SHAPE, 4)}, attacks=shifts)
+    assert len(target.batches) == 8
+    assert found.sources == tuple((name, shift.name) for name in ("a", "b") for shift in shifts)
+    own = nn.functional.one_hot(y, 4).bool()
+    logits = torch.stack([network(batch) for batch in target.batches[:4]]).detach()
+    gained = logits.masked_fill(own, -torch.inf).amax(2) - logits[:, own]
+    values, origin = gained.max(0)
+    assert torch.equal(found.origin, origin)
+    torch.testing.assert_close(found.losses, values.to(found.losses), rtol=1e-6, atol=1e-5)
+    assert torch.equal(found.found, values > 0)
+    assert torch.equal(found.candidates, torch.stack(target.batches)[origin, torch.arange(24)])
+    assert torch.equal(found.fooled, (gained > 0).repeat(2, 1))
+    assert 0 < int((values > 0).sum()) < 24
+    assert len(found.origin.unique()) > 1
+
+
+def test_misclassified_candidates_and_those_without_logits_go_before_others():
+    network, x, y = problem()
+    # Cross-entropy ranks the point of an unsure right class above that of a sure wrong one.
+    near, far = torch.tensor([[0.0, 0.01, -50, -50], [0.01, 0.0, 0.0, 0.0]])
+    two = Lambda(lambda x: torch.where(x.flatten(1)[:, :1] > 0.6, near, far))
+    given = {"surrogates": {"a": network}, "attacks": [Shift(0.15), Shift(-0.15)], "loss": "ce"}
+    found = transfer(two, torch.full_like(x, 0.5), y * 0, **given)
+    assert found.origin.tolist() == [0] * 8
+    assert bool(found.found.all())
+    mute = Lambda(lambda x: x.new_full((len(x), 4), torch.nan))
+    found = transfer(mute, x, y, surrogates={"a": network}, attacks=[Shift(0.1)])
+    torch.testing.assert_close(found.candidates, (x + 0.1).clamp(0, 1))
+    assert bool(found.found.all() and found.fooled.all())
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_points_outside_are_taken_back(norm):
+    network, x, y = problem()
+    threat_model, target = ThreatModel(norm=norm, epsilon=0.3), Recorder(network)
+    attacks = [Shift(0.6, nan=True), Shift(0.01)]
+    transfer(target, x, y, norm=norm, epsilon=0.3, surrogates={"a": network}, attacks=attacks)
+    far, near = target.batches
+    assert torch.equal(far[0], x[0])
+    for points in (far, near):
+        assert bool(torch.isfinite(points).all())
+        assert bool(threat_model.contains(points, x).all())
+        assert 0 <= float(points.min()) <= float(points.max()) <= 1
+    assert float(threat_model.distance(far, x)[1:].min()) > 0.29
+    if norm == "linf":
+        torch.testing.assert_close(far[1:], (x[1:] + 0.3).clamp(0, 1))
+        assert torch.equal(near, (x + 0.01).clamp(0, 1))
+
+
+def test_points_of_a_source_depend_on_no_other_and_on_no_train_mode():
+    network, x, y = problem()
+    training = small_network(SHAPE, 4).train()
+    first, margin = APGD(steps=3), APGD(steps=3, loss="margin")
+    alone, among = Recorder(network), Recorder(network)
+    transfer(alone, x, y, surrogates={"b": small_network(SHAPE, 4)}, attacks=[first])
+    transfer(among, x, y, surrogates={"a": network, "b": training}, attacks=[margin, first])
+    assert torch.equal(alone.batches[0], among.batches[3])
+    assert not torch.equal(alone.batches[0], among.batches[1])
+    assert all(part.training for part in training.modules())

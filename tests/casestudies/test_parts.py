@@ -10,17 +10,24 @@ from sklearn.metrics import roc_auc_score
 from torch import nn
 
 from robust_ext import ThreatModel
+from robust_ext.attacks.apgd import APGD
+from robust_ext.attacks.objective_pgd import ObjectivePGD
+from robust_ext.casestudies import Trained
 from robust_ext.casestudies.adversarial_interpolation import interpolated_inputs, interpolated_labels
 from robust_ext.casestudies.curriculum import Curriculum, planted_in_train_mode
 from robust_ext.casestudies.detected import seen_by
-from robust_ext.casestudies.ecoc import BITS, Decoder, code_words, decoded
+from robust_ext.casestudies.ecoc import BITS, Decoder, ThroughCorrelations, code_words, decoded
 from robust_ext.casestudies.empir import Members, QuantisedConv, Vote, quantise
 from robust_ext.casestudies.feature_scattering import cosine_costs, mixed_labels, scattered, sinkhorn_cost
 from robust_ext.casestudies.k_winners import Winners
-from robust_ext.casestudies.mmc import CentreDistances, simplex_centres
+from robust_ext.casestudies.mixup_inference import MeanSoftmax, MixedFeatures, WithoutMixing
+from robust_ext.casestudies.mmc import CentreDistances, LeaveCentre, simplex_centres
 from robust_ext.casestudies.pcl import conformity
-from robust_ext.casestudies.thermometer import Standardise, ThermometerCode, mean_code
-from robust_ext.core.random import seeded_globals
+from robust_ext.casestudies.recipes import PredictedLabels
+from robust_ext.casestudies.thermometer import LogitSpacePGA, Standardise, ThermometerCode, mean_code
+from robust_ext.core.errors import AttackRefusedError
+from robust_ext.core.random import seeded_globals, stream
+from robust_ext.core.target import Target
 from robust_ext.detectors.base import Detector
 
 LINF = ThreatModel(norm="linf", epsilon=0.1)
@@ -105,15 +112,6 @@ def test_thermometer_code():
     rows = Standardise()(3 * torch.rand(4, 2, 3, 3) + 7)
     torch.testing.assert_close(rows.mean((1, 2, 3)), torch.zeros(4), atol=1e-5, rtol=0)
     torch.testing.assert_close(rows.std((1, 2, 3), unbiased=False), torch.ones(4))
-
-
-def test_words_are_far_apart():
-    words = code_words(10, generator=torch.Generator().manual_seed(0))
-    assert words.shape == (10, BITS)
-    assert bool((words.abs() == 1).all())
-    # Rows of a Hadamard matrix differ in half of the bits; the column that changes its sign moves that by one.
-    differing = (words[:, None] != words).sum(2) - BITS // 2
-    assert all(abs(int(differing[first, second])) <= 1 for first in range(10) for second in range(first))
 
 
 def test_the_decoder_by_a_loop():
@@ -212,3 +210,103 @@ def test_how_a_detector_sees_candidates():
     limit = sorted(scores[0])[int(0.95 * 59) + 1]
     assert abs(found["flagged"] - sum(score > limit for score in scores[1]) / 40) <= 0.05
     assert seen_by(detector, clean, bright[:0], seed=0) == {"AUROC": 0.0, "flagged": 0.0}
+
+
+def search(attack, module, x, y, classes, bounds=(0, 1)):
+    """What an attack returns in the linf ball of 0.1."""
+    target = Target(module=module.eval(), bounds=bounds, classes=classes, input_shape=x.shape[1:], device=x.device)
+    model = ThreatModel(norm="linf", epsilon=0.1, bounds=bounds)
+    found = attack.search(target, x, y, threat_model=model, generator=stream(0))
+    assert bool(model.contains(found, x).all())
+    return found
+
+
+def test_leaving_a_centre_ends_in_the_corner_away_from_it():
+    # On the plane itself, with centres (1, 0) and (-1, 0): from (-.4, .3) away from the second centre is up and right.
+    module, x = CentreDistances(torch.tensor([[1.0, 0.0], [-1.0, 0.0]])), torch.tensor([[-0.4, 0.3]])
+    for predicted, label, corner in ((True, 0, [-0.3, 0.4]), (False, 0, [-0.5, 0.4]), (False, 1, [-0.3, 0.4])):
+        found = search(LeaveCentre(steps=5, predicted=predicted), module, x, torch.tensor([label]), 2, (-1, 1))
+        torch.testing.assert_close(found, torch.tensor([corner]))
+
+
+class OneBit(nn.Module):
+    """Class 1 by the sum of the bits, so that more levels are better for label 0."""
+
+    def __init__(self):
+        super().__init__()
+        self.encode = ThermometerCode()
+
+    def forward(self, x):
+        bits = self.encode(x).flatten(1).sum(1)
+        return torch.stack([-bits, bits], 1) / 100
+
+
+@pytest.mark.parametrize("signed", [False, True])
+def test_the_attack_on_thermometer_codes_goes_to_the_outermost_level(signed):
+    x = torch.tensor([[[[0.5, 0.02, 0.9]]]])
+    for label, end in ((0, 0.1), (1, -0.1)):
+        found = search(LogitSpacePGA(signed=signed), OneBit(), x, torch.tensor([label]), 2)
+        assert torch.equal((15.9998 * found).floor(), (15.9998 * (x + end).clamp(0, 1)).floor())
+
+
+def test_an_attack_through_correlations_leaves_the_decoder_as_it_is():
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Unflatten(1, (BITS, 64)), Decoder(3)).eval()
+    module[1].words = code_words(3, generator=torch.Generator().manual_seed(1))
+    x = torch.rand(4, BITS * 64)
+    before = module(x)
+    found = search(ThroughCorrelations(attack=APGD(steps=5, loss="margin")), module, x, before.argmax(1), 3)
+    assert torch.equal(module(x), before)
+    assert not module[1].linear
+    # Linear in the bits: the attack reaches the corner that the margin of two words points to.
+    assert bool((module(found).argmax(1) != before.argmax(1)).any())
+
+
+@pytest.fixture
+def parts():
+    """A network on 4 values whose prediction is the largest of the first three, and a pool whose images are known."""
+    last = nn.Linear(4, 3, bias=False)
+    last.weight.data = torch.eye(3, 4)
+    pool = torch.arange(3 * 5 * 4.0).view(3, 5, 4) / 60
+    return MixedFeatures(nn.Identity(), last, pool, mixes=7, weight=0.6).eval(), MeanSoftmax(last).eval()
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+def test_mixes_and_their_mean_as_in_a_loop(parts, fixed):
+    """Fixed mixes repeat, a row's whatever the others are; the rest do not."""
+    (mixed, mean), x = parts, torch.rand(6, 4, generator=stream(0))
+    part = mixed.fixed(3) if fixed else mixed
+    with seeded_globals(1):
+        features = part(x)
+    assert features.shape == (6, 7, 4)
+    flat = mixed.pool.flatten(0, 1)
+    for row, own in zip((features - 0.6 * x[:, None]) / 0.4, x, strict=True):
+        for partner in row:
+            # One of the pool, and of another class than the predicted one.
+            distance = (flat - partner).abs().amax(1)
+            assert distance.min() < 1e-5
+            assert int(distance.argmin()) // 5 != int(own[:3].argmax())
+    probabilities = sum(features[:, draw, :3].softmax(1) for draw in range(7)) / 7
+    torch.testing.assert_close(mean(features).exp(), probabilities)
+    assert torch.equal(part(x), features) == fixed
+    assert not fixed or torch.equal(part(x[2:3]), features[2:3])
+
+
+def test_without_mixing_is_the_attack_on_the_network(parts):
+    (mixed, mean), x, y = parts, torch.rand(6, 4), torch.tensor([0, 1, 2, 0, 1, 2])
+    attack = ObjectivePGD(steps=5, rel_step_size=0.3, start="input")
+    alone = search(attack, nn.Sequential(mixed.bare(), mean), x, y, 3)
+    assert torch.equal(search(WithoutMixing(attack=attack), nn.Sequential(mixed, mean), x, y, 3), alone)
+    with pytest.raises(AttackRefusedError, match="nothing to exchange"):
+        search(WithoutMixing(attack=attack), nn.Linear(4, 3), x, y, 3)
+
+
+def test_predicted_labels_move_errors_away_from_what_is_predicted():
+    """A misclassified input leaves its wrong class, of two classes for that of its label."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Flatten(), nn.Linear(16, 2)).eval()
+    x, attack = torch.rand(50, 1, 4, 4), ObjectivePGD(steps=5, rel_step_size=0.5)
+    threat_model = ThreatModel(norm="linf", epsilon=0.5)
+    case = Trained(module=module, inputs=x, labels=1 - module(x).argmax(1), threat_model=threat_model, seed=0)
+    assert len(case.misclassified(attack)) == len(x)
+    assert len(case.misclassified(PredictedLabels(attack=attack))) < len(x) / 2

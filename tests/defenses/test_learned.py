@@ -117,15 +117,6 @@ def test_projections_are_those_of_a_singular_value_decomposition():
         np.testing.assert_allclose(off.numpy(), left - left @ projector, atol=1e-4)
 
 
-def test_groups_of_clc_stay_together_and_one_row_has_no_defense():
-    model, x, order = clc(learning_rate=0.1), data(8, F64), [2, 0, 3, 1]
-    whole = model(x)
-    torch.testing.assert_close(model(x[order]), whole[order])
-    torch.testing.assert_close(clc(group_size=1, learning_rate=0.1)(x), NET(x))
-    assert not torch.allclose(clc(group_size=1, learning_rate=0.1, centre="training")(x), NET(x), atol=1e-4)
-    torch.testing.assert_close(model.with_steps(0)(x), NET(x))
-
-
 def test_gradients_of_clc():
     # The paper's attack holds the control.
     offsets = clc_by_hand(X)[0]
@@ -139,14 +130,6 @@ def test_gradients_of_clc():
     full = Projections(["", "1"], [torch.eye(6), torch.eye(6)], [torch.zeros(6)] * 2)
     idle = ClosedLoopControl(network(), full, group_size=2)
     torch.testing.assert_close(pulled(idle, data(2)), pulled(network(), data(2)))
-
-
-def test_regularization_holds_offsets_back():
-    free, held = clc(steps=20, learning_rate=0.1), clc(steps=20, learning_rate=0.1, regularization=100.0)
-    assert float((held.trace(X).final - X).norm()) < 0.1 * float((free.trace(X).final - X).norm())
-    controls = [torch.full_like(X, 0.5), torch.zeros(4, 6).double(), torch.zeros(4, 8).double()]
-    difference = held.loss(X, controls)[0] - free.loss(X, controls)[0]
-    torch.testing.assert_close(difference, torch.tensor(100 * 6 * 0.25).double())
 
 
 # SODEF.
@@ -225,16 +208,6 @@ def test_the_parts_of_sodef_follow_one_another_and_pass_gradients():
     assert torch.autograd.gradcheck(sodef(steps=3), X[:2].clone().requires_grad_())
     for backward in ("identity", "frozen", "trajectory", "unrolled"):
         torch.testing.assert_close(pulled(BPDA(model, backward=backward), X), pulled(model, X))
-
-
-@pytest.mark.parametrize("adjoint", [False, True])
-def test_dopri5_agrees_with_small_steps_within_its_tolerance(adjoint):
-    pytest.importorskip("torchdiffeq")
-    exact, model = sodef(steps=200), sodef(solver="dopri5", adjoint=adjoint)
-    torch.testing.assert_close(model(X), exact(X), rtol=0, atol=5e-3)
-    torch.testing.assert_close(model(X), torch.cat([model(row[None]) for row in X]), rtol=0, atol=5e-3)
-    assert torch.equal(model(X), model(X))
-    torch.testing.assert_close(pulled(model, X, torch.sum), pulled(exact, X, torch.sum), rtol=0, atol=5e-3)
 
 
 def test_training_makes_a_stable_classifier_that_foolbox_breaks():
@@ -435,18 +408,12 @@ def test_steps_of_reverse_go_down_the_loss_of_their_own_views():
     torch.testing.assert_close(trace.logits, model.classifier(point))
 
 
-def test_gradients_and_groups_of_reverse():
+def test_gradients_of_reverse():
     model, x = reverse(seed=0), images(6)
     wanted = model.classifier[1].weight[1].detach().view(3, 5, 4).expand(6, -1, -1, -1)
     averaged = EoT(BPDA(model), draws=4, chunk=2, seed=0)
     for module in (BPDA(model), BPDA(model, backward="frozen"), averaged):
         torch.testing.assert_close(pulled(module, x, lambda logits: logits[:, 1].sum()), wanted)
-    # Groups stay together where each row has views of its own.
-    model, seeds = reverse(augment=RandomViews(shared=False)), torch.arange(6)
-    whole = model.trace(x, seeds=seeds).final
-    torch.testing.assert_close(whole[3:], model.trace(x[3:], seeds=seeds[3:]).final)
-    mixed = model.trace(x[[0, 4, 5]], seeds=seeds[[0, 4, 5]]).final
-    assert not torch.allclose(mixed[0], whole[0])
 
 
 def test_views_are_crops_flips_and_colours():
@@ -497,15 +464,10 @@ def test_views_are_drawn_from_their_ranges():
         assert high >= max(amounts) > high - 0.1 * (high - low)
     assert 0.65 < min(width / height) < 0.8
     assert 1.25 < max(width / height) < 1.5
-    assert min(top) >= 0
-    assert min(left) >= 0
-    assert max(top + height) <= 32
-    assert max(left + width) <= 32
+    assert 0 <= min(*top, *left) <= max(*(top + height), *(left + width)) <= 32
     assert abs(np.mean([view.flip for view in drawn]) - 0.5) < 0.1
     assert abs(np.mean([view.grey for view in drawn]) - 0.2) < 0.08
     assert len({tuple(kind for kind, _ in view.colours) for view in drawn}) == 24
-    plain = RandomViews(area=1, flip=0, jitter=0, grey=0).draw((3, 7), stream(0))
-    assert plain == View(crop=(0, 0, 3, 7))
     # No crop of an allowed ratio is that large: the middle is taken.
     assert RandomViews(area=0.999).draw((10, 40), stream(0)).crop == (0, 13, 10, 13)
     x, rng = images(2), RowRNG(torch.tensor([4, 5]))

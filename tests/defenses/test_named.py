@@ -14,10 +14,7 @@ from robust_ext.cli import app as cli
 from robust_ext.core.objects import resolve_object
 from robust_ext.datasets import load_dataset
 from robust_ext.defenses.catalogue import NAMED, TRAINED
-from robust_ext.defenses.reverse import ContrastiveHead
 from robust_ext.defenses.soap import flipped_crop
-from robust_ext.defenses.sodef import StableHead
-from robust_ext.defenses.training.views import RandomViews
 from robust_ext.demo.network import digits_network
 from robust_ext.registry.defense import named_defense
 from tests.defenses.cases import QUICK, drawn_part, of_digits
@@ -84,7 +81,6 @@ def test_settings(net, images, files):
     assert made.radius == pytest.approx(4 / 255)
     soap = named_defense(" soap( crop = 1, flip=False ) ", net, x)
     assert torch.equal(soap.view(x), flipped_crop(x, crop=1, flip=False))
-    assert not torch.equal(soap.view(x), flipped_crop(x, crop=1))
     # The file in the text is the one that counts.
     text = f"adp(weights={str(files['adp'])!r}, runs=3)"
     assert named_defense(text, net, x, weights="elsewhere.safetensors").runs == 3
@@ -112,21 +108,14 @@ def test_parts_in_the_text(text, holds, net, images, filled):
 
 REFUSED = {
     "clc(layers='9', weights='{clc}')": "layers: got .*'9'.*one or more of '', '5'",
-    "soap(view=3)": "view: got 3",
     "imf(discriminator='{file}:view')": "discriminator: got .*expected a Module",
-    "clc(projections='{file}:judge()')": "projections: got .*expected a Projections",
     "reverse(augment={'jiter': 1}, weights='{reverse}')": "augment: got 'jiter'.*did you mean jitter",
-    "imf(discriminator={'width': 3})": "discriminator: got .*file.py:object",
     "sodef(head='{file}:judge()')": "sodef --out FILE",
     "hedge": "one of 'hd', 'anti-adversary'.*package.module:object",
     "hd(": "a name with settings as in",
-    "hd(5)": "positional argument 5",
     "hd(steps=max(1, 2))": "is not a literal",
-    "hd(steps=5, steps=6)": "hd",
     "hd(step=5)": "one of: steps.*did you mean steps",
-    "anti-adversary(clip=True, radius='far')": "radius",
     "aid": r"aid\(weights='FILE'\).*train_defense.py --defense aid",
-    "aid(weights=3)": "train_defense.py",
     "aid(weights='{imf}')": "trained for aid",
 }
 
@@ -149,19 +138,6 @@ def test_files_that_cannot_be_read(name, net, images, files, tmp_path):
     for file in (*bad, tmp_path / "other", files["adp" if name == "sodef" else "sodef"]):
         with pytest.raises(DataError, match=file.name):
             named_defense(name, net, images[0], weights=file)
-
-
-def test_parts_come_back_as_they_were(tmp_path):
-    head, x = (
-        ContrastiveHead(128, width=5, dimension=3, views=RandomViews(jitter=0.1, shared=False)),
-        torch.rand(3, 128),
-    )
-    head.save(tmp_path / "part")
-    again = ContrastiveHead.load(tmp_path / "part")
-    assert (vars(again.views)["jitter"], again.views.shared) == (0.1, False)
-    assert torch.equal(head(x), again(x))
-    with pytest.raises(DataError, match=r"no file written by StableHead.*holds a ContrastiveHead"):
-        StableHead.load(tmp_path / "part")
 
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "train_defense.py"

@@ -6,13 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from robust_ext import BPDA, AdaptiveDefense, EoT, InvalidArgumentError, ModelError, ThreatModel
+import robust_ext
+from robust_ext import BPDA, AdaptiveDefense, EoT, InvalidArgumentError, ModelError, ThreatModel, as_defense
 from robust_ext.core.random import seeded_globals
+from robust_ext.core.reached import reached_modules
 from robust_ext.core.target import Counted, PassCounter
-from robust_ext.evaluations.binarization.forward import choose_forward
 from robust_ext.models.adaptive_features import binarized_defense, split_defense
 from robust_ext.models.company import in_company, one_image
-from robust_ext.models.features import split
 from robust_ext.models.rows import RowRNG, Solution, row_seeds
 from robust_ext.models.vjp import row_gradient
 from tests.models.cases import Controlled, Descent, Probable, data, network, planted
@@ -63,14 +63,6 @@ def test_the_steps_are_done_in_order():
     assert defense.steps == 3
 
 
-@pytest.mark.parametrize("checkpoint", [False, True])
-@pytest.mark.parametrize("steps", [0, 1, 4])
-def test_gradients_through_the_steps_are_those_of_finite_differences(checkpoint, steps):
-    defense = Descent(network(torch.float64), steps=steps, checkpoint=checkpoint)
-    x, seeds = data(2, torch.float64).requires_grad_(), torch.tensor([4, 5])
-    assert torch.autograd.gradcheck(lambda x: defense.trace(x, seeds=seeds).logits, x)
-
-
 def test_inner_gradients_do_not_depend_on_the_batch():
     x = data(6, torch.float64)
     defense = Smooth(network(torch.float64), steps=2)
@@ -117,24 +109,6 @@ def test_seeds_can_be_fixed_free_or_given():
     assert torch.equal(one, free.trace(x, seeds=seeds).logits)
     with row_seeds(seeds), pytest.raises(ModelError, match="2 rows where seeds were given for 3"):
         free(x[:2])
-
-
-def test_draws_have_their_distributions():
-    rng, like = RowRNG(torch.arange(4000)), torch.zeros(4000, 2, dtype=torch.float64)
-    uniform, normal = rng.uniform(like, "a", low=-1, high=3), rng.normal(like, "a")
-    assert uniform.dtype == normal.dtype == torch.float64
-    assert -1 <= float(uniform.min()) < -0.98
-    assert 2.98 < float(uniform.max()) <= 3
-    assert abs(float(uniform.mean()) - 1) < 0.06
-    assert abs(float(normal.mean())) < 0.05
-    assert abs(float(normal.std()) - 1) < 0.05
-    counts = rng.integers(3, "b").bincount(minlength=3)
-    assert counts.sum() == 4000
-    assert bool(((counts - 4000 / 3).abs() < 150).all())
-    assert torch.equal(rng.uniform(like, "a", low=-1, high=3), uniform)
-    assert not torch.equal(rng.normal(like, "b"), normal)
-    with pytest.raises(InvalidArgumentError, match="like: got 2 rows, expected 4000 rows"):
-        rng.normal(like[:2])
 
 
 @pytest.mark.parametrize("random", [False, True])
@@ -248,28 +222,6 @@ def test_the_binarized_defense_is_the_classifier(kind, rows):
     assert bool((wanted != 0).any())
 
 
-@pytest.mark.parametrize("backward", ["identity", "frozen", "trajectory"])
-def test_its_gradients_are_those_of_the_binarized_readout_along_the_way(backward):
-    net, x = network(), data(4)
-    module = planted(split_defense(Descent(net, steps=2), x).features, x)
-    defense = binarized_defense(module)
-
-    def at(point):
-        leaf = point.detach().requires_grad_()
-        return torch.autograd.grad(module.read(net[:-1](leaf), torch.arange(4))[:, 1].sum(), leaf)[0]
-
-    one, two = map(at, defense.trace(x).iterates[1:])
-    leaf = x.clone().requires_grad_()
-    (found,) = torch.autograd.grad(BPDA(defense, backward=backward)(leaf)[:, 1].sum(), leaf)
-    torch.testing.assert_close(found, (one + two) / 2 if backward == "trajectory" else two)
-
-
-def test_what_is_no_defense_is_none():
-    x, net = data(4), network()
-    assert binarized_defense(net) is None
-    assert binarized_defense(planted(split(net, x).features, x)) is None
-
-
 # Batch-level defenses among held images do what the defense does with batches put together by hand.
 
 
@@ -319,19 +271,6 @@ def test_rows_meet_those_of_the_other_samples_and_clean_ones_where_these_are_mis
     torch.testing.assert_close(single(x[[1]]), expected[[1]])
 
 
-def test_points_are_measured_beside_those_of_the_other_samples():
-    """The first points of all samples are one batch of the defense, the second ones the next, however many fit."""
-    x, defense = data(4), of_two()
-    points = torch.stack([near(x, seed) for seed in range(3)], 1)
-    features = Counted(split_defense(in_company(defense, x, LINF), x).features, PassCounter())
-    for rows in (1, 9):
-        found = choose_forward(features, x, rows=rows, fold=True).of_points(points)
-        assert found.shape == (4, 3, 8)
-        for number in range(3):
-            final = defense.solution(points[:, number], seeds=defense.next_seeds(4)).final
-            torch.testing.assert_close(found[:, number], network()[:-1](final))
-
-
 def test_gradients_in_company_are_those_of_the_whole_batch():
     x, defense, order = data(4), of_two(), [2, 0, 3, 1]
     weights = torch.rand(4, 3, generator=torch.Generator().manual_seed(6))
@@ -358,3 +297,208 @@ def test_binarized_defenses_and_draws_in_company():
     torch.testing.assert_close(held(x)[[2]], held(x[[2]]))
     with seeded_globals(3):
         assert not torch.equal(fresh(x), fresh(x))
+
+
+IMAGES = torch.rand(6, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+
+
+def tanh_net(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 3)).eval()
+
+
+@pytest.fixture
+def net():
+    return tanh_net()
+
+
+@pytest.fixture
+def hidden():
+    return tanh_net(1)
+
+
+def soap(net, steps=4, views=True):
+    """As authors write it: an offset moved by torch.optim along a loss of its own, by backward()."""
+
+    def purify(x):
+        delta = torch.zeros_like(x, requires_grad=True)
+        optimizer = torch.optim.SGD([delta], lr=0.5)
+        for _ in range(steps):
+            optimizer.zero_grad()
+            point = x + delta
+            view = net(point.flip(3)) if views else 0.0
+            (net(point) - view).square().sum().backward()
+            optimizer.step()
+        return (x + delta).detach()
+
+    return purify
+
+
+def by_hand(net, x, steps=4):
+    """The same, with all its points."""
+    points = [x]
+    for _ in range(steps):
+        leaf = points[-1].clone().requires_grad_()
+        loss = (net(leaf) - net(leaf.flip(3))).square().sum()
+        points.append(points[-1] - 0.5 * torch.autograd.grad(loss, leaf)[0])
+    return points
+
+
+def gradient(module, x):
+    leaf = x.clone().requires_grad_()
+    return torch.autograd.grad(module(leaf).square().sum(), leaf)[0]
+
+
+class Adapting(nn.Module):
+    """Classifier and defense in one."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+        self.eval()
+
+    def forward(self, x):
+        return self.net(soap(self.net)(x))
+
+
+def test_a_purifier_that_calls_backward(net, hidden):
+    made, final = as_defense(soap(hidden), net, IMAGES[:2]), by_hand(hidden, IMAGES)[-1]
+    for mode in (torch.no_grad, torch.enable_grad, torch.inference_mode):
+        with mode():
+            torch.testing.assert_close(made(IMAGES).clone(), net(final).detach())
+    assert all(parameter.grad is None for parameter in (*net.parameters(), *hidden.parameters()))
+    hidden[1].weight.grad = kept = torch.ones_like(hidden[1].weight)
+    made(IMAGES)
+    assert hidden[1].weight.grad is kept
+    assert bool((kept == 1).all())
+    # The identity's gradient is the tanh_net's at the final point.
+    torch.testing.assert_close(gradient(BPDA(made), IMAGES), gradient(net, final))
+    whole, last = as_defense(Adapting(net), net, IMAGES[:2]), by_hand(net, IMAGES)[-1]
+    with torch.no_grad():
+        torch.testing.assert_close(whole(IMAGES), net(last))
+
+
+def test_inner_gradients_stay_inside(net, hidden):
+    """Neither the caller's tensor, nor the graph it comes from, gets any of those that are taken inside."""
+
+    def purify(x):
+        if x.requires_grad:
+            hidden(x).square().sum().backward()
+        return x * 2
+
+    source, leaf = IMAGES.clone().requires_grad_(), IMAGES.clone().requires_grad_()
+    as_defense(purify, net, IMAGES[:2])(source * 1).sum().backward()
+    torch.testing.assert_close(source.grad, torch.autograd.grad(net(2 * leaf).sum(), leaf)[0])
+
+
+def test_it_may_change_its_inputs_and_look_for_their_gradients(net):
+    def purify(x):
+        x.mul_(0.5)
+        leaf = x if x.requires_grad else x.requires_grad_()
+        leaf.square().sum().backward(retain_graph=True)
+        assert torch.equal(x.grad, 2 * x)
+        return x
+
+    x, made = IMAGES.clone(), as_defense(purify, net, IMAGES[:2])
+    with torch.no_grad():
+        torch.testing.assert_close(made(x), net(0.5 * IMAGES))
+    torch.testing.assert_close(gradient(made, x), gradient(lambda x: net(0.5 * x), IMAGES))
+    assert torch.equal(x, IMAGES)
+
+
+@robust_ext.purifier(group_size=3)
+def centred(x):
+    assert len(x) == 3
+    return x - 0.1 * x.mean(0, keepdim=True)
+
+
+class Centring:
+    group_size = 3
+
+    def __init__(self, classifier):
+        self.run = centred
+
+    def __call__(self, x):
+        return self.run(x)
+
+
+@pytest.mark.parametrize("given", [centred, Centring, robust_ext.purifier(group_size=3)(lambda classifier: centred)])
+def test_a_function_states_its_groups(given, net):
+    made = as_defense(given, net, IMAGES[:2])
+    assert (made.group_size, made.batch_level, made.random) == (3, True, False)
+    torch.testing.assert_close(made(IMAGES), torch.cat([net(centred(IMAGES[:3])), net(centred(IMAGES[3:]))]))
+    with pytest.raises(ModelError, match="whole number of groups of 3"):
+        made(IMAGES[:4])
+    with pytest.raises(InvalidArgumentError, match="group_size of"):
+        as_defense(robust_ext.purifier(group_size=0)(lambda x: x), net, IMAGES[:2])
+    made = as_defense(robust_ext.purifier(random=True)(lambda x: x + 0.1 * torch.randn_like(x)), net, IMAGES[:2])
+    with made.seeded(1):
+        assert made.random != torch.equal(made(IMAGES), made(IMAGES))
+
+
+def mean_gradient(net, points):
+    """Of gradients at the points, each of the loss by the last point's logits."""
+    last = 2 * net(points[-1]).detach()
+    leaves = [point.clone().requires_grad_() for point in points]
+    return torch.stack(torch.autograd.grad(sum((net(leaf) * last).sum() for leaf in leaves), leaves)).mean(0)
+
+
+@pytest.mark.parametrize("views", [True, False])
+def test_the_trajectory_is_seen_in_what_a_hidden_network_gets(views, net, hidden):
+    """Other views of the points, which the tanh_net gets too, are left out."""
+    made = as_defense(soap(hidden, views=views), net, IMAGES[:2])
+    assert made.has_trajectory
+    iterates = made.trace(IMAGES).iterates
+    assert len(iterates) == 5
+    if views:
+        torch.testing.assert_close([point.detach() for point in iterates], by_hand(hidden, IMAGES))
+        found = gradient(BPDA(made, backward="trajectory"), IMAGES)
+        torch.testing.assert_close(found, mean_gradient(net, by_hand(hidden, IMAGES)[1:]))
+
+
+def test_the_trajectory_that_is_stated(net, hidden):
+    def path(x):
+        yield from (x, 0.9 * x, 0.8 * x)
+
+    class Leaving:
+        trajectory = ()
+
+        def __call__(self, x):
+            self.trajectory = list(path(x))
+            return self.trajectory[-1]
+
+    for purifier in (robust_ext.purifier(trajectory=path)(lambda x: 0.8 * x), Leaving()):
+        found = gradient(BPDA(as_defense(purifier, net, IMAGES[:2]), backward="trajectory"), IMAGES)
+        torch.testing.assert_close(found, mean_gradient(net, [0.9 * IMAGES, 0.8 * IMAGES]))
+    for purifier in (lambda x: 0.5 * x, lambda x: x + 0.01 * hidden(x).sum(1).view(-1, 1, 1, 1)):
+        assert not as_defense(purifier, net, IMAGES[:2]).has_trajectory
+
+
+HELD = tanh_net(5)
+
+
+class Holder:
+    def __init__(self, net):
+        self.parts = {"nets": [net]}
+
+    def method(self, x):
+        return self.parts["nets"][0](x)
+
+
+def test_networks_are_found_wherever_they_are_held(net):
+    functions = [lambda x: net(x), lambda x, net=net: net(x), lambda x: (lambda y: net(y))(x)]
+    for function in (*functions, Holder(net).method, soap(net), Adapting(net)):
+        assert list(reached_modules(function).values()) == [net]
+    assert list(reached_modules(lambda x: HELD(x)).values()) == [HELD]
+    assert reached_modules(lambda x: x.round()) == {}
+
+
+def test_the_evaluation_of_an_authors_purifier(net, hidden):
+    """In groups, with a tanh_net that it hides: no error, its own row, and what it costs."""
+    purify = robust_ext.purifier(group_size=3)(soap(hidden))
+    threat_model, labels = robust_ext.ThreatModel(norm="linf", epsilon=0.1), net(IMAGES).argmax(1)
+    given = {"classifier": net, "steps": 1, "queries": 2, "full": True}
+    found = robust_ext.evaluate_defense(purify, None, IMAGES, labels, threat_model, **given).content
+    assert found["batch_level"]
+    assert (found["cost"]["forward"], found["cost"]["backward"]) == (9, 8)
+    assert "APGD-ce, BPDA trajectory" in {one["name"] for one in found["defended"]["attacks"]}

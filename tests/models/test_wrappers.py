@@ -10,13 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from robust_ext import BPDA, AdaptiveDefense, EoT, Purifier
+from robust_ext import BPDA, EoT, Purifier
 from robust_ext.attacks._common.objectives import cross_entropy, margin
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
 from robust_ext.models.bpda import trajectory_gradient
 from robust_ext.models.eot import GRADIENTS, VALUES
-from robust_ext.models.rows import Solution
 from robust_ext.models.wrapping import PaddedClasses
 from tests.models.cases import Descent, NoisyRounding, Rounding, data, network, quantise
 
@@ -99,9 +98,6 @@ def test_parameters_keep_their_gradients_and_outputs_can_be_used_again(name):
     assert all(p.requires_grad for p in net.parameters())
 
     single, out = pulled(module, x), module(x)
-    (twice,) = torch.autograd.grad([module(x), module(x)], x, [COTANGENT, COTANGENT], retain_graph=True)
-    torch.testing.assert_close(twice, 2 * single)
-    torch.testing.assert_close(out, module(x.detach()))
     for _ in range(2):
         torch.testing.assert_close(torch.autograd.grad(out, x, COTANGENT, retain_graph=True)[0], single)
     if not of_defense:
@@ -188,41 +184,14 @@ def test_gradients_of_forty_steps_hold_one_step_and_those_of_a_hundred_draws_two
     assert few == many > 1.5 * held_by(EoT(WRAPPED["bpda-checkpoint"](net), draws=2, seed=0))
 
 
-def test_no_more_than_a_chunk_is_held():
-    def most(draws, chunk=1):
-        def attack(now):
-            x = data(dtype=torch.float64).requires_grad_()
-            averaged = EoT(Noisy(network(torch.float64)), draws=draws, chunk=chunk)
-            out = averaged(x)
-            assert (now() == 0) == (draws > chunk)
-            torch.autograd.backward(out.sum())
-            averaged.value_and_gradient(x, LABELS[:4], cross_entropy)
-
-        return most_held(attack)
-
-    assert most(100) == most(2)
-    assert most(100, 20) == most(40, 20) < 21 * most(2)
-    assert most(100, 100) > 50 * most(2)
-
-
 def by_foolbox(module, x, labels):
     foolbox = pytest.importorskip("foolbox")
     attack = foolbox.attacks.LinfPGD(steps=15, rel_stepsize=0.1, random_start=False)
     return attack(foolbox.PyTorchModel(module, bounds=(0, 1)), x, labels, epsilons=0.3)[1]
 
 
-def by_art(module, x, labels):
-    evasion = pytest.importorskip("art.attacks.evasion")
-    classification = pytest.importorskip("art.estimators.classification")
-    shape = {"input_shape": (1, 8, 8), "nb_classes": 10, "clip_values": (0, 1)}
-    model = classification.PyTorchClassifier(module, loss=nn.CrossEntropyLoss(), device_type="cpu", **shape)
-    attack = evasion.ProjectedGradientDescent(model, eps=0.3, eps_step=0.03, max_iter=15, verbose=False)
-    return torch.from_numpy(attack.generate(x.numpy(), np.eye(10, dtype=np.float32)[labels.numpy()]))
-
-
-@pytest.mark.parametrize("attacked", [by_foolbox, by_art])
 @pytest.mark.parametrize("kind", ["purifier", "random"])
-def test_hosts_break_what_rounds_with_them_and_not_without(kind, attacked):
+def test_foolbox_breaks_what_rounds_with_them_and_not_without(kind):
     net, (x, _) = digits_network(), load_dataset("digits").take(range(40))
     defense = (NoisyRounding if kind == "random" else Rounding)(net, steps=1 if kind == "random" else 3)
     with torch.no_grad():
@@ -237,8 +206,8 @@ def test_hosts_break_what_rounds_with_them_and_not_without(kind, attacked):
         ways = ({"gradient": "mean"}, {"gradient": "softmax", "chunk": 4})
         wrapped = [EoT(BPDA(defense), draws=4, seed=0, **way) for way in ways]
     bare = EoT(defense, draws=4, seed=0) if kind == "random" else defense
-    assert robust(attacked(bare, x, labels)) > 0.95
-    assert all(robust(attacked(module, x, labels)) < 0.02 for module in wrapped)
+    assert robust(by_foolbox(bare, x, labels)) > 0.95
+    assert all(robust(by_foolbox(module, x, labels)) < 0.02 for module in wrapped)
     assert all(p.grad is None or not bool(p.grad.isnan().any()) for p in net.parameters())
 
 
@@ -256,21 +225,6 @@ class Noisy(Purifier):
         return point + 0.5 * rng.normal(x, "noise")
 
 
-class Together(AdaptiveDefense):
-    """Random and batch-level: noise on the mean of the group."""
-
-    random = True
-    batch_level = True
-
-    def __init__(self, classifier):
-        super().__init__(classifier, group_size=2)
-        self.seen = []
-
-    def solve(self, x, rng, *, record):
-        self.seen.append(rng.seeds)
-        return Solution(x - x.mean(0) * rng.normal(x[:, :1, :1], "scale"))
-
-
 def singles(defense, x, draws):
     """The logits ``(draws, N, K)`` of the draws that a defense has just been asked for, one by one."""
     seeds = [seed for batch in defense.seen for seed in batch][: draws * len(x)]
@@ -284,12 +238,11 @@ def aggregate(name, draws):
     return draws.mean(0) if name in ("mean", "logits") else draws.softmax(2).mean(0).log()
 
 
-@pytest.mark.parametrize("kind", [Noisy, Together])
 @pytest.mark.parametrize("chunk", [None, 2, 5, 9])
 @pytest.mark.parametrize("value", VALUES)
 @pytest.mark.parametrize("gradient", GRADIENTS)
-def test_values_and_gradients_are_those_of_single_draws(kind, chunk, value, gradient):
-    defense, x = kind(network(torch.float64)), data(dtype=torch.float64).requires_grad_()
+def test_values_and_gradients_are_those_of_single_draws(chunk, value, gradient):
+    defense, x = Noisy(network(torch.float64)), data(dtype=torch.float64).requires_grad_()
     averaged = EoT(defense, draws=5, chunk=chunk, gradient=gradient, loss=value, decision="softmax", seed=3)
     out = averaged(x)
     alone = singles(defense, x, 5)
@@ -410,18 +363,3 @@ def test_added_classes_never_win_and_change_no_cross_entropy(seed, scale, shift,
         found.append(torch.cat([loss.detach(), torch.autograd.grad(loss.sum(), x)[0].flatten()]))
     # To the last bit.
     assert torch.equal(*found)
-
-
-@settings(max_examples=50, deadline=None)
-@given(st.integers(0, 10**6), st.sampled_from([1e-2, 1.0, 30.0]))
-def test_the_dlr_of_two_classes_rises_with_the_margin(seed, scale):
-    z = (torch.randn(5, 2, generator=torch.Generator().manual_seed(seed)) * scale).double().requires_grad_()
-    padded = PaddedClasses(nn.Identity(), classes=3)(z)
-    ordered = padded.sort(1, descending=True).values
-    dlr = -(padded[:, 0] - padded[:, 1]) / (ordered[:, 0] - ordered[:, 2])
-    gap = z[:, 1] - z[:, 0]
-    torch.testing.assert_close(dlr, gap / (gap.abs() + 110 + z.detach().abs().amax(1) / 1000))
-    (gradient,) = torch.autograd.grad(dlr.sum(), z)
-    # Up for the other class, down for the true one, by the same amount: the direction of the margin's gradient.
-    assert bool((gradient[:, 1] > 0).all())
-    torch.testing.assert_close(gradient[:, 0], -gradient[:, 1])
