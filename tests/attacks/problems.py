@@ -164,14 +164,12 @@ def search(attack, x, y, threat_model, *, module=None, classes=4, seed=0, **extr
 
 
 def attacked(attack, problem, *, seed=0, **extras):
-    """The candidates of an attack on a problem with a detector."""
     given = {"target": problem.target, "inputs": problem.inputs, "labels": problem.labels, **extras}
     generator = torch.Generator().manual_seed(seed)
     return attack.search(threat_model=problem.threat_model, generator=generator, **given)
 
 
 def watched(attack, problem, **extras):
-    """The steps of an attack on a problem with a detector."""
     steps = []
     attacked(attack, problem, watch=steps.append, **extras)
     return steps

@@ -47,7 +47,6 @@ def changed(problem, classifier):
 
 
 def rows_of(problem, rows):
-    """Some rows of a problem, in that order."""
     target = replace(problem.target, references=problem.target.references[rows])
     return replace(problem, inputs=problem.inputs[rows], labels=problem.labels[rows], target=target)
 
@@ -139,7 +138,6 @@ def test_nothing_is_left_changed_and_it_runs_as_other_attacks_do(made):
 
 
 def drawn(kind, **settings):
-    """Attacks with any of these values."""
     return st.builds(kind, **{name: st.sampled_from(list(values)) for name, values in settings.items()})
 
 
@@ -365,8 +363,6 @@ def shifted(model, x, y, epsilon):
 
 
 class Mover:
-    """A callable that holds its settings."""
-
     def __init__(self, by):
         self.by = by
 

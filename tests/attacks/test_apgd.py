@@ -30,7 +30,6 @@ def attack(parts, threat_model, watch=None, seed=0, targeted=False, **chosen):
 
 
 def attack_function(function, x, labels, threat_model, *, classes=2, **chosen):
-    """The result for a function of a batch."""
     parts = target_of(Lambda(function), tuple(x.shape[1:]), classes, threat_model.bounds), x, labels
     return attack(parts, threat_model, **chosen)
 

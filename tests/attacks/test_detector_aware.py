@@ -88,7 +88,6 @@ def test_succeeds_where_an_attack_on_the_classifier_alone_does_not(name, inverte
 
 @cache
 def linear_problem(norm, values, likeness):
-    """A problem, and what an attack solves of it that is not aware of the detector."""
     problem = linear_defense(80, values, norm=norm, likeness=likeness, bounds=(-1.0, 1.0))
     return problem, problem.successes(attacked(APGD(steps=50), problem))
 
@@ -139,7 +138,6 @@ class Scored(Detector):
 
 
 def scored(problem, function, **settings):
-    """The problem with another detector."""
     defended = Defended(problem.defended.classifier, Scored(problem.defended.classifier, function, **settings))
     return replace(problem, target=replace(problem.target, defended=defended), defended=defended)
 
@@ -347,8 +345,6 @@ class WithFeatures(Detector):
 
 
 class WithNumber(WithFeatures):
-    """A detector of which ``features`` is something else."""
-
     features = 7
 
 
@@ -371,7 +367,6 @@ def test_which_features_are_taken():
 
 
 def other_classifier(rows):
-    """A classifier that is not the network that the detector watches."""
     problem = small_defense(rows, epsilon=0.3, references=3)
     weight = torch.randn(3, 12, generator=torch.Generator().manual_seed(3))
     defended = Defended(nn.Sequential(nn.Flatten(), Rowwise(weight), nn.Tanh()).eval(), problem.defended.detector)

@@ -158,7 +158,6 @@ def foolbox_points(name, parts, epsilon, **chosen):
 )
 @pytest.mark.parametrize("algorithm", ["pgd", "bim"])
 def test_cross_entropy_ascends_as_in_foolbox(norm, name, epsilon, step, algorithm):
-    """Across the bounds, too."""
     parts = rowwise_problem(rows=8)
     once = foolbox_points("LinfFastGradientAttack", parts, epsilon)
     fgsm = attack(parts, ThreatModel(norm="linf", epsilon=epsilon), algorithm="fgsm")

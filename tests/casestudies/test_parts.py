@@ -133,7 +133,6 @@ def test_beyond_a_correlation_of_16_8_the_cross_entropy_has_no_gradient(correlat
 
 
 def test_layers_of_few_bits_by_loops():
-    """Values go to the nearest step, with the gradient of the identity."""
     for bits in (1, 2, 4):
         values = torch.rand(50, requires_grad=True)
         levels = [step / (2**bits - 1) for step in range(2**bits)]
@@ -194,8 +193,6 @@ def test_what_is_planted_in_train_mode():
 
 
 class Brightness(Detector):
-    """The mean, rounded, so that there are ties."""
-
     def score_of(self, observed):
         return observed.inputs.flatten(1).mean(1).mul(20).round()
 
@@ -213,7 +210,6 @@ def test_how_a_detector_sees_candidates():
 
 
 def search(attack, module, x, y, classes, bounds=(0, 1)):
-    """What an attack returns in the linf ball of 0.1."""
     target = Target(module=module.eval(), bounds=bounds, classes=classes, input_shape=x.shape[1:], device=x.device)
     model = ThreatModel(norm="linf", epsilon=0.1, bounds=bounds)
     found = attack.search(target, x, y, threat_model=model, generator=stream(0))
@@ -229,23 +225,14 @@ def test_leaving_a_centre_ends_in_the_corner_away_from_it():
         torch.testing.assert_close(found, torch.tensor([corner]))
 
 
-class OneBit(nn.Module):
-    """Class 1 by the sum of the bits, so that more levels are better for label 0."""
-
-    def __init__(self):
-        super().__init__()
-        self.encode = ThermometerCode()
-
-    def forward(self, x):
-        bits = self.encode(x).flatten(1).sum(1)
-        return torch.stack([-bits, bits], 1) / 100
-
-
 @pytest.mark.parametrize("signed", [False, True])
 def test_the_attack_on_thermometer_codes_goes_to_the_outermost_level(signed):
+    # Class 1 by the sum of the bits, so that more levels are better for label 0.
+    module = nn.Sequential(ThermometerCode(), nn.Flatten(), nn.Linear(48, 2, bias=False))
+    module[2].weight.data = torch.tensor([[-0.01], [0.01]]).expand(2, 48).clone()
     x = torch.tensor([[[[0.5, 0.02, 0.9]]]])
     for label, end in ((0, 0.1), (1, -0.1)):
-        found = search(LogitSpacePGA(signed=signed), OneBit(), x, torch.tensor([label]), 2)
+        found = search(LogitSpacePGA(signed=signed), module, x, torch.tensor([label]), 2)
         assert torch.equal((15.9998 * found).floor(), (15.9998 * (x + end).clamp(0, 1)).floor())
 
 
@@ -302,7 +289,6 @@ def test_without_mixing_is_the_attack_on_the_network(parts):
 
 
 def test_predicted_labels_move_errors_away_from_what_is_predicted():
-    """A misclassified input leaves its wrong class, of two classes for that of its label."""
     torch.manual_seed(0)
     module = nn.Sequential(nn.Flatten(), nn.Linear(16, 2)).eval()
     x, attack = torch.rand(50, 1, 4, 4), ObjectivePGD(steps=5, rel_step_size=0.5)

@@ -29,7 +29,6 @@ QUICK = ("k_winners", "mmc", "pcl")
 
 
 def data(split):
-    """All images and labels of a split, shuffled."""
     images = load_dataset("digits", split=split)
     return images.take(images.choose(len(images), seed=0))
 
@@ -43,7 +42,6 @@ def on_digits(name):
 
 
 def measured(name, samples):
-    """The measurement of the mechanism on the first samples."""
     study, case = on_digits(name)
     return study.measure(Trained(**{**vars(case), "inputs": case.inputs[:samples], "labels": case.labels[:samples]}))
 

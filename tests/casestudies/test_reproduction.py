@@ -21,7 +21,6 @@ PAGE = (Path(__file__).parents[2] / "docs" / "theory" / "papers.md").read_text(e
 
 
 def test_every_table_and_figure_is_an_item():
-    """What is not run says where it is."""
     names = {paper: [one.name for one in items() if one.paper == paper] for paper in PAPERS}
     counts = {"binarization": 5, "mead": 17, "linear-region": 13, "test-time": 6}
     assert {paper: len(set(several)) for paper, several in names.items()} == counts

@@ -31,8 +31,6 @@ QUICK = {
 
 
 class Unit(nn.Module):
-    """From inputs in the bounds to [0, 1]."""
-
     def __init__(self, bounds):
         super().__init__()
         self.bounds = bounds
@@ -48,7 +46,6 @@ def network(dtype=torch.float64, bounds=(0.0, 1.0)):
 
 
 def linear(weights, bias=None):
-    """A linear classifier in float64."""
     layer = nn.Linear(weights.shape[1], weights.shape[0]).double()
     with torch.no_grad():
         layer.weight.copy_(torch.from_numpy(weights))
@@ -97,7 +94,6 @@ def make(name, dtype=torch.float64, bounds=(0.0, 1.0), *, net=None, inputs=None,
 
 
 def quick(name, *args, **settings):
-    """The same, with settings that are fast."""
     return make(name, *args, **{**QUICK.get(name, {}), **settings})
 
 

@@ -40,8 +40,6 @@ from tests.defenses.cases import linear
 
 
 class Weighted(nn.Module):
-    """A discriminator that is linear in what it sees."""
-
     def __init__(self, *weights, shift=0.0, column=False):
         super().__init__()
         self.weights, self.shift, self.column = weights, shift, column
@@ -250,17 +248,6 @@ def images(rows, shape=(3, 12, 10)):
     return torch.rand(rows, *shape, generator=torch.Generator().manual_seed(1))
 
 
-class Linear(nn.Module):
-    """Two logits: the sum of the pixels and a constant."""
-
-    def __init__(self):
-        super().__init__()
-        self.level = nn.Parameter(torch.tensor(0.3))
-
-    def forward(self, x):
-        return torch.stack([x.flatten(1).sum(1), self.level.expand(len(x))], 1)
-
-
 def by_art(name, x, **settings):
     pytest.importorskip("robust_ext.adapters.art.library", reason="ART is not installed")
     with warnings.catch_warnings():
@@ -272,13 +259,13 @@ def by_art(name, x, **settings):
 def test_transformations_are_those_of_art(bounds):
     x = images(4) * bounds[1]
     for bits in (1, 3, 8):
-        found = BitDepthReduction(Linear(), bits=bits, bounds=bounds).trace(x).final
+        found = BitDepthReduction(nn.Flatten(), bits=bits, bounds=bounds).trace(x).final
         wanted = by_art("FeatureSqueezing", x, clip_values=bounds, bit_depth=bits)
         np.testing.assert_allclose(found.numpy(), wanted, atol=1e-6 * bounds[1])
         assert len(found.unique()) <= 2**bits
     for shape, quality in (((3, 16, 11), 50), ((1, 9, 8), 20), ((2, 8, 8), 20)):
         x = images(3, shape) * bounds[1]
-        found = JPEGCompression(Linear(), quality=quality, truncate=True, bounds=bounds).trace(x).final
+        found = JPEGCompression(nn.Flatten(), quality=quality, truncate=True, bounds=bounds).trace(x).final
         wanted = by_art("JpegCompression", x, clip_values=bounds, quality=quality, channels_first=True)
         np.testing.assert_allclose(found.numpy(), wanted, atol=1e-6 * bounds[1])
 
@@ -286,7 +273,7 @@ def test_transformations_are_those_of_art(bounds):
 @pytest.mark.parametrize("size", [2, 3, 5])
 def test_median_is_that_of_art_inside_and_of_scipy_everywhere(size):
     x = images(3)
-    found = MedianSmoothing(Linear(), size=size).trace(x).final.numpy()
+    found = MedianSmoothing(nn.Flatten(), size=size).trace(x).final.numpy()
     np.testing.assert_array_equal(found, ndimage.median_filter(x.numpy(), (1, 1, size, size), mode="reflect"))
     if size % 2:
         # ART mirrors at the edges without repeating the outermost pixels.
@@ -302,7 +289,7 @@ def test_jpeg_rounds():
     image.fromarray(whole).save(buffer, format="jpeg", quality=80)
     with image.open(buffer) as saved:
         wanted = torch.tensor(np.array(saved)).permute(2, 0, 1)[None] / 255
-    model = JPEGCompression(Linear(), quality=80)
+    model = JPEGCompression(nn.Flatten(), quality=80)
     found = model.trace(x).final
     torch.testing.assert_close(found, wanted)
     torch.testing.assert_close(model.with_steps(2).trace(x).final, model.trace(found).final)

@@ -51,7 +51,6 @@ def files(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory, files):
-    """A text with the paths of files."""
     file = tmp_path_factory.mktemp("code") / "parts.py"
     file.write_text(PARTS)
     paths = {**files, "file": file}
@@ -59,7 +58,6 @@ def filled(tmp_path_factory, files):
 
 
 def written(name):
-    """A name with the settings of :data:`QUICK`, as text."""
     settings = ", ".join(f"{key}={value!r}" for key, value in QUICK.get(name, {}).items())
     return f"{name}({settings})"
 
@@ -160,7 +158,6 @@ def test_the_script_writes_what_the_name_reads(name, net, tmp_path):
 
 
 def test_settings_are_part_of_a_run(net, images, tmp_path):
-    """A folder of one setting is not taken for a run of another."""
     x, y = images
     threat_model = ThreatModel(norm="linf", epsilon=0.1)
     small = {"steps": 1, "queries": 2, "draws": 1, "repeats": 1}

@@ -85,8 +85,6 @@ def quantised():
 
 
 class Around(nn.Module):
-    """A function of several networks and inputs."""
-
     def __init__(self, run, *networks):
         super().__init__()
         self.run, self.networks = run, nn.ModuleList(networks)
@@ -118,20 +116,17 @@ def lively(network):
 
 
 def tv(name, **settings):
-    """A network of torchvision."""
     torch.manual_seed(0)
     return lively(library("torchvision").models.get_model(name, weights=None, num_classes=10, **settings))
 
 
 def tm(name, **settings):
-    """A network of timm."""
     library("torchvision")
     torch.manual_seed(0)
     return lively(library("timm").create_model(name, num_classes=10, **settings))
 
 
 def hf(name, head="", **settings):
-    """A small network of transformers."""
     torch.manual_seed(0)
     transformers = library("transformers")
     config = getattr(transformers, f"{name}Config")(num_labels=10, **settings)
@@ -218,7 +213,6 @@ ARCHITECTURES = [
 
 
 def unit(rows):
-    """Rows of length 1."""
     return F.normalize(rows, dim=1)
 
 

@@ -14,15 +14,12 @@ from robust_ext.core.target import Counted, PassCounter
 from robust_ext.models.adaptive_features import binarized_defense, split_defense
 from robust_ext.models.company import in_company, one_image
 from robust_ext.models.rows import RowRNG, Solution, row_seeds
-from robust_ext.models.vjp import row_gradient
 from tests.models.cases import Controlled, Descent, Probable, data, network, planted
 
 LINF = ThreatModel(norm="linf", epsilon=0.05)
 
 
 class Smooth(Descent):
-    """The same without chance."""
-
     random = False
     noise = 0.0
 
@@ -61,16 +58,6 @@ def test_the_steps_are_done_in_order():
     assert torch.equal(defense.with_steps(1).trace(x).final, trace.iterates[1])
     assert torch.equal(defense.with_steps(0)(x), net(x))
     assert defense.steps == 3
-
-
-def test_inner_gradients_do_not_depend_on_the_batch():
-    x = data(6, torch.float64)
-    defense = Smooth(network(torch.float64), steps=2)
-    torch.testing.assert_close(defense(x), torch.cat([defense(row[None]) for row in x]))
-    with pytest.raises(ModelError, match="one loss for each row"):
-        row_gradient(lambda p: p.square().mean(), x)
-    with pytest.raises(ModelError, match="does not depend on the point"):
-        row_gradient(lambda p: x.flatten(1).sum(1), data(6))
 
 
 @settings(max_examples=25, deadline=None)
@@ -226,8 +213,6 @@ def test_the_binarized_defense_is_the_classifier(kind, rows):
 
 
 class Centred(Descent):
-    """Steps away from the mean of the group."""
-
     random = False
     batch_level = True
     noise = 0.0
@@ -237,8 +222,6 @@ class Centred(Descent):
 
 
 class Shifted(Centred):
-    """The same from points that are drawn."""
-
     random = True
     noise = 0.3
 
@@ -350,8 +333,6 @@ def gradient(module, x):
 
 
 class Adapting(nn.Module):
-    """Classifier and defense in one."""
-
     def __init__(self, net):
         super().__init__()
         self.net = net
@@ -371,7 +352,7 @@ def test_a_purifier_that_calls_backward(net, hidden):
     made(IMAGES)
     assert hidden[1].weight.grad is kept
     assert bool((kept == 1).all())
-    # The identity's gradient is the tanh_net's at the final point.
+    # The identity's gradient is the network's at the final point.
     torch.testing.assert_close(gradient(BPDA(made), IMAGES), gradient(net, final))
     whole, last = as_defense(Adapting(net), net, IMAGES[:2]), by_hand(net, IMAGES)[-1]
     with torch.no_grad():
@@ -445,7 +426,7 @@ def mean_gradient(net, points):
 
 @pytest.mark.parametrize("views", [True, False])
 def test_the_trajectory_is_seen_in_what_a_hidden_network_gets(views, net, hidden):
-    """Other views of the points, which the tanh_net gets too, are left out."""
+    """Other views of the points, which the network gets too, are left out."""
     made = as_defense(soap(hidden, views=views), net, IMAGES[:2])
     assert made.has_trajectory
     iterates = made.trace(IMAGES).iterates
@@ -494,7 +475,7 @@ def test_networks_are_found_wherever_they_are_held(net):
 
 
 def test_the_evaluation_of_an_authors_purifier(net, hidden):
-    """In groups, with a tanh_net that it hides: no error, its own row, and what it costs."""
+    """In groups, with a network that it hides: no error, its own row, and what it costs."""
     purify = robust_ext.purifier(group_size=3)(soap(hidden))
     threat_model, labels = robust_ext.ThreatModel(norm="linf", epsilon=0.1), net(IMAGES).argmax(1)
     given = {"classifier": net, "steps": 1, "queries": 2, "full": True}

@@ -42,8 +42,6 @@ class Shrink(Purifier):
 
 
 class Blocking(Shrink):
-    """Hides its gradient."""
-
     def step(self, point, *, x, number, state, rng):
         return super().step(point, x=x, number=number, state=state, rng=rng).detach()
 
@@ -341,8 +339,6 @@ def bits(x):
 
 
 class Coded(nn.Module):
-    """The digits' network behind codes."""
-
     def __init__(self):
         super().__init__()
         self.codes, self.net = Layer(bits), digits_network()

@@ -21,6 +21,7 @@ from robust_ext.models.bpda import BPDA
 from robust_ext.models.defended import Defended, SuccessMargin
 from robust_ext.models.features import LayerInput, split, split_linear
 from robust_ext.registry.model import as_module
+from tests.attacks.problems import Lambda
 from tests.models.architectures import ARCHITECTURES, BEGIN, END, PAGE, pooled, small, table
 from tests.models.cases import data, network, planted
 
@@ -29,6 +30,7 @@ pytestmark = [
 ]
 INPUTS = torch.rand(3, 1, 4, 4, generator=torch.Generator().manual_seed(0))
 THREAT = ThreatModel(norm="linf", epsilon=16 / 255)
+ROUNDING = Lambda(lambda x: (x * 4).round() / 4)
 
 
 @pytest.fixture(autouse=True)
@@ -43,8 +45,6 @@ def sequential():
 
 
 class Net(nn.Module):
-    """Layers, and a function of them and an input."""
-
     def __init__(self, run, **layers):
         super().__init__()
         self.run = run
@@ -150,13 +150,6 @@ def test_what_does_not_end_in_a_linear_layer_is_refused_by_name(models, layers, 
         assert hooks(model) == 0
 
 
-class Rounding(nn.Module):
-    """Five levels."""
-
-    def forward(self, x):
-        return (x * 4).round() / 4
-
-
 def convolution():
     return nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Conv2d(3, 5, 2), nn.Flatten())
 
@@ -167,10 +160,10 @@ def convolution():
 def test_features_are_found_through_a_bpda_and_have_its_gradients(make, layer, given):
     inner = make().eval()
     # The name ends as those of other layers do, deeper in the network.
-    network = nn.Sequential(nn.Sequential(Rounding()), *inner).eval()
+    network = nn.Sequential(nn.Sequential(ROUNDING), *inner).eval()
     plain, parts = split(network, INPUTS, layer=layer and layer[-1]), split(BPDA(network, **given), INPUTS, layer=layer)
     assert (parts.kind, parts.layer, parts.shape) == (plain.kind, plain.layer, plain.shape)
-    x, rounded = INPUTS.clone().requires_grad_(), Rounding()(INPUTS).requires_grad_()
+    x, rounded = INPUTS.clone().requires_grad_(), ROUNDING(INPUTS).requires_grad_()
     for one in (parts, copy.deepcopy(parts)):
         assert torch.equal(one.readout(one.features(x)), network(INPUTS))
         (gradient,) = torch.autograd.grad(one.features(x).square().sum(), x)
@@ -182,7 +175,7 @@ def test_features_are_found_through_a_bpda_and_have_its_gradients(make, layer, g
 
 def test_features_that_gradients_do_not_come_back_from_are_none():
     """Inside of a BPDA that stands elsewhere, or is for the logits, as of any function with its own backward pass."""
-    network = nn.Sequential(Rounding(), *sequential()).eval()
+    network = nn.Sequential(ROUNDING, *sequential()).eval()
     for model, last in (
         (nn.Sequential(nn.Identity(), BPDA(network, layer="0")).eval(), "1.wrapped.4"),
         (BPDA(network, backward=sequential().eval()), "wrapped.4"),
@@ -272,8 +265,6 @@ INVERTED = pytest.mark.parametrize("inverted", [False, True])
 
 
 class Hidden(Detector):
-    """The first hidden unit."""
-
     layers = ("1",)
 
     def score_of(self, seen):

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 from sklearn.linear_model import LogisticRegression
-from sklearn.neighbors import KNeighborsClassifier, KNeighborsRegressor
+from sklearn.neighbors import KNeighborsRegressor
 from torch import nn
 
 from robust_ext.core.errors import DataError, InvalidArgumentError, ModelError
@@ -25,6 +25,7 @@ from robust_ext.models.readouts.catalogue import READOUTS
 from robust_ext.models.readouts.linear import KINDS, Linear, Logistic, fit_directions
 from robust_ext.models.readouts.majority import Drawn, Majority
 from robust_ext.registry.readout import as_readout
+from tests.attacks.problems import Lambda
 
 B, N, K, F = 3, 40, 5, 6
 TEXTS = (*READOUTS, "ensemble(combine='mean')", "code(decoder='linear')", "nearest(k=1)", "ensemble(C=1e-3)")
@@ -167,29 +168,10 @@ def test_problems_are_fitted_alone_have_gradients_and_spoil_no_other(text):
     assert bool((constant == constant[:, :1]).all())
 
 
-def test_prototypes_are_the_nearer_of_two_centres():
-    """Against scikit-learn's classifier, given the two centres; what is far from both has low logits."""
-    features, classes = problems((F,))
-    readout, parameters, _, threshold = posed("prototypes", features, classes, 0.7)
-    points, ones = problems((F,), seed=2, shift=4.0)[0], torch.ones(N, dtype=torch.float64)
-    for i in range(B):
-        centre, weight = parameters["centre"][i], parameters["weight"][i]
-        half = float(threshold[i]) - float((centre - parameters["anchor"][i]) @ weight)
-        torch.testing.assert_close(centre, features[i, ~classes].double().mean(0))
-        centres = np.stack([centre.numpy(), (centre + 2 * half * weight).numpy()])
-        rows = {name: part[i].expand(N, *part.shape[1:]) for name, part in parameters.items()}
-        logits = readout.logits(points[i], rows, threshold[i] * ones, ones, 0 * ones)
-        nearer = KNeighborsClassifier(1).fit(centres, [0, 1]).predict(points[i].double().numpy())
-        assert logits.argmax(1).tolist() == nearer.tolist()
-        distances = torch.tensor(np.linalg.norm(points[i].double().numpy()[:, None] - centres, axis=2) ** 2)
-        torch.testing.assert_close(logits, -distances / (2 * half))
-
-
 # Fitted directions.
 
 
 def problem(seed, n, F, planted, shift):
-    """Correlated features; the planted rows are moved along a random direction."""
     generator = torch.Generator().manual_seed(seed)
     rows = torch.randn(n, F, generator=generator) @ torch.randn(F, F, generator=generator) / F**0.5
     direction = torch.randn(F, generator=generator)
@@ -264,19 +246,15 @@ def test_inseparable_and_constant_features_and_other_units(kind):
 # Random models.
 
 
-class Noise(nn.Module):
-    def forward(self, x):
-        return x + 0.1 * torch.randn_like(x)
-
-
 def test_draws_are_repeated_for_the_same_batch_alone():
-    x, drawn, state = torch.rand(4, 3), Drawn(Noise(), 5, seed=1), torch.get_rng_state()
+    noise = Lambda(lambda x: x + 0.1 * torch.randn_like(x))
+    x, drawn, state = torch.rand(4, 3), Drawn(noise, 5, seed=1), torch.get_rng_state()
     first = drawn(x)
     assert first.shape == (4, 5, 3)
     torch.rand(1)
     assert torch.equal(drawn(x), first)
     torch.set_rng_state(state)
-    others = (Drawn(Noise(), 5, seed=2)(x) - x[:, None], Drawn(Noise(), 5, seed=1)(x + 1) - x[:, None] - 1)
+    others = (Drawn(noise, 5, seed=2)(x) - x[:, None], Drawn(noise, 5, seed=1)(x + 1) - x[:, None] - 1)
     assert torch.equal(torch.get_rng_state(), state)
     for values in (first - x[:, None], *others):
         assert len(values.unique()) == 60
@@ -286,7 +264,6 @@ def test_draws_are_repeated_for_the_same_batch_alone():
 
 @pytest.mark.parametrize("draws", [2, 5, 6])
 def test_a_majority_of_draws_decides(draws):
-    """Against a count over draws; the fit is that of all draws as points of their own."""
     generator = torch.Generator().manual_seed(draws)
     features, planted = torch.randn(3, 20, draws, 4, generator=generator), torch.arange(20) >= 18
     features[:, 18:] += 4
@@ -397,7 +374,6 @@ def classifier(count, rows="any"):
 
 
 def single(made, i, **options):
-    """Problem i alone."""
     return BinarizedClassifier(flat_net(), **{name: part[i : i + 1] for name, part in made.items()}, **options)
 
 
@@ -497,7 +473,6 @@ def lengths(norm, steps):
 
 
 def half_way(norm, references, i):
-    """Half the distance of reference i from the next one."""
     others = [j for j in range(len(references)) if j != i]
     return float(lengths(norm, references[others] - references[i]).min()) / 2
 

@@ -17,6 +17,7 @@ from robust_ext.demo.network import digits_network
 from robust_ext.models.bpda import trajectory_gradient
 from robust_ext.models.eot import GRADIENTS, VALUES
 from robust_ext.models.wrapping import PaddedClasses
+from tests.attacks.problems import Lambda
 from tests.models.cases import Descent, NoisyRounding, Rounding, data, network, quantise
 
 LABELS = torch.tensor([0, 2, 1, 0, 1])
@@ -292,15 +293,11 @@ def test_draws_depend_on_seed_call_draw_and_row(seed, call, draws, chunk, rows):
     torch.testing.assert_close(more(x), more(x), rtol=0, atol=0)
 
 
-class Global(nn.Module):
-    """Draws from all three global generators."""
-
-    def forward(self, x):
-        return x * (torch.rand_like(x) + np.random.rand() + random.random())
-
-
 @pytest.mark.parametrize("chunk", [1, 3, 10])
-@pytest.mark.parametrize("module", [nn.Dropout(0.5).train(), Global()])
+@pytest.mark.parametrize(
+    "module",
+    [nn.Dropout(0.5).train(), Lambda(lambda x: x * (torch.rand_like(x) + np.random.rand() + random.random()))],
+)
 def test_any_module_repeats_its_draws_in_the_backward_pass(module, chunk):
     x = torch.rand(3, 4).add(1).requires_grad_()
     states = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()

@@ -27,7 +27,7 @@ from robust_ext.core.threat import NORMS, ThreatModel
 from robust_ext.datasets import load_dataset
 from tests.attacks import problems
 from tests.attacks.linear_region.test_solver import ORDER, exact, in_norms
-from tests.attacks.problems import images, target_of
+from tests.attacks.problems import Lambda, images, target_of
 
 # Rows sent through a network to record it, and to see that it does the same again.
 RECORDED = 7
@@ -49,21 +49,8 @@ def relu_net(values, classes, *, hidden=12, seed=0):
     return nn.Sequential(first, nn.ReLU(), linear_net(weight, bias * 0.1)).eval()
 
 
-class Attention(nn.Module):
-    """Softmax attention over values as tokens."""
-
-    def __init__(self):
-        super().__init__()
-        self.embed, self.mix = nn.Linear(1, 4), nn.MultiheadAttention(4, 1, batch_first=True)
-
-    def forward(self, x):
-        tokens = self.embed(x.unsqueeze(2) * 4)
-        return (tokens + self.mix(tokens, tokens, tokens)[0]).flatten(1)
-
-
 MIDDLE = {
     "gelu": lambda values: [nn.Linear(values, 8), nn.GELU()],
-    "attention": lambda values: [Attention(), nn.Linear(4 * values, 8), nn.Tanh()],
     "group norm": lambda values: [nn.Linear(values, 8), nn.GroupNorm(2, 8), nn.SiLU()],
 }
 
@@ -251,25 +238,14 @@ def test_budgets_are_kept(regions):
     assert torch.equal(again.distances, hurried.distances)
 
 
-class RoundsByBatch(nn.Module):
-    """A network whose first logit is rounded otherwise in batches of fewer than this many rows."""
-
-    def __init__(self, network, *, fewer, by):
-        super().__init__()
-        self.network, self.fewer, self.by = network, fewer, by
-        self.eval()
-
-    def forward(self, x):
-        logits = self.network(x)
-        return logits + self.by * torch.eye(logits.shape[1])[0] * (-1 if len(x) < self.fewer else 1)
-
-
 @in_norms
 @pytest.mark.parametrize(("rows", "fewer"), [(3, 2), (3, 4), (1, 2)])
 @pytest.mark.parametrize("by", [1e-5, -1e-4])
 def test_the_nearest_points_are_adversarial_in_any_batch(norm, rows, fewer, by):
     _, inputs, labels = problem(rows=rows)
-    network = RoundsByBatch(relu_net(8, 4), fewer=fewer, by=by)
+    plain = relu_net(8, 4)
+    # The first logit is rounded otherwise in batches of fewer rows.
+    network = Lambda(lambda x: plain(x) + by * torch.eye(4)[0] * (-1 if len(x) < fewer else 1))
     search = BoundarySearch(draws=2, target_classes=1, start_steps=40, hops=2)
     found = run(search, target_of(network, (8,), 4), inputs, labels, norm=norm)
     several = network(found.candidates.repeat_interleave(9, 0)).argmax(1).view(rows, 9)[:, 0]

@@ -203,21 +203,16 @@ def test_problems_without_improvement_are_given_up(family, norm):
 
 @pytest.mark.parametrize("family", [2, 5])
 @in_norms
-def test_a_start_changes_the_way_and_not_the_end(family, norm):
+def test_from_the_solution_it_is_done_soon(family, norm):
     optimum = optima(family, norm)
     full = run(family, norm, iterations=2000, tolerance=1e-5)
     assert bool((full.multipliers >= 0).all())
     stops = {"iterations": 2000, "tolerance": 1e-4}
-    # From the solution of each problem it is done soon.
     there = run(family, norm, points=full.points, multipliers=full.multipliers, **stops)
     cold = run(family, norm, **stops)
     solved = optimum.isfinite() & (full.status == Status.SOLVED)
     assert bool((there.status[solved] == Status.SOLVED).all())
     assert 3 * int(there.iterations[solved].sum()) <= int(cold.iterations[solved].sum())
-    # From those of another problem it takes a while, and gets there.
-    elsewhere = full.multipliers.nan_to_num(0, 0, 0).clamp_max(10).roll(1, 0)
-    other = run(family, norm, points=full.points.roll(1, 0), multipliers=elsewhere, **stops)
-    assert float(gaps(other, optimum).abs().max()) <= 1e-3
 
 
 @pytest.mark.parametrize("family", [1, 6])
