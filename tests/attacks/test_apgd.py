@@ -13,13 +13,13 @@ from torch import nn
 
 from robust_ext.attacks._common.rows import project
 from robust_ext.attacks.apgd import APGD
-from robust_ext.attacks.base import Attack, AttackTraits, draw_seed
+from robust_ext.attacks.base import Attack, AttackTraits
 from robust_ext.attacks.transfer import Transfer
 from robust_ext.core.errors import InvalidArgumentError, RobustExtWarning
 from robust_ext.core.random import seeded_globals, stream
 from robust_ext.core.threat import NORMS, ThreatModel
 from robust_ext.testing.networks import small_batch, small_network
-from tests.attacks.problems import Lambda, Recorder, predicted, right_digits, rowwise_problem, search, target_of
+from tests.attacks.problems import Lambda, Recorder, predicted, right_digits, rowwise_problem, target_of
 
 in_norms = pytest.mark.parametrize("norm", NORMS)
 
@@ -373,28 +373,6 @@ def transfer(module, x, y, *, norm="linf", epsilon=0.15, classes=4, **chosen):
 def problem(count=8):
     network, x = small_network(SHAPE, 4), small_batch(count, SHAPE)
     return network, x, network(x).argmax(1)
-
-
-@pytest.mark.parametrize("epsilon", [0.05, 0.1])
-def test_from_the_target_itself_it_is_as_strong_as_apgd(epsilon):
-    network, x, y = right_digits(40)
-    threat_model, target = ThreatModel(norm="linf", epsilon=epsilon), target_of(network, (1, 8, 8), 10)
-    found = transfer(network, x, y, epsilon=epsilon, classes=10, surrogates={"itself": network}, steps=20)
-    seed = draw_seed(torch.Generator().manual_seed(0))
-    solved = torch.zeros_like(found.found)
-    for loss in ("ce", "margin", "targeted-dlr"):
-        attack = APGD(steps=20, loss=loss, target_classes=3)
-        draws = stream(seed, "itself", attack.name)
-        solved |= predicted(network, attack.search(target, x, y, threat_model=threat_model, generator=draws)) != y
-    assert torch.equal(found.found, solved)
-    assert torch.equal(found.found, predicted(network, found.candidates) != y)
-    assert bool(found.found.any())
-    assert bool(threat_model.contains(found.candidates, x).all())
-    # The decisions of the network, and no gradient.
-    masked = Lambda(lambda x: (network(x) * 4).round() / 4)
-    direct = predicted(masked, search(APGD(steps=20), x, y, threat_model, module=masked, classes=10).out) != y
-    found = transfer(masked, x, y, epsilon=epsilon, classes=10, surrogates={"static": network}, steps=20)
-    assert int(found.found.sum()) >= int(direct.sum()) + (5 if epsilon == 0.1 else 0)
 
 
 def test_each_row_gets_the_worst_of_its_candidates_and_its_origin():

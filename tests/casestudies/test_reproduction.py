@@ -10,12 +10,12 @@ import pytest
 from scipy.stats import norm as normal
 
 from robust_ext import load_result
-from robust_ext.casestudies import hardness, mead_tables
+from robust_ext.casestudies import mead_tables
 from robust_ext.casestudies.mead_tables import published
 from robust_ext.casestudies.reproduction import PAPERS, items, reproduce
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.evaluations.mead.suites import load_suite
-from tests.run_folders import records_of, runs_of
+from tests.run_folders import records_of
 
 PAGE = (Path(__file__).parents[2] / "docs" / "theory" / "papers.md").read_text(encoding="utf-8")
 
@@ -57,28 +57,6 @@ def test_figures_of_a_case_study_are_beside_those_of_the_paper(tmp_path):
     assert [row["difference"] for row in rows] == pytest.approx([robust[0] - 0.524, robust[1] - 0.1799])
     assert [row["agrees"] for row in rows] == [abs(row["difference"]) <= 0.3 for row in rows]
     assert "8 test images, 1 of 13 defenses" in str(accuracies)
-
-
-@pytest.mark.exhaustive
-def test_appendix_b_has_its_points(tmp_path, monkeypatch):
-    """The trapdoor's at .01: 999 uniform points, one in a corner, as many random points as queries."""
-    monkeypatch.setattr(hardness, "_OWN", {"trapdoor": hardness._OWN["trapdoor"]})
-    result = reproduce("binarization", "appendix B", samples=2, out=tmp_path)
-    runs = runs_of(tmp_path / "runs" / "trapdoor")
-    settings = {place.split("/")[0]: saved.run["settings"] for place, saved in runs.items()}
-    epsilons = {"all": 0.1, "own": 0.01, "own-weak": 0.01, "own-right": 0.01}
-    assert {place: one["epsilon"] for place, one in settings.items()} == epsilons
-    points = {"inner": "uniform", "inner_points": 999, "planted_candidates": 1, "boundary_points": 1, "gap": 0.05}
-    assert all(points.items() <= one.items() for one in settings.values())
-    for place, expected in (("own", 400), ("own-weak", 100)):
-        records = runs[f"{place}/regular"].records()
-        assert {one["attacks"]["weak"]["trace"]["queries"] for one in records if one["separable"]} == {100}
-        assert settings[place]["random_inner"] + settings[place]["random_corners"] == expected
-    rows = [(row["name"], row["quantity"], row["paper"]) for row in result.rows()]
-    own = "999 inner, 1 planted, epsilon 0.01"
-    assert len(rows) == 8
-    assert (f"Trapdoor, weak recipe, {own}", "test score", "< .95") in rows
-    assert (f"Trapdoor, right recipe, {own}", "R-ASR, as many points as queries", None) in rows
 
 
 # The paper's own average of FS in l1 on MNIST is 79.8.

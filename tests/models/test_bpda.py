@@ -305,18 +305,13 @@ def test_what_has_no_gradient_straight_through_is_an_error(lost):
 
 
 def test_layers_go_by_the_end_of_their_name():
-    def nest(**parts):
-        module = nn.Module()
-        for name, part in parts.items():
-            setattr(module, name, part)
-        return module
-
     quantise, head = Layer(rounded), nn.Sequential(Layer(rounded), nn.Sequential(Layer(rounded)))
-    net = nest(quantise=quantise, head=head, left=nest(round=Layer(rounded)))
-    outer = nest(features=nest(model=net), right=nest(round=Layer(rounded)), again=quantise)
+    left, right = (nn.ModuleDict({"round": Layer(rounded)}) for _ in range(2))
+    net = nn.ModuleDict({"quantise": quantise, "head": head, "left": left})
+    outer = nn.ModuleDict({"features": nn.ModuleDict({"model": net}), "right": right, "again": quantise})
     # Deeper ones of the same name have longer names where the network is whole, too.
     found = dict.fromkeys(("quantise", "model.quantise", "features.model.quantise", "again"), quantise)
-    for name, layer in {**found, "head.0": head[0], "0": head[0], "left.round": net.left.round}.items():
+    for name, layer in {**found, "head.0": head[0], "0": head[0], "left.round": left["round"]}.items():
         assert find_layers(outer, name)[name] is layer
     for name, words in {
         "round": "a longer name, as there are several: features.model.left.round, right.round",

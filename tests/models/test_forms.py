@@ -77,8 +77,6 @@ def test_logits_are_those_of_the_function():
     assert not SCORES(x.requires_grad_()).requires_grad
     # One score is of two classes.
     x = torch.tensor([[0.25], [0.75]])
-    z = black_box(lambda x: x[:, 0] - 0.5, returns="logits")(x)
-    assert torch.equal(z, torch.tensor([[0.0, -0.25], [0.0, 0.25]]))
     p = black_box(lambda x: x, returns="probabilities")(x)
     torch.testing.assert_close(p.exp(), torch.tensor([[0.75, 0.25], [0.25, 0.75]]))
 
@@ -88,7 +86,6 @@ def test_logits_are_those_of_the_function():
     [
         (lambda x: 3 * x, {"returns": "probabilities"}, "expected probabilities"),
         (lambda x: x[:, 0].astype(int), {"returns": "logits"}, "state returns='labels'"),
-        (lambda x: x[:1], {"returns": "logits"}, r"float32 of shape \(1, 3\) for 4 inputs"),
         (lambda x: np.full(len(x), 3), {"returns": "labels", "classes": 3}, "whole numbers from 0 to 2"),
         (lambda x: 1 / 0, {"returns": "logits"}, "raised ZeroDivisionError"),
     ],

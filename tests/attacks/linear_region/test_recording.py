@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
@@ -258,24 +256,6 @@ def test_no_trace_is_left_on_the_network_and_one_forward_pass_is_made():
     assert all(p.grad is None for p in network.parameters())
     assert not any((points.requires_grad, network.training, regions.logits.requires_grad))
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in network.modules())
-
-
-@settings(max_examples=40)
-@given(
-    layers=st.lists(st.sampled_from([*GATES, *AFFINE]), min_size=2, max_size=4),
-    rows=st.integers(1, 3),
-    seed=st.integers(0, 100),
-)
-def test_networks_of_any_layers(layers, rows, seed):
-    def chained(x):
-        for name in layers:
-            x = (GATES.get(name) or AFFINE[name])(x)
-            # Whatever came out is brought back to the shape that every layer here takes.
-            x = F.linear(x.reshape(x.shape[0], -1), filters(120, x.shape.numel() // x.shape[0])).view(-1, *SHAPE)
-        return x
-
-    tolerance = 1e-5 if "other dtypes" in layers else 1e-8
-    check_regions(Function(chained).double(), drawn(rows, seed=seed), tolerance=tolerance)
 
 
 with warnings.catch_warnings():
