@@ -107,8 +107,8 @@ def _parts(model: Any, layer: str | None) -> tuple[Inference | None, Inference]:
         _say_left_out(dense)
     if layer is None:
         if affine is None:
-            return None, Inference(model if output is model.outputs[0] else keras.Model(model.inputs, output))
-        return Inference(keras.Model(model.inputs, affine.input)), Inference(None, affine)
+            return None, Inference(model if output is model.outputs[0] else _cut(model.inputs, output))
+        return Inference(_cut(model.inputs, affine.input)), Inference(None, affine)
     names = [one.name for one in model.layers]
     if layer not in names:
         shown = ", ".join(names[-5:])
@@ -117,12 +117,19 @@ def _parts(model: Any, layer: str | None) -> tuple[Inference | None, Inference]:
     cut = model.get_layer(layer).output
     try:
         end = output if affine is None else affine.input
-        head = None if end is cut else keras.Model(cut, end)
+        head = None if end is cut else _cut(cut, end)
     except ValueError as error:
         raise ModelError(
             f"layer {layer!r}: the logits do not follow from its output alone ({error}); name a later one"
         ) from error
-    return Inference(keras.Model(model.inputs, cut)), Inference(head, affine)
+    return Inference(_cut(model.inputs, cut)), Inference(head, affine)
+
+
+def _cut(inputs: Any, outputs: Any) -> Any:
+    """The part of a model between these; with a name of its own it would be another each time, and no run resumed."""
+    import keras
+
+    return keras.Model(inputs, outputs, name="part")
 
 
 def _is_softmax(layer: Any) -> bool:

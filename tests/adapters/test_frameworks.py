@@ -119,6 +119,12 @@ def keras_linear(activation=None):
     return model
 
 
+def test_a_run_of_a_keras_model_is_resumed(tmp_path):
+    model, x = keras_linear(), torch.rand(4, 4, generator=torch.Generator().manual_seed(0))
+    for _ in range(2):
+        robust_accuracy(model, "robust_ext:APGD(steps=2)", x, as_module(model).module(x).argmax(1), LINF, out=tmp_path)
+
+
 def in_art(kind):
     classification, settings = require("art").estimators.classification, {"clip_values": (0, 1)}
     settings["preprocessing"] = (0.5, 2.0)
