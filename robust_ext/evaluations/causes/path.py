@@ -112,8 +112,8 @@ def step_too_large(case: Case) -> Finding | None:
     drop = typical(rows, lambda one: one.count("best") - one.count("last"))
     return case.finding(
         "step_too_large",
-        f"The step is too large: each moves {number(typical(rows, 'step'))} epsilon, across the ball and back, so "
-        "that it never looks inside.",
+        f"The step is too large: each moves {number(typical(rows, 'step'))} epsilon, from side to side of the "
+        "ball, so that it never looks inside.",
         rows,
         f"In {case.part(rows)} gradients turned against the one before {typical(rows, 'turns'):.0%} of the time, and "
         f"the last margin lay {number(drop)} below the best.",
