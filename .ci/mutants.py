@@ -17,7 +17,7 @@ import sys
 import tempfile
 
 TARGETS = {
-    "verify": "engine/verify.py engine/test_verify core/test_entries evaluations/test_entries",
+    "verify": "engine/verify.py engine/test_verify core/test_threat evaluations/test_entries",
     "planting": "evaluations/binarization/problems.py evaluations/binarization/test_construction evaluations/binarization/test_readouts",
     "verdict": "evaluations/binarization/rules.py evaluations/binarization/test_verdict evaluations/binarization/test_depth",
     "metric": "evaluations/mead/metric.py evaluations/mead/test_metric",

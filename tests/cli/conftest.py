@@ -8,17 +8,13 @@ from robust_ext.demo.network import digits_network
 MINE = """
 from robust_ext.demo.network import digits_network
 from robust_ext.detectors import Detector
-
 ready = digits_network()
-
 def make(trained=False):
     return digits_network(trained=trained)
-
 class Unsure(Detector):
     def score_of(self, seen):
         first, second = seen.logits.topk(2).values.unbind(1)
         return second - first
-
 class Bright(Detector):
     def score_of(self, seen):
         return seen.inputs.flatten(1).mean(1)

@@ -11,23 +11,18 @@ from robust_ext.core.errors import RunFolderError
 NET = """
 import torch
 from robust_ext.demo.network import digits_network
-
 class Net(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.network = digits_network()
-
     def forward(self, x):
         return self.network(x)
-
 def make():
     return Net().eval()
 """
 SIGNS = """
 import torch
-
 STEPS = 3
-
 def climb(model, x, y, threat_model):
     out = x.clone()
     for _ in range(STEPS):
@@ -46,7 +41,6 @@ def purify(x):
 DETECTOR = """
 import weighing
 from robust_ext.detectors import Detector
-
 class Bright(Detector):
     def score_of(self, seen):
         return seen.inputs.flatten(1).mean(1) ** weighing.POWER

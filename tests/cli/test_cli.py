@@ -23,7 +23,6 @@ def invoke(*arguments):
 
 
 def run(*arguments, out=None):
-    """What a command prints, and the content of ``result.json`` in ``out``."""
     done = invoke(*arguments, *([] if out is None else ["--out", out]))
     assert done.exit_code == 0, done.output
     return done.output, None if out is None else json.loads((out / "result.json").read_text())
@@ -96,12 +95,6 @@ def test_status_and_next_command_of_a_diagnosis(attack, status, words, tmp_path,
     assert command in done.output
 
 
-def without_clocks(value):
-    if isinstance(value, dict):
-        return {key: without_clocks(one) for key, one in value.items() if key not in ("seconds", "time", "cost")}
-    return [without_clocks(one) for one in value] if isinstance(value, list) else value
-
-
 def test_fitted_and_own_detectors(tmp_path, files):
     """A supervised one is fitted on training data and kept; the same command again takes what is there."""
     out, unsure = tmp_path / "run", f"{files / 'mine.py'}:Unsure"
@@ -127,11 +120,3 @@ def test_fitted_and_own_detectors(tmp_path, files):
     assert "fitting nss" in output
     assert repaired["averages"] == content["averages"]
     assert {path.name for path in tmp_path.iterdir()} == {"run"}
-
-
-@pytest.mark.exhaustive
-def test_jobs_change_nothing(tmp_path, files):
-    """Nor where a file of the user's is among what they get; of other commands tests/engine has it."""
-    command = [*MEAD, "--detector", f"{files / 'mine.py'}:Unsure", "--suite", "quick", "--judge-seed", "0"]
-    one, two = (without_clocks(run(*command, "--jobs", jobs, out=tmp_path / jobs)[1]) for jobs in ("1", "2"))
-    assert one == two

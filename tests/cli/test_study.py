@@ -23,7 +23,6 @@ def keys(command):
 
 
 def other(parameter):
-    """Arguments that set a parameter to something odd that its type allows."""
     words = [parameter.opts[0]] if parameter.opts[0].startswith("-") else []
     if getattr(parameter, "is_flag", False):
         return [parameter.secondary_opts[0] if parameter.default is True else parameter.opts[0]]
@@ -102,13 +101,9 @@ def test_a_study_runs_and_its_folder_repeats_it(tmp_path):
         ({"attack": ["a:b", [1]]}, "attack: got ['a:b', [1]], expected a text, a number, or a list of these"),
         ({"progress": "no"}, "[robust-accuracy] progress: got 'no', expected true or false"),
         ({"smaples": 3}, "[robust-accuracy] smaples: got an unknown key, expected an option of robust-accuracy: model"),
-        ("", "got no table, expected one table, called as a command: evaluate, binarization,"),
         ("[mead]\n[diagnose]", "got [mead], [diagnose], expected one table"),
-        ("eps = 1", "got eps, expected one table"),
         ("[binarisation]", "did you mean binarization?"),
-        ("[run]", "got [run], expected a command"),
         ("[mead", "is no valid TOML"),
-        ("[robust-accuracy]\nmodel = 'digits'", "[robust-accuracy] Missing option"),
         ("[attacks]\nseed = 1979-05-27", "seed: got datetime.date(1979, 5, 27)"),
     ],
 )
@@ -169,7 +164,5 @@ def test_a_study_that_is_trusted_names_a_cluster_and_writes_elsewhere(tmp_path):
     done = invoke("run", file, "--allow-code")
     assert done.exit_code == 0, done.output
     assert (tmp_path / "elsewhere" / "result.json").exists()
-    error = invoke(
-        "run", write(tmp_path, "robust-accuracy", **SMALL, executor="none.py:make"), "--allow-code"
-    ).exception
-    assert "executor: got none.py, expected an existing Python file" in str(error)
+    file = write(tmp_path, "robust-accuracy", **SMALL, executor="none.py:make")
+    assert "executor: got none.py, expected an existing" in str(invoke("run", file, "--allow-code").exception)

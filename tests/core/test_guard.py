@@ -118,25 +118,7 @@ def test_attributes_are_put_back_without_a_word_and_what_a_network_without_a_cop
     assert network.queries == [1]
 
 
-def test_a_probe_sees_attributes_before_they_are_put_back_and_weights_after(network):
-    def probe():
-        return [f"factor {network[0].factor}", f"weight {float(network[3].weight.abs().sum() > 0)}"]
-
-    with guarded(network, probe=probe) as found:
-        network[0].factor = 0.0
-        network[3].weight.data.zero_()
-    assert found.network == ["3.weight", "factor 0.0", "weight 1.0"]
-    assert network[0].factor == 2.0
-
-
-def test_a_copy_is_guarded_with_its_original_and_no_change_of_its_owner_between_blocks_is_undone(network):
-    twin = copy.deepcopy(network)
-    for changed in (network, twin):
-        with guarded(twin, originals=[network]) as found:
-            changed[3].weight.data.zero_()
-        assert found.network == ["3.weight"]
-        assert torch.equal(network(X), twin(X))
-        assert bool(network[3].weight.any())
+def test_no_change_of_the_owner_between_blocks_is_undone(network):
     network[3].weight.data.zero_()
     with guarded(network) as found:
         network(X)
@@ -222,20 +204,6 @@ def test_settings_of_the_process_do_not_leak(network, gradients):
             assert found.process == [name]
             assert settings() == before
             assert not found.network
-
-
-def test_the_default_device_of_the_caller_stays():
-    torch.set_default_device("cpu")
-    try:
-        stack = torch._C._len_torch_function_stack()
-        with guarded(nn.Linear(2, 2)) as found:
-            torch.set_default_device("meta")
-        assert "the default device" in found.process
-        assert torch._C._len_torch_function_stack() == stack
-        assert torch.rand(1).device.type == "cpu"
-    finally:
-        torch.set_default_device(None)
-    assert torch._C._len_torch_function_stack() == 0
 
 
 def linear(buffer=None):

@@ -1,11 +1,9 @@
 """What evaluations make of a machine: its memory, its cores and its devices."""
 
 import os
-import subprocess
 import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -21,7 +19,6 @@ from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
 from robust_ext.evaluations.binarization.witnesses import find_witnesses
 
-resource = pytest.importorskip("resource")
 LINF, SETTINGS = ThreatModel(norm="linf", epsilon=0.1), {"inner_points": 60, "forward_batch": 64, "fold": False}
 DIGITS = load_dataset("digits").take(range(12))[0]
 
@@ -60,19 +57,6 @@ def test_a_batch_that_does_not_fit_is_halved_for_good_and_noted_once():
         RowLimit(64).run(Small(nn.Identity(), 0), points)
 
 
-def test_points_and_candidates_are_measured_in_smaller_batches():
-    """Nor do all problems at once fit where they are verified."""
-    found = []
-    for rows in (sys.maxsize, 8):
-        module = Small(digits_network(), rows)
-        planted = plant(module, DIGITS, LINF, **SETTINGS)
-        found.append((planted.planted, planted.verify(planted.planted[:, 0]).outcomes))
-        assert max(module.sizes) > 8
-    assert len(found[0][1]) > 8
-    assert torch.equal(found[0][0], found[1][0])
-    assert found[0][1] == found[1][1] == ("found",) * len(found[0][1])
-
-
 def test_where_gradients_do_not_fit_attacks_name_the_setting_and_witnesses_do_without():
     def ascend(model, x, y):
         return model(x.requires_grad_(True))
@@ -98,51 +82,6 @@ def test_rows_of_a_gpu_follow_from_its_memory(monkeypatch):
     assert found == power_of_two(350) == 256
     assert rows_that_fit(lambda batch: batch, torch.rand(1, 3), 64) == 64
     assert [power_of_two(size) for size in (0, 1, 2.5, 64, 127)] == [1, 1, 2, 64, 64]
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-def test_rows_of_this_gpu():
-    network = nn.Conv2d(3, 64, 3, padding=1).cuda()
-    assert 64 <= rows_that_fit(network, torch.rand(1, 3, 32, 32, device="cuda"), 4096) <= 4096
-
-
-BLOCKS, SIZE = 8, 8 * 2**20
-
-
-def faults():
-    """Pages that the system hands out for large tensors that are made and dropped again and again."""
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    for _ in range(4):
-        made = [torch.ones(SIZE // 4) for _ in range(BLOCKS)]
-        del made
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-
-
-def held():
-    """Bytes of this process that are in memory."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-
-
-@pytest.mark.skipif(not machine.keep_freed_memory(), reason="another C library than glibc, or set by its user")
-def test_freed_memory_is_used_again_and_handed_back_at_the_end():
-    with machine.trimmed():
-        faults()
-    before = held()
-    with machine.trimmed():
-        faults()
-        # One round takes 16,384 pages of 4 KiB.
-        assert faults() < 1000
-        assert held() - before > BLOCKS * SIZE / 2
-    assert held() - before < BLOCKS * SIZE / 4
-
-
-def test_what_a_user_chose_of_memory_stands_and_other_systems_are_left_alone(monkeypatch):
-    for name, value in (("MALLOC_MMAP_THRESHOLD_", "65536"), ("GLIBC_TUNABLES", "glibc.malloc.top_pad=1")):
-        with monkeypatch.context() as patch:
-            patch.setenv(name, value)
-            assert machine.keep_freed_memory.__wrapped__() is False
-    monkeypatch.setattr(sys, "platform", "darwin")
-    assert machine.keep_freed_memory.__wrapped__() is False
 
 
 @pytest.fixture
@@ -172,22 +111,6 @@ def test_a_thread_for_each_free_core(monkeypatch, four_threads, others, expected
             lap(own=False)
         assert torch.get_num_threads() == expected
     assert torch.get_num_threads() == 4
-
-
-@pytest.mark.skipif(not Path("/proc/stat").exists(), reason="reads /proc/stat")
-def test_busy_processes_leave_one_thread(four_threads):
-    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in os.sched_getaffinity(0)]
-    try:
-        with on_free_cores():
-            end = time.monotonic() + 20
-            while torch.get_num_threads() > 1 and time.monotonic() < end:
-                torch.rand(300, 300) @ torch.rand(300, 300)
-                lap()
-            assert torch.get_num_threads() == 1
-    finally:
-        for loop in loops:
-            loop.kill()
-            loop.wait()
 
 
 class Elsewhere(nn.Linear):

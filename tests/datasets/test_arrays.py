@@ -21,7 +21,7 @@ from robust_ext.core.errors import DataError, InvalidArgumentError, MissingDepen
 from robust_ext.core.validation import check_inputs
 from robust_ext.datasets import Dataset, load_dataset
 from robust_ext.datasets.idx import read_idx
-from tests.datasets.files import REAL, check_refused, write
+from tests.datasets.files import check_refused, write
 
 
 def make(count=20, *, dtype=np.uint8):
@@ -70,14 +70,8 @@ def test_a_smaller_choice_begins_a_larger_one():
 
 def test_digits():
     test, train = load_dataset("digits"), load_dataset("digits", split="train")
-    assert (test.name, train.name, len(test), len(train), test.classes) == (
-        "digits-test",
-        "digits-train",
-        500,
-        1297,
-        10,
-    )
-    assert np.bincount(test.labels).min() > 40
+    assert (test.name, train.name, test.classes) == ("digits-test", "digits-train", 10)
+    assert (len(test), len(train)) == (500, 1297)
     whole = pytest.importorskip("sklearn.datasets").load_digits()
     np.testing.assert_array_equal(np.concatenate([train.images, test.images])[:, 0] * 16, whole.images)
     np.testing.assert_array_equal(np.concatenate([train.labels, test.labels]), whole.target)
@@ -148,16 +142,11 @@ def test_found_in_the_usual_folders(monkeypatch, tmp_path, folder):
     assert data.labels.tolist() == [7, 2, 9]
 
 
-@pytest.mark.parametrize("separator", ["-", "."])
-@pytest.mark.parametrize("packed", [True, False])
-@pytest.mark.parametrize(("split", "prefix"), [("train", "train"), ("test", "t10k")])
-def test_every_name(tmp_path, separator, packed, split, prefix):
-    write_idx(tmp_path, DIGITS, [0, 1, 2], prefix=prefix, separator=separator, packed=packed)
-    np.testing.assert_array_equal(load_dataset("mnist", root=tmp_path, split=split).images[:, 0], DIGITS)
-    check_refused(["no files found"], "mnist", root=tmp_path, split="test" if split == "train" else "train")
-
-
-def test_the_two_datasets_are_distinguished_by_their_folders(tmp_path):
+@pytest.mark.parametrize(("separator", "packed"), [("-", False), ("-", True), (".", False)])
+def test_every_name_of_a_split_and_the_folder_of_a_dataset(tmp_path, separator, packed):
+    write_idx(tmp_path, DIGITS, [0, 1, 2], prefix="train", separator=separator, packed=packed)
+    np.testing.assert_array_equal(load_dataset("mnist", root=tmp_path, split="train").images[:, 0], DIGITS)
+    check_refused(["no files found"], "mnist", root=tmp_path)
     for folder, value in (("mnist", 1), ("fashion-mnist", 2), ("", 3)):
         write_idx(tmp_path / folder, np.full((1, 28, 28), value, np.uint8), [9])
     assert load_dataset("mnist", root=tmp_path).images.max() == 1
@@ -200,15 +189,6 @@ def test_a_gzipped_file_that_unpacks_to_too_much_is_refused_by_its_header(tmp_pa
     assert len(load_dataset("mnist", root=tmp_path)) == 2
     monkeypatch.setattr("robust_ext.datasets.idx._LARGEST_PACKED", 2 * 28 * 28 - 1)
     check_refused([path, "1,568 bytes", "at most 1,567"], "mnist", root=tmp_path)
-
-
-def test_the_real_mnist():
-    if not (REAL / "mnist" / f"{IMAGES}.gz").is_file():
-        pytest.skip(f"no MNIST test files in {REAL / 'mnist'}")
-    data = load_dataset("mnist", root=REAL)
-    assert data.images.shape == (10_000, 1, 28, 28)
-    assert np.bincount(data.labels).tolist() == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
-    assert data.labels[:5].tolist() == [7, 2, 1, 0, 4]
 
 
 # npz files.

@@ -25,52 +25,39 @@ SCRIPT = (
 import functools
 import math
 import torch
-
 STEPS = 40
 SCHEDULE = {"first": 0.1, "then": [0.05, 0.01]}
 UNUSED = 1
-
 def unrelated():
     return 1
-
 def ascend(x):
     return x + SCHEDULE["first"]
-
 class Options:
     rate = 0.5
-
     def __init__(self):
         self.floor = 0.25
-
     def of(self, x):
         return max(x * self.rate, self.floor)
-
     @property
     def names(self):
         return {"a", "b", "c", "d"}
-
     @staticmethod
     def double(x):
         return 2 * x
-
 OPTIONS = Options()
-
 class Deep(dict):
     def __init__(self, depth):
         super().__init__(inner=Deep(depth - 1) if depth else None)
-
 DEEP = Deep(3)
 """
     + "".join(f"def f{n}(x): return f{n + 1}(x)\n" for n in range(99))
     + """
 def f99(x): return x
-
 def noted(function):
     @functools.wraps(function)
     def inner(*arguments):
         return function(*arguments)
     return inner
-
 @noted
 def attack(model, x, y, scale=1.0):
     for _ in range(STEPS):
@@ -84,7 +71,6 @@ def attack(model, x, y, scale=1.0):
 
 
 def of_script(text):
-    """The code of an attack in an interpreter's ``__main__``."""
     scope = {"__name__": "__main__"}
     exec(compile(text, "<stdin>", "exec"), scope)  # noqa: S102
     return attack_code(as_attack(scope["attack"]))
@@ -143,8 +129,6 @@ def test_the_same_in_every_process(tmp_path, monkeypatch):
 
 
 class Stepping:
-    """An attack that is an object."""
-
     def __init__(self, steps):
         self.steps = steps
 
@@ -155,9 +139,9 @@ class Stepping:
         return x - self.steps
 
 
-def make(steps, other=None):
+def make(steps):
     def attack(model, x, y):
-        return x + steps if other is None else other
+        return x + steps
 
     return attack
 
@@ -172,13 +156,6 @@ def network(seed):
         return nn.Sequential(nn.Flatten(), nn.Linear(4, 3)).eval()
 
 
-class Raising:
-    """Cannot be looked at."""
-
-    def __getattribute__(self, name):
-        raise ValueError(name)
-
-
 def circular(steps):
     held = {"steps": steps}
     held["itself"] = held
@@ -189,22 +166,17 @@ VALUES = {
     "closure": make,
     "closure of a tensor": lambda k: make(torch.full((3,), float(k))),
     "closure of an array": lambda k: make(np.full(3, k)),
-    "closure of a set": lambda k: make({"a", "b", k}),
     "closure of a network": lambda k: make(network(k)),
     "closure of a function": lambda k: make(make(k)),
     "closure of a dtype": lambda k: make([torch.float32, torch.float64][k - 1]),
     "closure of what holds itself": circular,
-    "closure of what raises": lambda k: make(k, Raising()),
-    "universal function of numpy": lambda k: make([np.add, np.multiply][k - 1]),
     "object": Stepping,
     "bound method": lambda k: Stepping(k).method,
     "partial of a partial": lambda k: functools.partial(functools.partial(keyword), steps=k),
     "cached": lambda k: functools.lru_cache(make(k)),
-    "class attribute": lambda k: type("Another", (Stepping,), {"more": k})(1),
     "BPDA": lambda k: AdaptedAttack(attack=as_attack(make(k), name="mine")),
     "BPDA of own": lambda k: AdaptedAttack(attack=APGD(steps=k)),
     "transfer": lambda k: Transfer(surrogates={"other": network(k)}, attacks=[APGD()]),
-    "transfer by callable": lambda k: Transfer(surrogates={"one": network(0)}, attacks=[as_attack(make(k), name="a")]),
     "host": lambda k: as_attack(f"foolbox:LinfPGD(steps={k})", name="mine"),
 }
 
@@ -265,16 +237,13 @@ def buffered(tensor):
 
 MODELS = {
     "plain attribute": lambda k: Net(levels=k),
-    "function": lambda k: Net(act=[torch.relu, torch.tanh][k - 1]),
     "lambda": lambda k: Net(act=lambda x: x + k),
     "buffer that is not kept": lambda k: Net(mean=0.25 * k),
     "hook": lambda k: hooked(FUNCTIONS[k]),
     "patched forward": lambda k: patched(FUNCTIONS[k], Net()),
     "sparse buffer": lambda k: buffered(torch.eye(3).mul(k).to_sparse()),
     "quantized buffer": lambda k: buffered(torch.quantize_per_tensor(torch.eye(3) * k, 0.1, 0, torch.qint8)),
-    "buffer of bits": lambda k: buffered(torch.tensor(k, dtype=torch.bfloat16)),
     "traced": lambda k: torch.jit.trace(nn.Sequential(nn.LeakyReLU(0.1 * k)), torch.ones(2)),
-    "of torch": lambda k: nn.Sequential(nn.LeakyReLU(0.1 * k), nn.Flatten()),
 }
 
 

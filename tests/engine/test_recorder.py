@@ -44,7 +44,6 @@ def watching(module, inputs, *, norm="linf", epsilon=EPSILON, labels=None):
 
 
 def recorded(module, inputs, queries, *, labels=None, **more):
-    """The traces of inputs, and their curve, while a function queries the module."""
     labels = torch.zeros(len(inputs), dtype=torch.int64) if labels is None else labels
     with watching(module, inputs, labels=labels, **more) as recorder:
         queries(module, inputs.clone(), labels)
@@ -54,8 +53,6 @@ def recorded(module, inputs, queries, *, labels=None, **more):
 
 
 def ascend(steps, size):
-    """Sign steps on cross-entropy, kept in the ball, and one query of what they end at."""
-
     def run(module, x, labels):
         clean, point = x, x
         for _ in range(steps):
@@ -148,81 +145,20 @@ def test_numbers_of_queries_of_parts_of_the_batch_by_brute_force(seed, norm, dty
     assert len(curve) <= max(map(len, asked.values()))
 
 
-class Rounding(Linear):
-    def forward(self, x):
-        return super().forward(torch.round(8 * x) / 8)
-
-
-class NotFinite(Linear):
-    def forward(self, x):
-        return super().forward(x) + (x * 0).sqrt().flatten(1).sum(1, keepdim=True)
-
-
 class Cut(Linear):
     def forward(self, x):
         return super().forward(x.detach())
 
 
-GRADIENTS = [
-    # Network, and what is counted of 5 gradients.
-    (Linear(), {"gradients": 5, "zero": 0, "zero_loss": 0, "non_finite": 0}),
-    (Rounding(), {"gradients": 5, "zero": 5, "zero_loss": 0, "non_finite": 0}),
-    (NotFinite(), {"gradients": 5, "zero": 0, "zero_loss": 0, "non_finite": 5}),
-    # Margins of 340 and more: cross-entropy is 0, with the gradient of the loss by the logits.
-    (Linear(scale=1e3), {"gradients": 5, "zero": 5, "zero_loss": 5, "saturated": 6}),
-]
-
-
-def test_what_gradients_were_like():
-    for module, expected in GRADIENTS:
-        (row,), _ = recorded(module, torch.full((1, 4), 0.5), ascend(5, 0.02))
-        assert {name: row[name] for name in expected} == expected
-
-
-CALLS = {
-    "forward": lambda module, x: module(x),
-    "lookup": lambda module, x: module(x.requires_grad_()),
-    "backward": lambda module, x: module(x.requires_grad_()).sum().add(x.sum() * 0).backward(),
-}
-
-
-@pytest.mark.parametrize("made", [Cut, Linear, Rounding])
-@pytest.mark.parametrize("call", CALLS)
-def test_an_error_mentions_a_cut_graph_only_where_logits_came_without_one(made, call):
+@pytest.mark.parametrize("made", [Cut, Linear])
+def test_an_error_mentions_a_cut_graph_only_where_logits_came_without_one(made):
     def query(module, x, labels):
-        CALLS[call](module, x)
+        module(x.requires_grad_())
         raise AttackError("too bad")
 
-    with pytest.raises(AttackError) as raised:
+    with pytest.raises(AttackError, match=r"^too bad") as raised:
         recorded(made(), torch.full((1, 4), 0.5), query)
-    assert str(raised.value).startswith("too bad")
-    assert ("a layer cuts the graph" in str(raised.value)) == (made is Cut and call != "forward")
-
-
-class Valley(nn.Module):
-    """The label's logit is lowest at one half."""
-
-    def forward(self, x):
-        height = (x - 0.5).square().flatten(1).sum(1)
-        return torch.stack([height, torch.zeros_like(height), torch.full_like(height, -1.0)], 1)
-
-
-def test_steps_that_go_to_and_fro_and_another_label_than_the_given_one():
-    """Each gradient at the other side of the valley points back; each step is as wide as the ball."""
-
-    def sway(module, x, labels):
-        for sign in (1, -1, 1, -1):
-            module((x + sign * EPSILON).requires_grad_())[:, 0].sum().backward()
-
-    (row,), _ = recorded(Valley(), torch.full((1, 4), 0.5), sway)
-    assert (row["turns"], row["step"]) == (1.0, 2.0)
-
-    def mislead(module, x, labels):
-        for label in (0, 1, 1):
-            nn.functional.cross_entropy(module(x.clone().requires_grad_()), labels + label).backward()
-
-    (row,), _ = recorded(nn.Linear(4, 4), torch.full((1, 4), 0.5), mislead)
-    assert row["other_label"] == 2
+    assert ("a layer cuts the graph" in str(raised.value)) == (made is Cut)
 
 
 def test_many_queries_leave_a_short_curve_and_what_the_last_tenth_gained():
@@ -254,24 +190,6 @@ def test_queries_that_are_no_batch_of_inputs_are_let_be_and_no_hook_stays():
     assert not module._forward_pre_hooks
 
 
-def test_values_and_gradients_are_those_of_the_network():
-    module, x = nn.Sequential(nn.Linear(4, 3), nn.Identity()), torch.rand(5, 4)
-    plain = x.clone().requires_grad_()
-    out = module(plain)
-    out.square().sum().backward()
-
-    def query(module, points, labels):
-        points.requires_grad_()
-        again = module(points)
-        again.square().sum().backward()
-        assert torch.equal(again, out)
-        assert torch.equal(points.grad, plain.grad)
-        assert points.is_leaf
-        assert not points._backward_hooks
-
-    recorded(module, x, query)
-
-
 @pytest.mark.parametrize("isolate", [False, True])
 def test_a_trace_from_a_process_of_its_own_is_that_of_this_one(isolate):
     attack = CallableAttack(lambda model, x, y: x + 0.01 * len(model(x + 0.05)))
@@ -294,8 +212,6 @@ def test_what_another_process_states_is_a_curve_or_refused_and_means_are_over_wh
 
 
 class BreaksAbove(nn.Module):
-    """NaN where the first value is above .5."""
-
     def forward(self, x):
         first = x.flatten(1)[:, :1]
         return torch.where(first > 0.5, torch.nan, torch.cat([first, -first], 1))
@@ -319,21 +235,6 @@ def test_of_points_without_finite_logits_the_nearest_in_the_ball_is_kept(norm):
     module(torch.tensor([[0.501, 0.4]]))
     assert torch.equal(recorder.witnesses.points[:2], torch.tensor([[0.53, 0.4], [0.52, 0.4]]))
     assert recorder.witnesses.points[2].isnan().all()
-
-
-def test_finite_logits_whose_sum_is_not_are_no_witness():
-    logits = [torch.full((2, 2), 3e38), torch.tensor([[torch.inf, -torch.inf], [0.0, 0.0]])]
-
-    class Returning(nn.Module):
-        def forward(self, x):
-            return logits.pop(0)
-
-    module, inputs = Returning(), torch.full((2, 2), 0.4)
-    with watching(module, inputs, epsilon=0.3) as recorder:
-        module(inputs + 0.1)
-        assert recorder.witnesses.points is None
-        module(inputs + 0.1)
-    assert recorder.witnesses.points.isnan().any(1).tolist() == [False, True]
 
 
 @pytest.mark.parametrize(("value", "added"), [(0.45, "$"), (0.55, "; before that, the model returned NaN .*fix")])

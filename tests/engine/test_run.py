@@ -1,8 +1,11 @@
-"""The engine with a protocol of a few lines: what workers are given, what is kept, shared, gone on with and refused."""
+"""The engine with a protocol of a few lines: what workers get, what is kept, gone on with, refused and shown."""
 
+import io
+import re
 import sys
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,10 +14,12 @@ from torch import nn
 import robust_ext
 from robust_ext import ThreatModel, binarization_test, evaluate_defense, mead, robust_accuracy
 from robust_ext.attacks.base import CallableAttack
-from robust_ext.core.errors import AttackError, AttackRefusedError, RunFolderError
-from robust_ext.core.target import Target
+from robust_ext.core.errors import AttackError, RunFolderError
+from robust_ext.core.target import PassCounter, Target
+from robust_ext.engine import progress
 from robust_ext.engine.context import repairing
 from robust_ext.engine.inputs import blocks_of
+from robust_ext.engine.progress import phase, showing, watching
 from robust_ext.engine.run import Block, Run
 from robust_ext.engine.running import run_all
 from robust_ext.engine.task import Check, Task, TaskResult, drive, run_task
@@ -27,10 +32,7 @@ TARGET = Target(module=MODULE, bounds=(0, 1), classes=3, input_shape=(4,), devic
 
 @dataclass(frozen=True, kw_only=True)
 class Noise(Run):
-    """Adds noise to the samples, a task a block."""
-
     attack: CallableAttack
-    refusable: bool = False
 
     def work(self, rows, needs):
         inputs, labels = INPUTS[rows.start : rows.stop], torch.zeros(len(rows), dtype=torch.int64)
@@ -39,27 +41,15 @@ class Noise(Run):
         attempt = yield task, Check(module=MODULE, name=self.title)
         return Block.of(rows, range(7), attempt, attempt.verified.candidates, twice=[2 * row for row in rows])
 
-    def tolerates(self, error):
-        return self.refusable and isinstance(error, AttackRefusedError)
-
-
-class Refused(Noise):
-    def prepare(self, store):
-        raise AttackRefusedError("not here")
-
 
 def noise(model, x, y, generator):
     model(x)
     return (x + 0.1 * torch.rand(x.shape, generator=generator)).clamp(0, 1)
 
 
-def made(kind=Noise, key="one", **more):
-    blocks = blocks_of(7, 3)
-    return kind(key=key, title=key, blocks=blocks, identity={"a": 1}, attack=CallableAttack(noise), **more)
-
-
-def run(*runs, out=None, worker=run_task):
-    return drive(run_all(runs or (made(),), out=out, progress=False, title="noise"), worker)
+def run(out=None, worker=run_task):
+    one = Noise(key="one", title="one", blocks=blocks_of(7, 3), identity={"a": 1}, attack=CallableAttack(noise))
+    return drive(run_all((one,), out=out, progress=False, title="noise"), worker)
 
 
 def essence(outcome):
@@ -68,8 +58,6 @@ def essence(outcome):
 
 
 class Counting:
-    """A worker that counts samples, and is interrupted at one of its tasks."""
-
     def __init__(self, stop_at=None):
         self.calls, self.stop_at = [], stop_at
 
@@ -78,14 +66,6 @@ class Counting:
         if len(self.calls) == self.stop_at:
             raise KeyboardInterrupt
         return run_task(task)
-
-
-def test_memory_and_folder_hold_the_same(tmp_path):
-    here, there = run()["one"], run(out=tmp_path)["one"]
-    assert essence(here) == essence(there)
-    kept = [[one[key] for key in ("index", "sample", "twice")] for one in here.records]
-    assert kept == [[i, i, 2 * i] for i in range(7)]
-    assert here.spent("attack").forward == 7
 
 
 def test_a_worker_is_given_no_more_than_an_attacker_has_and_is_not_believed():
@@ -108,14 +88,6 @@ def test_goes_on_where_it_was(tmp_path, stop_at):
         run(out=tmp_path, worker=worker)
     assert essence(run(out=tmp_path, worker=worker)["one"]) == essence(run()["one"])
     assert len(worker.calls) == 4
-
-
-def test_refusals_are_raised_or_reported():
-    with pytest.raises(AttackRefusedError, match="not here"):
-        run(made(Refused))
-    outcomes = run(made(Refused, refusable=True), made(key="two"))
-    assert (outcomes["one"].refusal, len(outcomes["one"].records)) == ("not here", 0)
-    assert (outcomes["two"].refusal, len(outcomes["two"].records)) == (None, 7)
 
 
 def test_repairing_runs_the_damaged_block_alone_and_a_folder_of_other_points_is_refused(tmp_path, monkeypatch):
@@ -163,3 +135,46 @@ def test_at_most_five_frames_of_this_project_lie_between_a_call_and_the_host_s_a
     for path in paths:
         assert path[0] == evaluation
         assert len(path) <= 5, path
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    made = SimpleNamespace(now=1000.0, monotonic=lambda: made.now)
+    monkeypatch.setattr(progress, "time", made)
+    return made
+
+
+@pytest.fixture(params=[False, True], ids=["log", "terminal"])
+def stream(request, monkeypatch):
+    made = io.StringIO()
+    made.isatty = lambda: request.param
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(progress, "sys", SimpleNamespace(stderr=made))
+    return made
+
+
+def test_a_line_a_minute_where_there_is_no_terminal_and_a_bar_on_one(clock, stream):
+    def work(seconds, words):
+        """A phase in which three rows go forward once a tenth of a second."""
+        phase(words)
+        with watching(counter := PassCounter()):
+            for _ in range(seconds * 10):
+                clock.now += 0.1
+                counter.count_forward(3)
+
+    with showing("binarization", shown=True, total=64, unit="sample") as bar:
+        work(130, "planting")
+        bar.advance(32)
+        work(65, "attack")
+    written = stream.getvalue()
+    assert "32 of 64 samples in 3 min 15 s\n" in written
+    # Half of the samples took 130 seconds.
+    assert re.search(r"32 of 64 samples \[\d min \d+ s, about \d min \d+ s left\] attack, [\d,]+ rows forward", written)
+    if stream.isatty():
+        assert "━" in written
+        assert 100 < written.count("planting, ") < 130 / 0.25 + 5
+    else:
+        # After five seconds, after a minute each, and the end.
+        assert written.count("\n") == 5
+        assert re.match(r"binarization: 0 of 64 samples \[5 s\] planting, 150 rows forward\n", written)

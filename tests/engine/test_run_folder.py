@@ -33,13 +33,11 @@ def record(index, text=""):
 
 
 def made(rows):
-    """The records, timing and arrays of a block."""
     arrays = {f"candidates-{rows[0]}": {"candidates": np.random.default_rng(rows[0]).random(50)}}
     return [record(row, "é\n" * (row % 97)) for row in rows], {"block": rows[0], "passes": 5}, arrays
 
 
 def fill(path, **options):
-    """Do what is missing of a run; what is then there is what is expected."""
     with opened(path, **options) as folder:
         if "once" not in folder.values:
             folder.set_value("once", [1, 2.5])
@@ -78,12 +76,9 @@ def test_records_survive_closing_and_nothing_is_written_outside(tmp_path, monkey
         folder.append([record(3), record(1, "é\n")], {"block": 0, "seconds": 0.5})
         folder.append([], {"block": 1, "seconds": 0.25})
         folder.append([record(0)], {"block": 2, "seconds": 0.125})
-        before = folder.records(), folder.timings()
         assert len(SavedRun(path).records()) == 3, "what is appended is in the file at once"
-    assert before[0] == [record(0), record(1, "é\n"), record(3)]
-    assert [entry["block"] for entry in before[1]] == [0, 1, 2]
     with opened(path) as folder:
-        assert (folder.records(), folder.timings()) == before
+        assert folder.records() == [record(0), record(1, "é\n"), record(3)]
         folder.append([record(2)], {"block": 3})
         with pytest.raises(ValueError, match="not JSON compliant"):
             folder.append([record(7, float("nan"))], {"block": 4})
@@ -95,19 +90,6 @@ def test_records_survive_closing_and_nothing_is_written_outside(tmp_path, monkey
         folder.save("arrays", x=np.zeros(2))
     kept = {"a/run/records.jsonl", "a/run/arrays.bin", "a/run/.lock"}
     assert tree(tmp_path) == {"elsewhere", "a", "a/run", *kept}
-
-
-@pytest.mark.parametrize("torn", ['{"index": 1', '{"index": 1}', "{", "\x00\x00"])
-def test_a_torn_last_line_is_dropped(tmp_path, torn):
-    """The last line counts only with its line break; the next record starts a line of its own."""
-    for number in (0, 1):
-        with opened(tmp_path) as folder:
-            folder.append([record(number)], {"block": number})
-        with (tmp_path / "records.jsonl").open("a") as file:
-            file.write(torn)
-        with opened(tmp_path) as folder:
-            assert folder.records() == [record(one) for one in range(number + 1)]
-            assert [one["block"] for one in folder.timings()] == list(range(number + 1))
 
 
 def test_a_block_counts_once_its_last_byte_is_there(whole, tmp_path):
@@ -184,7 +166,6 @@ def test_a_file_is_replaced_whole(tmp_path, monkeypatch):
 
 @contextmanager
 def full_disk(size):
-    """No file grows beyond this size; what fits is written, as on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
@@ -254,7 +235,6 @@ def test_thirty_kills_lose_no_finished_block(tmp_path):
 
 
 def edits(lines):
-    """The lines after each edit, and the number of the line at which it shows; None where it does not."""
     one = lines[2]
     yield [*lines[:2], one.replace(b"not_adversarial", b"found"), *lines[3:]], 3
     yield [*lines[:2], one.replace(b": ", b":  ", 1), *lines[3:]], 3
@@ -337,7 +317,6 @@ WRONG = {
 
 
 def test_a_right_checksum_makes_no_wrong_content_right(whole, tmp_path, monkeypatch):
-    """Whoever computes checksums can write any file."""
     with opened(whole) as folder:
         start = folder._start
     content = (whole / "records.jsonl").read_bytes()

@@ -67,20 +67,9 @@ def test_every_outcome_and_what_a_detector_rejects():
     assert torch.equal(rejects.call_args.args[0], result.candidates)
 
 
-def test_the_first_failure_names_the_outcome():
-    """Each of these fails later tests too; labels are those given."""
-    values = [(0.9, "beyond_epsilon"), (0.1, "beyond_epsilon"), (1.5, "out_of_bounds"), (NAN, "not_finite")]
-    for value, outcome in values:
-        result, _ = check(torch.tensor([[0.4, value]]), torch.tensor([[0.4, 0.4]]))
-        assert result.outcomes == (outcome,)
-    result, _ = check(torch.tensor([[0.6], [0.6], [0.45]]), torch.full((3, 1), 0.45), labels=torch.tensor([0, 1, 1]))
-    assert result.outcomes == ("found", "not_adversarial", "found")
-
-
 @pytest.mark.parametrize("norm", ["linf", "l2", "l1"])
 @pytest.mark.parametrize("bounds", [(0.0, 1.0), (-1.0, 1.0), (-2.5, 3.0)])
 def test_the_edges_of_the_ball_and_of_the_bounds(norm, bounds):
-    """Just inside and just outside of the stated tolerance, in float64."""
     threat_model = ThreatModel(norm=norm, epsilon=0.25, bounds=bounds)
     inputs = torch.full((2, 4), 0.375, dtype=torch.float32)
     limit = 0.25 + threat_model.tolerance(4)
@@ -146,32 +135,10 @@ def test_candidates_are_judged_as_the_float32_they_become_in_any_layout():
     assert not result.logits.requires_grad
 
 
-class Lying(torch.Tensor):
-    """A tensor class that states that everything about it is in order."""
-
-    @classmethod
-    def __torch_function__(cls, func, types, args=(), kwargs=None):
-        out = super().__torch_function__(func, types, args, kwargs or {})
-        if isinstance(out, torch.Tensor) and out.dtype == torch.bool:
-            return torch.ones_like(out)
-        return out.detach() if func is torch.Tensor.clone else out
-
-    @property
-    def shape(self):
-        return torch.Size((2, 3))
-
-
 class Dispatching(torch.Tensor):
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         raise AssertionError
-
-
-def test_what_a_tensor_class_overrides_takes_no_part():
-    lying = torch.tensor([[0.6, 0.4, 0.9], [0.4, 0.4, 0.4]]).as_subclass(Lying)
-    result, _ = check(lying, torch.full((2, 3), 0.4))
-    assert result.outcomes == ("beyond_epsilon", "not_adversarial")
-    assert {type(part) for part in (result.candidates, result.logits, result.distances)} == {torch.Tensor}
 
 
 @pytest.mark.parametrize(
@@ -183,7 +150,6 @@ def test_what_a_tensor_class_overrides_takes_no_part():
         (torch.zeros(3, 3), r"shape \(3, 3\) for inputs of shape \(2, 3\), expected one candidate"),
         (torch.zeros(2, 3, 1), r"shape \(2, 3, 1\)"),
         (torch.zeros(3), r"shape \(3,\)"),
-        (torch.zeros(2, 4).as_subclass(Lying), r"shape \(2, 4\)"),
         (torch.zeros(2, 3, dtype=torch.int64), r"dtype torch.int64, expected floating point"),
         (torch.zeros(2, 3, dtype=torch.complex64), r"dtype torch.complex64, expected floating"),
         (torch.zeros(2, 3).to_sparse(), "a tensor of layout torch.sparse_coo"),
@@ -193,7 +159,7 @@ def test_what_a_tensor_class_overrides_takes_no_part():
             "a tensor of Dispatching, a class that defines __torch_dispatch__",
         ),
     ],
-    ids=range(12),
+    ids=range(11),
 )
 def test_what_is_no_batch_of_candidates(candidates, message):
     with pytest.raises(AttackError, match=f"^my attack: returned {message}"):

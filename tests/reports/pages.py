@@ -14,8 +14,6 @@ _BLOCKS = "title|h[1-4]|p|li|dt|dd|figcaption|caption|summary|tr|img"
 
 
 class Page(HTMLParser):
-    """Elements, attributes, visible text and the rows of all tables of a page."""
-
     def __init__(self, text):
         super().__init__()
         self.elements, self.attributes, self.text, self.rows = [], [], "", []
@@ -44,14 +42,12 @@ class Page(HTMLParser):
                 self.rows[-1][-1] += data
 
     def row(self, *start):
-        """The rest of the only row whose cells begin with ``start``."""
         rows = [[" ".join(cell.split()) for cell in row] for row in self.rows]
         (found,) = [row[len(start) :] for row in rows if tuple(row[: len(start)]) == start]
         return found
 
 
 def svgs(text):
-    """The plots of a page, and their descriptions as labels."""
     found = []
     for image, label in re.findall(r'<img src="data:image/svg\+xml;base64,([^"]*)" alt="([^"]*)"', text):
         found.append(ElementTree.fromstring(base64.b64decode(image)))
@@ -64,13 +60,11 @@ def words(svg):
 
 
 def plot(text, start):
-    """The only plot whose description begins so."""
     (svg,) = [svg for svg in svgs(text) if svg.get("aria-label", "").startswith(start)]
     return svg
 
 
 def ends(svg, colour):
-    """Where the shapes of a colour begin and end from left to right, in order."""
     found = []
     for path in svg.iter(f"{SVG}path"):
         if re.search(rf"fill: (var\(--c\w+, )?({colour})", path.get("style", "")):

@@ -42,12 +42,10 @@ _ENDED = "5 of {} samples: the attack's process ended."
 
 
 def shown(value):
-    """A share as tables and pages write it."""
     return "-" if value is None else f"{value * 100:.1f}"
 
 
 def every_float(value):
-    """Every number anywhere in a result."""
     if isinstance(value, (dict, list)):
         return set().union(*map(every_float, value.values() if isinstance(value, dict) else value))
     return {value} if isinstance(value, float) else set()
@@ -67,7 +65,6 @@ DEPTHS = [depth_row(1.0, 256, 157, 31, (256, 157, 31)), depth_row(2.0, 192, 48, 
 
 
 def make_time(attacks):
-    """What it took: planting by a folded copy, attacks, and a rest of which no rows are known."""
     rows = [("features", None, 64000, 0, 41.5), *(("attack", name, 6400, 6400, 12.5) for name in attacks)]
     keys = ("phase", "of", "forward", "backward", "seconds")
     phases = [dict(zip(keys, row, strict=True)) for row in (*rows, ("rest", None, 0, 0, 3.25))]
@@ -75,7 +72,6 @@ def make_time(attacks):
 
 
 def make_attack(name, **changes):
-    """The entry of one attack in a binarization test."""
     failed = {"not_adversarial": 80, "beyond_epsilon": 11, "out_of_bounds": 5, "not_finite": 2}
     entry = {"name": name, "target": "", "score": 0.61328125, "score_interval": [0.5546875, 0.6690625]}
     entry |= {"random_score": 0.12109375, "random_score_interval": [0.0837, 0.1671], "verdict": "failed"}
@@ -91,7 +87,6 @@ def make_attack(name, **changes):
 
 
 def make_pair(name):
-    """The entry of an attack that went through a regular and an inverted test."""
     own = {"score": 0.25, "score_interval": [0.2, 0.31]}
     tests = {"regular": make_attack(name), "inverted": make_attack(name, **own)}
     entry = make_attack(name, score=0.25, reason="It ignores the detector.")
@@ -100,7 +95,6 @@ def make_pair(name):
 
 
 def make_result(attacks, **changes):
-    """A binarization test of these attacks."""
     settings = {"norm": "linf", "epsilon": 8 / 255, "threshold": 0.95, "kappa": 0.999, "depths": [1.0, 2.0, 4.0]}
     entry = {"kind": "binarization", "verdict": "failed", "reason": "Planted adversarial examples were missed."}
     entry |= {"attacks": attacks, "warnings": [f"pgd: {_ENDED.format(256)}"], "findings": [], "calibration": None}
@@ -111,7 +105,6 @@ def make_result(attacks, **changes):
 
 
 def make_robust_accuracy(*names, **changes):
-    """Robust accuracy under these attacks at two budgets."""
 
     def curve(*rows):
         return [
@@ -135,8 +128,6 @@ def make_robust_accuracy(*names, **changes):
 
 
 def make_adaptive(*names, **changes):
-    """A random defense that helps a little against these attacks."""
-
     def attack(place, name, accuracy):
         entry = {"name": name, "category": "transfer" if place else "BPDA", "robust_accuracy": accuracy + place / 100}
         entry |= {"interval": [accuracy - 0.05, accuracy + 0.06], "deviation": 0.0125}
@@ -160,8 +151,6 @@ def make_adaptive(*names, **changes):
 
 
 def make_evaluation(*names, **changes):
-    """An evaluation with a certificate and a refuted claim, by these attacks."""
-
     def step(place, name):
         text = f"{name}(steps={place})"
         entry = {"name": name, "text": text, "description": text, "white_box": True, "samples": 60 - place}
@@ -199,8 +188,6 @@ def make_example(**changes):
 
 
 def make_diagnosis(*names, **changes):
-    """A diagnosis of these attacks, with a remedy that was tried."""
-
     def ran(name, place, **more):
         rest = {"gradient": 0.5, "adversarial": 0.0}
         margins = enumerate((-3.5, -1.25 + place, None))
@@ -238,7 +225,6 @@ def make_diagnosis(*names, **changes):
 
 
 def make_reproduction(name):
-    """A result of ``robust-ext reproduce``."""
     figure = {"name": name, "quantity": "test score", "paper": "0.260", "ours": 0.3125, "difference": 0.0525}
     bound = {"name": "mmc", "quantity": "test score", "paper": "< .95", "ours": None, "difference": None}
     result = {"kind": "reproduction", "paper": "Binarization test", "item": "figure 2", "what": "test scores"}
@@ -286,7 +272,6 @@ def make_arm(name, group, **values):
 
 
 def suite():
-    """The arms of the paper on MNIST: 21 groups."""
     arms = []
     for norm, epsilons in SUITE.items():
         for epsilon in epsilons:
@@ -306,7 +291,6 @@ def arms_of(*groups):
 
 
 def adaptive(detector, arms):
-    """For every linf epsilon an arm that is adaptive to the detector."""
     same = {"norm": "linf", "objective": "ace", "algorithm": "pgd", "adaptive_to": detector}
     return [
         make_arm(f"PGD-ACE {group}, knowing {detector}", group, epsilon=epsilon, **same)
@@ -363,7 +347,6 @@ def make_mead(arms, detectors, *, samples, white_box=(), combines=None, rates=No
 
 
 def _add_intervals(row):
-    """Intervals as the bootstrap would make them, without its work."""
     for key in ("auroc", "fpr_at_95_tpr", "tpr_at_5_fpr"):
         if row[key] is not None:
             row[f"{key}_interval"] = [max(row[key] - 0.021, 0.0), min(row[key] + 0.018, 1.0)]

@@ -20,7 +20,6 @@ from tests.reports.results import (
     every_float,
     large_mead,
     make_adaptive,
-    make_arm,
     make_attack,
     make_diagnosis,
     make_mead,
@@ -81,7 +80,6 @@ def average(result, detector, norm, objective):
 
 
 def block(text, title):
-    """The lines of a part, from the one that starts with ``title`` to the next empty one."""
     rows = text.splitlines()
     start = next(number for number, line in enumerate(rows) if line.startswith(title))
     return rows[start : rows.index("", start)]
@@ -160,23 +158,6 @@ def test_every_whole_number_of_255ths_is_shown_and_nothing_near_it():
         ("-0.03137254901960784", "-8/255"),
     ):
         assert retyped(text) == expected
-
-
-def test_epsilons_typed_as_fractions_are_shown_as_typed():
-    pytest.importorskip("jinja2")
-    pytest.importorskip("matplotlib")
-    robust, epsilon = make_robust_accuracy("pgd"), 8 / 255
-    for rows in (robust["worst_case"], robust["attacks"][0]["robust_accuracy"]):
-        rows[0]["epsilon"], rows[1]["epsilon"] = epsilon, 2 * epsilon
-    place = {"norm": "linf", "epsilon": epsilon, "objective": "ace", "algorithm": "pgd"}
-    mead = make_mead([make_arm("pgd linf 8/255", "linf 8/255", **place)], ["nss"], samples=40)
-    binarization = make_result([make_attack("pgd")])
-    results = [robust, mead, make_adaptive("pgd", epsilon=epsilon), make_diagnosis("pgd", epsilon=epsilon)]
-    for result in (*results, binarization):
-        text, page = report_text(result), Page(report_page(result)).text
-        assert "8/255" in page
-        assert result is binarization or "8/255" in text
-        assert "0.0313" not in page + text
 
 
 PGD = "foolbox:LinfPGD(steps=20)"

@@ -14,14 +14,8 @@ from robust_ext.testing.networks import small_batch, small_network
 pytest_plugins = ["pytester"]
 
 LINF = robust_ext.ThreatModel(norm="linf", epsilon=0.1)
-SHORT = {
-    "inner_points": 20,
-    "planted_candidates": 1,
-    "depths": (1,),
-    "random_inner": 20,
-    "random_corners": 20,
-    "seed": 1,
-}
+SHORT = {"inner_points": 20, "planted_candidates": 1, "depths": (1,), "random_inner": 20, "random_corners": 20}
+SHORT |= {"seed": 1}
 STRONG = "robust_ext:APGD(steps=10)"
 # What a test module of a user begins with.
 BEGINNING = f"""
@@ -29,12 +23,9 @@ import pytest
 from robust_ext import ThreatModel
 from robust_ext.testing import assert_attack_passes
 from robust_ext.testing.networks import small_batch, small_network
-
 STRONG, LINF, SHORT = {STRONG!r}, ThreatModel(norm="linf", epsilon=0.1), {SHORT}
-
 def WEAK(model, x, y):
     return x
-
 @pytest.fixture
 def given():
     return small_network((1, 5, 5), 3), small_batch(40, (1, 5, 5))
@@ -54,7 +45,6 @@ def given():
 
 @pytest.fixture
 def session(pytester, monkeypatch):
-    """Run pytest on test functions, in this process."""
     monkeypatch.setenv("COLUMNS", "200")
 
     def run(code, *arguments, ini=""):
@@ -67,8 +57,6 @@ def session(pytester, monkeypatch):
 
 @pytest.fixture
 def failure(given):
-    """The error of a test that fails."""
-
     def run(attack, threat_model=LINF, **settings):
         with pytest.raises(AssertionError) as caught:
             assert_attack_passes(given[0], attack, given[1], threat_model, **{**SHORT, **settings})
