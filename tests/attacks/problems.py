@@ -100,10 +100,6 @@ class Recorder(nn.Module):
         self.inner, self.batches = inner, []
         self.eval()
 
-    @property
-    def rows(self):
-        return sum(len(batch) for batch in self.batches)
-
     def forward(self, x):
         assert not torch.is_grad_enabled()
         self.batches.append(x.clone())

@@ -74,30 +74,22 @@ def run(attack, target, inputs, labels, model=LINF):
     return attack.search(target, inputs, labels, threat_model=model, generator=stream(0, "adapted"))
 
 
-class Keeping:
-    """An attack that keeps logits and gradients of ``steps`` forward and backward passes, after a pass forward."""
+def kept(target, inputs, labels, **settings):
+    """Logits and gradients that an adapted attack saw in a pass forward, and three forward and backward."""
+    logits, gradients = [], []
 
-    def __init__(self, steps=3):
-        self.steps, self.logits, self.gradients = steps, [], []
-
-    def __call__(self, model, x, y):
+    def keeping(model, x, y):
         with torch.no_grad():
-            self.logits.append(model(x))
-        for _ in range(self.steps):
+            logits.append(model(x))
+        for _ in range(3):
             x = x.clone().requires_grad_()
             out = model(x)
-            self.logits.append(out.detach())
-            self.gradients.append(torch.autograd.grad(nn.functional.cross_entropy(out, y, reduction="sum"), x)[0])
+            logits.append(out.detach())
+            gradients.append(torch.autograd.grad(nn.functional.cross_entropy(out, y, reduction="sum"), x)[0])
         return x.detach()
 
-
-def kept(target, inputs, labels, steps=3, **settings):
-    """What an adapted attack saw."""
-    if isinstance(target, nn.Module):
-        target = target_of(target)
-    keeping = Keeping(steps)
-    run(AdaptedAttack(attack=as_attack(keeping, name="keeping"), **settings), target, inputs, labels)
-    return keeping
+    run(AdaptedAttack(attack=as_attack(keeping), **settings), target, inputs, labels)
+    return logits, gradients
 
 
 VIEWS = {
@@ -119,18 +111,18 @@ def test_values_are_the_models_and_every_query_is_seen_and_counted_once(settings
     before = {name: dict(vars(part)) for name, part in module.named_modules()}
     handle = module.register_forward_hook(lambda _, args, out: seen.append((args[0].detach().clone(), out.detach())))
     with count_calls(network, counter if counting == "calls" else PassCounter()):
-        keeping = kept(target_of(module, counter=counter), inputs, labels, **settings)
+        found, gradients = kept(target_of(module, counter=counter), inputs, labels, **settings)
     handle.remove()
     assert (counter.forward, counter.backward) == (20, 15)
     assert [len(points) for points, _ in seen] == [5] * 4
     with torch.no_grad():
         expected = network(inputs) / settings.get("temperature", 1)
-    for logits, (points, out) in zip(keeping.logits, seen, strict=True):
+    for logits, (points, out) in zip(found, seen, strict=True):
         torch.testing.assert_close(logits, expected)
         assert torch.equal(logits, out)
         assert torch.equal(points, inputs)
     blocked = {"bpda", "gradient_mode"}.isdisjoint(settings)
-    assert all(bool(gradient.flatten(1).any(1).all()) for gradient in keeping.gradients) != blocked
+    assert all(bool(gradient.flatten(1).any(1).all()) for gradient in gradients) != blocked
     assert before == {name: dict(vars(part)) for name, part in module.named_modules()}
 
 
@@ -144,10 +136,8 @@ def test_a_layer_beneath_a_detector():
     (inputs, labels), network, found = digits(6), rounded(), []
     detector = Unsure(network)
     detector.calibrate(inputs, false_positive_rate=0.2)
-    target, plain = (
-        target_of(network, defended=Defended(network, detector)),
-        as_attack("robust_ext:SelectivePGD(steps=5)"),
-    )
+    target = target_of(network, defended=Defended(network, detector))
+    plain = as_attack("robust_ext:SelectivePGD(steps=5)")
     for attack in (plain, AdaptedAttack(attack=plain, bpda="layer")):
         found.append(int((network(run(attack, target, inputs, labels)).argmax(1) != labels).sum()))
     assert found[0] < found[1]
@@ -163,9 +153,9 @@ def test_noise_finds_the_slope_behind_shattered_gradients():
 
     inputs, labels = torch.rand(1, 200, generator=stream(1, "wavy")), torch.zeros(1, dtype=torch.int64)
     target = target_of(Lambda(wavy), (200,), 2)
-    few, many = (kept(target, inputs, labels, noise=noise, eot=draws) for noise, draws in ((0.006, 64), (1.0, 64)))
-    assert 0.5 < float((few.gradients[0] > 0).float().mean()) < 0.8
-    assert bool((many.gradients[0] > 0).all())
+    narrow, wide = (kept(target, inputs, labels, noise=noise, eot=64)[1] for noise in (0.006, 1.0))
+    assert 0.5 < float((narrow[0] > 0).float().mean()) < 0.8
+    assert bool((wide[0] > 0).all())
 
 
 def test_attacks_in_text_whose_code_in_a_suite_needs_to_be_allowed(tmp_path):

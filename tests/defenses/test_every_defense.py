@@ -49,14 +49,10 @@ def test_passes_are_those_that_are_documented(name):
     grouped |= {"solver": "rk4"} if name == "sodef" else {}
     by_default, of_steps = COUNTS[name]
     for settings, wanted in (({}, by_default), ({"steps": 3}, of_steps(3))):
-        defense, counter, others = make(name, torch.float32, **grouped, **settings), PassCounter(), []
-        for part in ("discriminator", "score"):
-            if hasattr(defense, part):
-                getattr(defense, part).register_forward_hook(lambda *_, others=others: others.append(1))
+        defense, counter = make(name, torch.float32, **grouped, **settings), PassCounter()
         with count_calls(defense.classifier, counter), torch.no_grad():
             defense(data(3, torch.float32))
         assert (counter.forward, counter.backward) == (3 * wanted[0], 3 * wanted[1])
-        assert len(others) == {"imf": 1, "aid": 1, "adp": 20}.get(name, 0) * defense.steps
 
 
 @ALL

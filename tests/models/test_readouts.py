@@ -299,20 +299,6 @@ def test_what_lasts_is_above_the_boundary_at_nearly_every_majority(draws):
 # Names and classes of one's own.
 
 
-def test_texts_and_objects():
-    assert [type(as_readout(name)) for name in READOUTS] == list(READOUTS.values())
-    assert as_readout("nearest(k=3)").k == 3
-    assert (as_readout("ensemble", C=2.0).C, as_readout("ensemble(C=3)", C=2.0).C) == (2.0, 3.0)
-    assert as_readout(" max-margin() ", C=2.0).description == "MaxMargin()"
-    for wrong, message in (
-        ("nearst", r"readout: got 'nearst', expected one of 'logistic', .*did you mean nearest\?"),
-        ("nearest(j=3)", r"j: got an unknown setting, expected a setting of a readout: k"),
-        (3, r"readout: got an object of the class int, expected one of 'logistic'"),
-    ):
-        with pytest.raises(InvalidArgumentError, match=message):
-            as_readout(wrong)
-
-
 class Mean(Readout):
     def fit(self, features, planted):
         return {"middle": features.double().flatten(2).mean((1, 2))}
