@@ -431,30 +431,6 @@ def test_hues_turn_as_in_the_standard_library(colour, turn):
     assert bool(torch.isfinite(pulled(turned, pixel)).all())
 
 
-def test_views_are_drawn_from_their_ranges():
-    drawn = [RandomViews().draw((32, 32), stream(0, number)) for number in range(400)]
-    top, left, height, width = np.array([view.crop for view in drawn]).T
-    kinds = {kind: [dict(view.colours)[kind] for view in drawn] for kind in ("brightness", "contrast", "saturation")}
-    ranges = {name: (amounts, 0.2, 1.8) for name, amounts in kinds.items()}
-    ranges["hue"] = [dict(view.colours)["hue"] for view in drawn], -0.2, 0.2
-    ranges["area"] = height * width / 32**2, 0.06, 1.0
-    for amounts, low, high in ranges.values():
-        assert low <= min(amounts) < low + 0.1 * (high - low)
-        assert high >= max(amounts) > high - 0.1 * (high - low)
-    assert 0.65 < min(width / height) < 0.8
-    assert 1.25 < max(width / height) < 1.5
-    assert 0 <= min(*top, *left) <= max(*(top + height), *(left + width)) <= 32
-    assert abs(np.mean([view.flip for view in drawn]) - 0.5) < 0.1
-    assert abs(np.mean([view.grey for view in drawn]) - 0.2) < 0.08
-    assert len({tuple(kind for kind, _ in view.colours) for view in drawn}) == 24
-    # No crop of an allowed ratio is that large: the middle is taken.
-    assert RandomViews(area=0.999).draw((10, 40), stream(0)).crop == (0, 13, 10, 13)
-    x, rng = images(2), RowRNG(torch.tensor([4, 5]))
-    own = RandomViews(shared=False)(x, rng, "a")
-    each = [RandomViews().draw((5, 4), rng.generator(row, "a")).apply(x[[row]]) for row in range(2)]
-    torch.testing.assert_close(own, torch.cat(each))
-
-
 def test_training_of_reverse_learns():
     net, (x, _) = digits_network(), load_dataset("digits").take(range(40))
     inputs, _ = load_dataset("digits", split="train").take(range(200))

@@ -14,6 +14,7 @@ from robust_ext.core.target import Counted, PassCounter
 from robust_ext.models.adaptive_features import binarized_defense, split_defense
 from robust_ext.models.company import in_company, one_image
 from robust_ext.models.rows import RowRNG, Solution, row_seeds
+from tests.attacks.problems import Lambda
 from tests.models.cases import Controlled, Descent, Probable, data, network, planted
 
 LINF = ThreatModel(norm="linf", epsilon=0.05)
@@ -313,14 +314,9 @@ def gradient(module, x):
     return torch.autograd.grad(module(leaf).square().sum(), leaf)[0]
 
 
-class Adapting(nn.Module):
-    def __init__(self, net):
-        super().__init__()
-        self.net = net
-        self.eval()
-
-    def forward(self, x):
-        return self.net(soap(self.net)(x))
+def adapting(net):
+    """Classifier and defense in one."""
+    return Lambda(lambda x: net(soap(net)(x)))
 
 
 def test_a_purifier_that_calls_backward(net, hidden):
@@ -335,7 +331,7 @@ def test_a_purifier_that_calls_backward(net, hidden):
     assert bool((kept == 1).all())
     # The identity's gradient is the network's at the final point.
     torch.testing.assert_close(gradient(BPDA(made), IMAGES), gradient(net, final))
-    whole, last = as_defense(Adapting(net), net, IMAGES[:2]), by_hand(net, IMAGES)[-1]
+    whole, last = as_defense(adapting(net), net, IMAGES[:2]), by_hand(net, IMAGES)[-1]
     with torch.no_grad():
         torch.testing.assert_close(whole(IMAGES), net(last))
 
@@ -449,7 +445,7 @@ class Holder:
 
 def test_networks_are_found_wherever_they_are_held(net):
     functions = [lambda x: net(x), lambda x, net=net: net(x), lambda x: (lambda y: net(y))(x)]
-    for function in (*functions, Holder(net).method, soap(net), Adapting(net)):
+    for function in (*functions, Holder(net).method, soap(net), adapting(net)):
         assert list(reached_modules(function).values()) == [net]
     assert list(reached_modules(lambda x: HELD(x)).values()) == [HELD]
     assert reached_modules(lambda x: x.round()) == {}

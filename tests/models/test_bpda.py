@@ -15,6 +15,7 @@ from robust_ext.datasets.load import load_dataset
 from robust_ext.demo.network import digits_network
 from robust_ext.models.bpda import trajectory_gradient
 from robust_ext.models.layer_backward import find_layers, other_backward
+from tests.attacks.problems import Lambda
 from tests.models.cases import Controlled
 
 # A linear classifier without a bias, and a purifier whose two steps scale the input: a chain rule by hand.
@@ -158,15 +159,6 @@ HEAD = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)).double().eval(
 SIX = data(size=6)
 
 
-class Layer(nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.forward_of = function
-
-    def forward(self, x):
-        return self.forward_of(x)
-
-
 def rounded(x):
     return (x * 4).round() / 4
 
@@ -203,7 +195,7 @@ class Net(nn.Module):
         return self.head(ways[self.way](x))
 
 
-LAYERS = [*map(Layer, (rounded, by_numpy, inferred)), nn.Sequential(Layer(rounded), Layer(rounded))]
+LAYERS = [*map(Lambda, (rounded, by_numpy, inferred)), nn.Sequential(Lambda(rounded), Lambda(rounded))]
 
 
 @pytest.mark.parametrize("way", ["called", "forward", "held", "without gradients", "checkpointed"])
@@ -229,7 +221,7 @@ def test_several_layers_one_that_is_used_twice_and_a_substitute():
     class Twice(nn.Module):
         def __init__(self):
             super().__init__()
-            self.first = self.second = Layer(rounded)
+            self.first = self.second = Lambda(rounded)
 
         def forward(self, x):
             return self.first(x) * self.second(2 * x)
@@ -238,15 +230,15 @@ def test_several_layers_one_that_is_used_twice_and_a_substitute():
     again = (SIX * 8).round() / 4
     for name in ("first", "second"):
         torch.testing.assert_close(pulled(BPDA(Twice(), layer=name), SIX), spread * (again + 2 * ROUNDED))
-    net = nn.Sequential(Layer(rounded), HEAD[0], Layer(rounded), HEAD[2])
+    net = nn.Sequential(Lambda(rounded), HEAD[0], Lambda(rounded), HEAD[2])
     wanted = pulled(HEAD[2], HEAD[0](ROUNDED).detach()) @ HEAD[0].weight
     torch.testing.assert_close(pulled(BPDA(net, layer="0, 2"), SIX), wanted)
-    cubed = BPDA(Net(Layer(rounded)), layer="quantise", backward=lambda x: x**3)
+    cubed = BPDA(Net(Lambda(rounded)), layer="quantise", backward=lambda x: x**3)
     torch.testing.assert_close(pulled(cubed, SIX), pulled(HEAD, ROUNDED) * 3 * SIX.square())
 
 
 def test_what_works_in_place_has_the_values_it_had_and_nothing_is_left_where_a_pass_raises():
-    net, expected = Net(Layer(in_place)), SIX.clamp(0.1, 0.9)
+    net, expected = Net(Lambda(in_place)), SIX.clamp(0.1, 0.9)
     for backward in ("identity", "straight_through"):
         view = BPDA(net, layer="quantise", backward=backward)
         torch.testing.assert_close(view(SIX.clone().requires_grad_()), HEAD(expected), rtol=0, atol=0)
@@ -255,10 +247,11 @@ def test_what_works_in_place_has_the_values_it_had_and_nothing_is_left_where_a_p
     def fails(x):
         raise ValueError("no")
 
-    layer = Layer(fails)
+    layer = Lambda(fails)
+    kept = dict(vars(layer))
     with pytest.raises(ValueError, match="no"):
         BPDA(Net(layer), layer="quantise")(SIX.clone().requires_grad_())
-    assert "forward" not in vars(layer)
+    assert vars(layer) == kept
 
 
 # Operations straight through, and functions with the gradients they then have.
@@ -305,8 +298,8 @@ def test_what_has_no_gradient_straight_through_is_an_error(lost):
 
 
 def test_layers_go_by_the_end_of_their_name():
-    quantise, head = Layer(rounded), nn.Sequential(Layer(rounded), nn.Sequential(Layer(rounded)))
-    left, right = (nn.ModuleDict({"round": Layer(rounded)}) for _ in range(2))
+    quantise, head = Lambda(rounded), nn.Sequential(Lambda(rounded), nn.Sequential(Lambda(rounded)))
+    left, right = (nn.ModuleDict({"round": Lambda(rounded)}) for _ in range(2))
     net = nn.ModuleDict({"quantise": quantise, "head": head, "left": left})
     outer = nn.ModuleDict({"features": nn.ModuleDict({"model": net}), "right": right, "again": quantise})
     # Deeper ones of the same name have longer names where the network is whole, too.
@@ -336,7 +329,7 @@ def bits(x):
 class Coded(nn.Module):
     def __init__(self):
         super().__init__()
-        self.codes, self.net = Layer(bits), digits_network()
+        self.codes, self.net = Lambda(bits), digits_network()
 
     def forward(self, x):
         return self.net(self.codes(x).mean(1, keepdim=True))
