@@ -13,6 +13,7 @@ from robust_ext.core.threat import ThreatModel
 from robust_ext.detectors import Detector
 from robust_ext.models.defended import Defended
 from robust_ext.testing.networks import Centred
+from tests.attacks.problems import Lambda
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,16 +91,14 @@ def small_defense(
     return Problem(target=target, defended=defended, inputs=inputs, labels=labels, threat_model=threat_model, room=room)
 
 
-class PerRow(nn.Module):
+def per_row(weight, threshold):
     """Class 1 where ``weight_i . x_i > threshold_i``, weight ``(N, D)``: each row has a boundary of its own."""
 
-    def __init__(self, weight, threshold):
-        super().__init__()
-        self.weight, self.threshold, self.training = weight, threshold, False
-
-    def forward(self, x):
-        along = (x * self.weight).sum(1) - self.threshold
+    def logits(x):
+        along = (x * weight).sum(1) - threshold
         return torch.stack([-along / 2, along / 2], 1)
+
+    return Lambda(logits)
 
 
 class PerRowScore(Detector):
@@ -137,7 +136,7 @@ def linear_defense(rows, values, *, norm="linf", likeness=0.5, bounds=(0.0, 1.0)
         ways[1] *= -1
         found.append((threshold, limit, _furthest(x[row], threat_model, ways, np.array([threshold, -limit]))))
     thresholds, limits, room = (torch.tensor(part, dtype=torch.float32) for part in zip(*found, strict=True))
-    classifier = PerRow(torch.tensor(to_other, dtype=torch.float32), thresholds)
+    classifier = per_row(torch.tensor(to_other, dtype=torch.float32), thresholds)
     defended = Defended(classifier, PerRowScore(classifier, torch.tensor(to_alarm, dtype=torch.float32), limits))
     target = _target(defended, threat_model, (values,), 2, None)
     inputs, labels = torch.tensor(x, dtype=torch.float32), torch.zeros(rows, dtype=torch.int64)

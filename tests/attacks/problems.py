@@ -22,6 +22,7 @@ from robust_ext.attacks.square import Square
 from robust_ext.core.target import Counted, PassCounter, Target
 from robust_ext.demo.network import digits_network
 
+_SHORT = {"initial_const": 0.05, "decrease_factor": 0.8}
 # LinearRegion needs a piecewise affine network, and is tested beside its solver.
 MADE = {
     "APGD": APGD(steps=12, restarts=2),
@@ -37,9 +38,7 @@ MADE = {
     "RayS": RayS(queries=60),
     "Spatial grid": SpatialTransformation(translation=1, translation_steps=3, rotation_steps=3),
     "Spatial random": SpatialTransformation(translation=1, mode="random", samples=6, loss="margin"),
-    "CarliniWagnerLinf": CarliniWagnerLinf(
-        steps=20, learning_rate=0.05, initial_const=0.05, const_factor=8, decrease_factor=0.8
-    ),
+    "CarliniWagnerLinf": CarliniWagnerLinf(steps=20, learning_rate=0.05, const_factor=8, **_SHORT),
     "FeatureMatching": FeatureMatching(features="2", steps=15, restarts=2),
     "LogitMatching": LogitMatching(steps=15, rel_step_size=0.1, restarts=2, samples=2, level=0.01, check_every=1),
     "OrthogonalPGD": OrthogonalPGD(steps=15, restarts=2),

@@ -93,7 +93,7 @@ def test_passes_are_those_stated_and_every_query_is_the_batch(made, forward, bac
     problem, counted, gradients, real = small_defense(5), [], [], torch.autograd.grad
     problem.defended.detector.classifier.register_forward_hook(lambda _, args, out: counted.append(len(args[0])))
     monkeypatch.setattr(
-        torch.autograd, "grad", lambda *args, **more: gradients.append(len(args[1])) or real(*args, **more)
+        torch.autograd, "grad", lambda *args, **way: gradients.append(len(args[1])) or real(*args, **way)
     )
     attacked(made, problem)
     assert gradients == [5] * backward
@@ -264,11 +264,9 @@ MODULE = nn.Linear(3, 2).eval()
 
 
 def run(attack, seed=0, classes=2):
-    module = MODULE if classes == 2 else nn.Linear(3, classes)
+    target = target_of(MODULE if classes == 2 else nn.Linear(3, classes), (3,), classes)
     generator = torch.Generator().manual_seed(seed)
-    return run_attack(
-        attack, target_of(module, (3,), classes), INPUTS, LABELS, threat_model=THREAT_MODEL, generator=generator
-    )
+    return run_attack(attack, target, INPUTS, LABELS, threat_model=THREAT_MODEL, generator=generator)
 
 
 class Probe(Attack):
@@ -362,11 +360,7 @@ class Mover:
 
 @pytest.mark.parametrize(
     ("attack", "by", "name"),
-    [
-        (shifted, 0.5, "shifted"),
-        (partial(shifted, epsilon=2.0), 2.0, "mine"),
-        (Mover(0.5), 0.25, "Mover"),
-    ],
+    [(shifted, 0.5, "shifted"), (partial(shifted, epsilon=2.0), 2.0, "mine"), (Mover(0.5), 0.25, "Mover")],
 )
 def test_callables_of_every_kind_are_attacks(attack, by, name):
     adapted = as_attack(attack, name="mine" if name == "mine" else None)

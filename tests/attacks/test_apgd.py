@@ -152,9 +152,8 @@ def test_the_path_is_that_of_the_algorithm_written_down_plainly(norm, epsilon, p
         return torch.stack([torch.zeros_like(out), out], 1)
 
     shown, chosen = [], {"steps": 50, "loss": "margin", "start": "input"}
-    attack_function(
-        bowl, x, torch.zeros(4).long(), ThreatModel(norm=norm, epsilon=epsilon), watch=shown.append, **chosen
-    )
+    threat_model = ThreatModel(norm=norm, epsilon=epsilon)
+    attack_function(bowl, x, torch.zeros(4).long(), threat_model, watch=shown.append, **chosen)
     assert len(shown) == 51
     last = []
     for row in range(4):
@@ -364,10 +363,8 @@ class Shift(Attack):
 
 
 def transfer(module, x, y, *, norm="linf", epsilon=0.15, classes=4, **chosen):
-    target, generator = target_of(module, tuple(x.shape[1:]), classes), torch.Generator().manual_seed(0)
-    return Transfer(**chosen).run(
-        target, x, y, threat_model=ThreatModel(norm=norm, epsilon=epsilon), generator=generator
-    )
+    target, ball = target_of(module, tuple(x.shape[1:]), classes), ThreatModel(norm=norm, epsilon=epsilon)
+    return Transfer(**chosen).run(target, x, y, threat_model=ball, generator=torch.Generator().manual_seed(0))
 
 
 def problem(count=8):

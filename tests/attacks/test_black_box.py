@@ -37,9 +37,7 @@ def zeros(x):
 
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("targeted", [False, True])
-@pytest.mark.parametrize(
-    "attack", [RandomSearch(points=30), Square(queries=20), Square(queries=20, restarts=3)], ids=repr
-)
+@pytest.mark.parametrize("attack", [RandomSearch(points=30), Square(queries=20), Square(queries=20, restarts=3)])
 def test_keeps_what_a_loop_over_the_points_it_queried_would_keep(attack, norm, targeted):
     epsilon = {"linf": 0.1, "l2": 0.6, "l1": 2.5}[norm] * (2 if isinstance(attack, RandomSearch) else 1)
     x = images(12, (2, 5, 6), (-1.0, 1.0))
@@ -269,9 +267,8 @@ def test_rows_end_when_they_are_solved_and_leaving_them_out_changes_none(keep_ro
         rays(module, x, y, keep_rows=keep, epsilon=0.3, queries=60)
         for module, keep in ((network, keep_rows), (inner, not keep_rows))
     )
-    assert sum(len(batch) for batch in network.batches) == (
-        8 * int(found.queries.max()) if keep_rows else int(found.queries.sum())
-    )
+    queries = 8 * found.queries.max() if keep_rows else found.queries.sum()
+    assert sum(len(batch) for batch in network.batches) == int(queries)
     assert int(found.queries[3]) == 1
     assert torch.equal(found.found, predicted(inner, found.candidates) != y)
     assert torch.equal(found.candidates, other.candidates)

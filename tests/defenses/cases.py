@@ -15,6 +15,7 @@ from robust_ext.defenses.reverse import ContrastiveHead
 from robust_ext.defenses.sodef import StableHead
 from robust_ext.defenses.training.views import RandomViews
 from robust_ext.demo.network import digits_network
+from tests.attacks.problems import Lambda
 
 SHAPE = (2, 6, 5)
 GROUPED = ("clc", "reverse")
@@ -30,19 +31,10 @@ QUICK = {
 }
 
 
-class Unit(nn.Module):
-    def __init__(self, bounds):
-        super().__init__()
-        self.bounds = bounds
-
-    def forward(self, x):
-        return (x - self.bounds[0]) / (self.bounds[1] - self.bounds[0])
-
-
 def network(dtype=torch.float64, bounds=(0.0, 1.0)):
     with seeded_globals(0):
         parts = nn.Conv2d(2, 3, 3), nn.Tanh(), nn.Flatten(), nn.Linear(36, 8), nn.Tanh(), nn.Linear(8, 4)
-        return nn.Sequential(Unit(bounds), *parts).eval().to(dtype)
+        return nn.Sequential(Lambda(lambda x: (x - bounds[0]) / (bounds[1] - bounds[0])), *parts).eval().to(dtype)
 
 
 def linear(weights, bias=None):

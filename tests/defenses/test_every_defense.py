@@ -149,9 +149,8 @@ def test_gradients_under_bpda(name):
         torch.testing.assert_close(given(backward), at_end)
     along = [gradient(defense.classifier, point.detach(), weights) for point in trace.iterates[1:]]
     torch.testing.assert_close(given("trajectory"), torch.stack(along).mean(0))
-    found = trajectory_gradient(
-        defense, x, torch.zeros(3, dtype=torch.int64), lambda z, _: (z * weights).sum(1), seeds=trace.seeds
-    )
+    labels = torch.zeros(3, dtype=torch.int64)
+    found = trajectory_gradient(defense, x, labels, lambda z, _: (z * weights).sum(1), seeds=trace.seeds)
     torch.testing.assert_close(found, torch.stack(along).mean(0))
 
 

@@ -22,7 +22,7 @@ from robust_ext.defenses.training.views import RandomViews, View
 from robust_ext.demo.network import digits_network
 from robust_ext.models.features import split
 from robust_ext.models.rows import RowRNG
-from tests.models.cases import data, network
+from tests.models.cases import Net, data, network
 
 F64 = torch.float64
 NET, X = network(F64), data(4, F64)
@@ -138,13 +138,8 @@ EXPONENTIAL = torch.tensor(scipy.linalg.expm(5.0 * MATRIX))
 DOPRI = {"solver": "dopri5", "tolerance": 1e-9}
 
 
-class Linear(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.matrix = nn.Parameter(torch.tensor(MATRIX))
-
-    def forward(self, time, state):
-        return state @ self.matrix.T
+def linear():
+    return Net(lambda net, time, state: state @ net.matrix.T, matrix=nn.Parameter(torch.tensor(MATRIX)))
 
 
 def sodef(dtype=F64, **settings):
@@ -159,7 +154,7 @@ def test_a_linear_equation_ends_where_the_exponential_does(settings):
     if settings["solver"] == "dopri5":
         pytest.importorskip("torchdiffeq")
     start = torch.randn(4, 3, generator=torch.Generator().manual_seed(0), dtype=F64).requires_grad_()
-    end = integrate(Linear(), start, time=5.0, **settings)
+    end = integrate(linear(), start, time=5.0, **settings)
     torch.testing.assert_close(end, start.detach() @ EXPONENTIAL.T, rtol=1e-6, atol=1e-7)
     cotangent = torch.arange(12.0, dtype=F64).view(4, 3)
     (gradient,) = torch.autograd.grad(end, start, cotangent)
@@ -218,19 +213,14 @@ def test_training_makes_a_stable_classifier_that_foolbox_breaks():
 # ADP.
 
 
-class Quadratic(nn.Module):
+def quadratic(scale=1.0):
     """The score ``-rates * (x - 0.5)`` of a normal distribution."""
-
-    def __init__(self, scale=1.0):
-        super().__init__()
-        self.rates = nn.Parameter(scale * torch.linspace(4, 30, 6, dtype=F64).view(2, 3))
-
-    def forward(self, x):
-        return -self.rates * (x - 0.5)
+    rates = nn.Parameter(scale * torch.linspace(4, 30, 6, dtype=F64).view(2, 3))
+    return Net(lambda net, x: -net.rates * (x - 0.5), rates=rates)
 
 
 def adp(score=None, **settings):
-    return AdaptiveDenoising(NET, score or Quadratic(), **{"steps": 4, "runs": 3, **settings})
+    return AdaptiveDenoising(NET, score or quadratic(), **{"steps": 4, "runs": 3, **settings})
 
 
 def noise_of(seeds, run, like):
@@ -304,16 +294,13 @@ def test_gradients_of_adp():
 
 
 def test_where_there_is_no_score_nothing_moves():
-    still = adp(Quadratic(scale=0.0), steps=2, runs=2, noise=0.0)
+    still = adp(quadratic(scale=0.0), steps=2, runs=2, noise=0.0)
     torch.testing.assert_close(still(X), NET(X).log_softmax(1))
     assert bool(torch.isfinite(pulled(still, X)).all())
 
-    class Constant(nn.Module):
-        def forward(self, x):
-            return torch.ones_like(x)
-
     # A score that does not change has the greatest length.
-    even = adp(Constant(), steps=1, runs=1, noise=0.0, clip=False, differentiable_lengths=True)
+    settings = {"steps": 1, "runs": 1, "noise": 0.0, "clip": False, "differentiable_lengths": True}
+    even = adp(Net(lambda net, x: torch.ones_like(x)), **settings)
     torch.testing.assert_close(even.trace(X).final, X + 0.1)
     assert bool(torch.isfinite(pulled(even, X)).all())
 

@@ -149,7 +149,7 @@ def _small(name, head, function, layer="", features=32, **options):
     return Architecture(name, head, lambda: small(function), layer, features, "replayed", **options)
 
 
-TWO = "mean of two linear"
+TWO, TEACHER = "mean of two linear", "WithTeacher"
 BOTH = "cls_classifier,distillation_classifier"
 LEVIT = "head.linear,head_dist.linear"
 RESNET = {"embedding_size": 16, "hidden_sizes": (16, 32), "depths": (1, 1)}
@@ -177,9 +177,7 @@ ARCHITECTURES = [
     _linear("timm mobilenetv4_conv_small", lambda: tm("mobilenetv4_conv_small"), "classifier", 1280, size=64),
     _linear("timm edgenext_xx_small", lambda: tm("edgenext_xx_small"), "head.fc", 168, size=64),
     _linear("transformers ViT", lambda: hf("ViT", **TOKENS), "classifier", 32),
-    Architecture(
-        "transformers DeiT with teacher", TWO, lambda: hf("DeiT", "WithTeacher", **TOKENS), BOTH, 64, "replayed"
-    ),
+    Architecture("transformers DeiT with teacher", TWO, lambda: hf("DeiT", TEACHER, **TOKENS), BOTH, 64, "replayed"),
     _linear("transformers Swin", lambda: hf("Swin", **SWIN), "classifier", 32),
     _linear("transformers Dinov2", lambda: hf("Dinov2", **TOKENS), "classifier", 64),
     _linear("transformers ResNet", lambda: hf("ResNet", **RESNET), "classifier.1", 32),

@@ -21,6 +21,20 @@ def data(rows=4, dtype=torch.float32, seed=1):
     return torch.rand(rows, 2, 3, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
+class Net(nn.Module):
+    """A function of itself, which holds the parts, and of its inputs, in eval mode."""
+
+    def __init__(self, run, **parts):
+        super().__init__()
+        self.run = run
+        for name, part in parts.items():
+            setattr(self, name, part)
+        self.eval()
+
+    def forward(self, *inputs):
+        return self.run(self, *inputs)
+
+
 class Descent(Purifier):
     """Steps down the squared logits, from a random start; every step can be differentiated."""
 

@@ -16,7 +16,7 @@ from robust_ext.demo.network import digits_network
 from robust_ext.models.bpda import trajectory_gradient
 from robust_ext.models.layer_backward import find_layers, other_backward
 from tests.attacks.problems import Lambda
-from tests.models.cases import Controlled
+from tests.models.cases import Controlled, Net
 
 # A linear classifier without a bias, and a purifier whose two steps scale the input: a chain rule by hand.
 WEIGHT = torch.tensor([[1.0, -2.0, 0.5], [0.0, 1.0, 3.0]], dtype=torch.float64)
@@ -24,13 +24,8 @@ COTANGENT = torch.tensor([[1.0, -0.5], [0.3, 2.0], [0.0, 1.0], [-1.0, -1.0]], dt
 CONTRACTION = 0.6
 
 
-class Linear(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(WEIGHT.clone())
-
-    def forward(self, x):
-        return (x.square() / 2) @ self.weight.T
+def linear():
+    return Net(lambda net, x: (x.square() / 2) @ net.weight.T, weight=nn.Parameter(WEIGHT.clone()))
 
 
 class Shrink(Purifier):
@@ -67,7 +62,7 @@ def by_hand(points):
 @pytest.mark.parametrize("kind", [Shrink, Blocking])
 def test_gradients_of_two_steps_are_those_by_hand(kind, fewer):
     """Of the defense's own two steps, or of two where it has three, which shape the gradient and not the value."""
-    defense, x = kind(Linear(), steps=3 if fewer else 2, seed=3), data()
+    defense, x = kind(linear(), steps=3 if fewer else 2, seed=3), data()
     steps = {"steps": 2} if fewer else {}
     with defense.seeded(3):
         trace = defense.trace(x)
@@ -93,7 +88,7 @@ def test_gradients_of_two_steps_are_those_by_hand(kind, fewer):
 
 
 def test_a_frozen_state_is_held():
-    defense, x = Controlled(Linear()), data()
+    defense, x = Controlled(linear()), data()
     moved = x - 0.5 * x.sin()
     ways = dict.fromkeys(("identity", "frozen", "trajectory"), by_hand(moved))
     for backward, wanted in {**ways, "unrolled": by_hand(moved) * (1 - 0.5 * x.cos())}.items():
@@ -105,7 +100,7 @@ def test_a_frozen_state_is_held():
         def frozen(self, x, *, inputs, solution):
             return self.logits(x * (1 + solution.state["control"] / inputs), {"control": torch.zeros_like(x)})
 
-    found = pulled(BPDA(Scaled(Linear()), backward="frozen"), x, COTANGENT)
+    found = pulled(BPDA(Scaled(linear()), backward="frozen"), x, COTANGENT)
     torch.testing.assert_close(found, by_hand(moved) * moved / x)
 
 
@@ -130,7 +125,7 @@ def test_a_substitutes_gradient_is_that_of_finite_differences():
     x, step = data(), 1e-6
     units = step * torch.eye(3, dtype=torch.float64)
     slopes = [((substitute(x + unit) - substitute(x - unit)) / (2 * step) * COTANGENT).sum(1) for unit in units]
-    for wrapped in (hard, Shrink(Linear(), steps=2)):
+    for wrapped in (hard, Shrink(linear(), steps=2)):
         found = pulled(BPDA(wrapped, backward=substitute), x, COTANGENT)
         torch.testing.assert_close(found, torch.stack(slopes, 1), rtol=1e-7, atol=1e-8)
     assert torch.equal(BPDA(hard, backward=substitute)(x.clone().requires_grad_()), hard(x))
@@ -142,7 +137,7 @@ def test_a_substitutes_gradient_is_that_of_finite_differences():
 
 
 def test_the_trajectory_of_a_loss():
-    defense, x, labels = Blocking(Linear(), steps=2), data(), torch.tensor([0, 1, 1, 0])
+    defense, x, labels = Blocking(linear(), steps=2), data(), torch.tensor([0, 1, 1, 0])
     trace = defense.trace(x, seeds=[1, 2, 3, 4])
     wanted = torch.zeros_like(x)
     for point in trace.iterates[1:]:
@@ -176,7 +171,7 @@ inferred = torch.inference_mode()(rounded)
 ROUNDED = rounded(SIX)
 
 
-class Net(nn.Module):
+class Called(nn.Module):
     """One layer in front of a network, called in several ways."""
 
     def __init__(self, layer, way="called"):
@@ -186,7 +181,7 @@ class Net(nn.Module):
 
     def forward(self, x):
         if self.way == "checkpointed":
-            return checkpoint(Net(self.quantise), x, use_reentrant=False)
+            return checkpoint(Called(self.quantise), x, use_reentrant=False)
         if self.way == "without gradients":
             with torch.no_grad():
                 x = self.quantise(x)
@@ -201,7 +196,7 @@ LAYERS = [*map(Lambda, (rounded, by_numpy, inferred)), nn.Sequential(Lambda(roun
 @pytest.mark.parametrize("way", ["called", "forward", "held", "without gradients", "checkpointed"])
 @pytest.mark.parametrize("layer", LAYERS)
 def test_the_gradient_is_that_of_the_network_without_the_layer(layer, way):
-    net = Net(layer, way).eval()
+    net = Called(layer, way).eval()
     view, kept = BPDA(net, layer="quantise"), dict(vars(layer))
     with torch.no_grad():
         expected = net(SIX)
@@ -218,27 +213,21 @@ def test_the_gradient_is_that_of_the_network_without_the_layer(layer, way):
 
 
 def test_several_layers_one_that_is_used_twice_and_a_substitute():
-    class Twice(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first = self.second = Lambda(rounded)
-
-        def forward(self, x):
-            return self.first(x) * self.second(2 * x)
-
+    layer = Lambda(rounded)
+    twice = Net(lambda net, x: net.first(x) * net.second(2 * x), first=layer, second=layer)
     spread = torch.linspace(-1, 2, SIX.numel(), dtype=SIX.dtype).view_as(SIX)
     again = (SIX * 8).round() / 4
     for name in ("first", "second"):
-        torch.testing.assert_close(pulled(BPDA(Twice(), layer=name), SIX), spread * (again + 2 * ROUNDED))
+        torch.testing.assert_close(pulled(BPDA(twice, layer=name), SIX), spread * (again + 2 * ROUNDED))
     net = nn.Sequential(Lambda(rounded), HEAD[0], Lambda(rounded), HEAD[2])
     wanted = pulled(HEAD[2], HEAD[0](ROUNDED).detach()) @ HEAD[0].weight
     torch.testing.assert_close(pulled(BPDA(net, layer="0, 2"), SIX), wanted)
-    cubed = BPDA(Net(Lambda(rounded)), layer="quantise", backward=lambda x: x**3)
+    cubed = BPDA(Called(Lambda(rounded)), layer="quantise", backward=lambda x: x**3)
     torch.testing.assert_close(pulled(cubed, SIX), pulled(HEAD, ROUNDED) * 3 * SIX.square())
 
 
 def test_what_works_in_place_has_the_values_it_had_and_nothing_is_left_where_a_pass_raises():
-    net, expected = Net(Lambda(in_place)), SIX.clamp(0.1, 0.9)
+    net, expected = Called(Lambda(in_place)), SIX.clamp(0.1, 0.9)
     for backward in ("identity", "straight_through"):
         view = BPDA(net, layer="quantise", backward=backward)
         torch.testing.assert_close(view(SIX.clone().requires_grad_()), HEAD(expected), rtol=0, atol=0)
@@ -250,7 +239,7 @@ def test_what_works_in_place_has_the_values_it_had_and_nothing_is_left_where_a_p
     layer = Lambda(fails)
     kept = dict(vars(layer))
     with pytest.raises(ValueError, match="no"):
-        BPDA(Net(layer), layer="quantise")(SIX.clone().requires_grad_())
+        BPDA(Called(layer), layer="quantise")(SIX.clone().requires_grad_())
     assert vars(layer) == kept
 
 
@@ -326,18 +315,11 @@ def bits(x):
     return (x > torch.linspace(0.03, 0.97, 16).view(1, 16, 1, 1)).float()
 
 
-class Coded(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.codes, self.net = Lambda(bits), digits_network()
-
-    def forward(self, x):
-        return self.net(self.codes(x).mean(1, keepdim=True))
-
-
 @pytest.mark.parametrize("settings", [{"bpda": "codes", "gradient_mode": "fitted"}, {"gradient_mode": "fitted"}])
 def test_a_fitted_pass_leads_through_comparisons(settings):
-    plain, model = APGD(steps=20, loss="margin"), Coded().eval()
+    plain = APGD(steps=20, loss="margin")
+    coded = {"codes": Lambda(bits), "net": digits_network()}
+    model = Net(lambda net, x: net.net(net.codes(x).mean(1, keepdim=True)), **coded)
     attack = AdaptedAttack(attack=plain, **settings).named("fitted")
     for other in ({"bpda": "codes"}, {"gradient_mode": "straight_through"}):
         with pytest.raises(RobustExtError):

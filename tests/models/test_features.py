@@ -23,11 +23,10 @@ from robust_ext.models.features import LayerInput, split, split_linear
 from robust_ext.registry.model import as_module
 from tests.attacks.problems import Lambda
 from tests.models.architectures import ARCHITECTURES, BEGIN, END, PAGE, pooled, small, table
-from tests.models.cases import data, network, planted
+from tests.models.cases import Net, data, network, planted
 
-pytestmark = [
-    pytest.mark.filterwarnings(f"ignore::{kind}") for kind in ("DeprecationWarning", "FutureWarning", "UserWarning")
-]
+WARNINGS = "DeprecationWarning", "FutureWarning", "UserWarning"
+pytestmark = [pytest.mark.filterwarnings(f"ignore::{kind}") for kind in WARNINGS]
 INPUTS = torch.rand(3, 1, 4, 4, generator=torch.Generator().manual_seed(0))
 THREAT = ThreatModel(norm="linf", epsilon=16 / 255)
 ROUNDING = Lambda(lambda x: (x * 4).round() / 4)
@@ -42,17 +41,6 @@ def _seeded():
 
 def sequential():
     return nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 5))
-
-
-class Net(nn.Module):
-    def __init__(self, run, **layers):
-        super().__init__()
-        self.run = run
-        for name, layer in layers.items():
-            self.add_module(name, layer)
-
-    def forward(self, x):
-        return self.run(self, x)
 
 
 def skips():
@@ -298,12 +286,9 @@ def test_one_pass_serves_both(inverted, classifier, detector):
 
 def test_other_networks_are_run_beside(detector):
     # A network that is queried twice, for noise too, is not mistaken for one pass.
-    class Twice(nn.Module):
-        def forward(self, x):
-            return detector.classifier(x) + detector.classifier(x * 0.5)
-
+    twice = Lambda(lambda x: detector.classifier(x) + detector.classifier(x * 0.5))
     x = data(4)
-    for other in (nn.Sequential(nn.Flatten(), nn.Linear(6, 2)), Twice()):
+    for other in (nn.Sequential(nn.Flatten(), nn.Linear(6, 2)), twice):
         logits, excess = Defended(other, detector).both(x)
         torch.testing.assert_close(logits, other(x))
         torch.testing.assert_close(excess, detector.score_margin(x))

@@ -99,16 +99,7 @@ def by_hand(text, features, classes):
     return x @ oracle(features, classes)
 
 
-HANDMADE = (
-    "logistic",
-    "prototypes",
-    "ensemble",
-    "ensemble(combine='mean')",
-    "code",
-    "nearest",
-    "nearest(k=1)",
-    "mixing",
-)
+HANDMADE = ("logistic", "prototypes", "ensemble", "ensemble(combine='mean')", "code", "nearest(k=1)", "mixing")
 
 
 @pytest.mark.parametrize("text", HANDMADE)
@@ -472,9 +463,9 @@ def check_alone(module, singles, x, order, atol=1e-3):
 @given(case=planted_cases(), data=st.data())
 def test_batches_of_near_rows_get_their_own_readouts_in_any_order(case, data):
     module, references, singles, generator = case
-    order = data.draw(
-        st.permutations(range(len(references))) | st.lists(st.integers(0, len(references) - 1), min_size=1, max_size=9)
-    )
+    count = len(references)
+    some = st.lists(st.integers(0, count - 1), min_size=1, max_size=9)
+    order = data.draw(st.permutations(range(count)) | some)
     steps = torch.randn(len(order), 2, 3, generator=generator)
     reach = torch.tensor([half_way(module.norm, references, i) for i in order]) * data.draw(st.floats(0, 0.999))
     x = references[order] + steps * (reach / lengths(module.norm, steps)).float().view(-1, 1, 1)

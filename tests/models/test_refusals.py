@@ -10,7 +10,7 @@ from robust_ext.models.binarized import BinarizedClassifier
 from robust_ext.models.features import split
 from robust_ext.models.readouts.linear import fit_directions
 from robust_ext.registry.readout import as_readout
-from tests.models.cases import Controlled, Descent, Probable, data, network
+from tests.models.cases import Controlled, Descent, Net, Probable, data, network
 
 NET, X, BODY = network(), data(3), nn.Flatten().eval()
 
@@ -29,20 +29,8 @@ class Short(Descent):
         return super().readout(point, state)[0]
 
 
-class Of(nn.Module):
-    """A function of flat inputs as a network."""
-
-    def __init__(self, function):
-        super().__init__()
-        self.function, self.spare = function, nn.Identity()
-        self.eval()
-
-    def forward(self, x):
-        return self.function(x.flatten(1))
-
-
 def of(function):
-    return lambda: split(Of(function), X)
+    return lambda: split(Net(lambda net, x: function(x.flatten(1))), X)
 
 
 def binarized(**options):
@@ -108,7 +96,7 @@ ARGUMENTS = [
     (lambda: split(lambda x: x, X), "model: got function, expected a torch.nn.Module"),
 ]
 MODELS = [
-    (lambda: BPDA(Of(lambda x: x), layer="spare")(LEAF), "layer 'spare': a forward pass does not call it"),
+    (lambda: BPDA(Net(lambda net, x: x, spare=BODY), layer="spare")(LEAF), "'spare': a forward pass does not call it"),
     (lambda: as_defense(broken, NET, X), r"defense: broken, on .*shape \(3, 2, 3\), raised ValueError: no such"),
     (lambda: Short(NET)(X), "readout: got shape"),
     (lambda: BPDA(cut)(LEAF), "give a differentiable substitute"),
@@ -130,12 +118,11 @@ SPLITS = [
     (lambda: split_defense(Twice(NET), X), "Twice, at its end: "),
     (lambda: split_defense(Controlled(NET), X, layer="nowhere"), r"got 'defense\.nowhere'"),
 ]
-ALL = [(InvalidArgumentError, ARGUMENTS), (ModelError, MODELS), (SplitError, SPLITS)]
+ALL = ((InvalidArgumentError, ARGUMENTS), (ModelError, MODELS), (SplitError, SPLITS))
+CASES = [(call, error, words) for error, cases in ALL for call, words in cases]
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "words"), [(call, error, words) for error, cases in ALL for call, words in cases]
-)
+@pytest.mark.parametrize(("call", "error", "words"), CASES)
 def test_what_is_wrong_is_refused(call, error, words):
     with pytest.raises(error, match=words):
         call()

@@ -283,8 +283,7 @@ def test_draws_depend_on_seed_call_draw_and_row(seed, call, draws, chunk, rows):
 
 @pytest.mark.parametrize("chunk", [1, 3, 10])
 @pytest.mark.parametrize(
-    "module",
-    [nn.Dropout(0.5).train(), Lambda(lambda x: x * (torch.rand_like(x) + np.random.rand() + random.random()))],
+    "module", [nn.Dropout(0.5).train(), Lambda(lambda x: x * (torch.rand_like(x) + np.random.rand() + random.random()))]
 )
 def test_any_module_repeats_its_draws_in_the_backward_pass(module, chunk):
     x = torch.rand(3, 4).add(1).requires_grad_()
