@@ -370,17 +370,7 @@ def centred(x):
     return x - 0.1 * x.mean(0, keepdim=True)
 
 
-class Centring:
-    group_size = 3
-
-    def __init__(self, classifier):
-        self.run = centred
-
-    def __call__(self, x):
-        return self.run(x)
-
-
-@pytest.mark.parametrize("given", [centred, Centring, robust_ext.purifier(group_size=3)(lambda classifier: centred)])
+@pytest.mark.parametrize("given", [centred, robust_ext.purifier(group_size=3)(lambda classifier: centred)])
 def test_a_function_states_its_groups(given, net):
     made = as_defense(given, net, IMAGES[:2])
     assert (made.group_size, made.batch_level, made.random) == (3, True, False)
