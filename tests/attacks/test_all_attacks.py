@@ -370,19 +370,6 @@ def test_callables_of_every_kind_are_attacks(attack, by, name):
     assert " at 0x" not in adapted.description
 
 
-def test_what_a_callable_names_as_parameter_is_what_the_run_has():
-    met = {}
-
-    def attack(model, x, y, epsilon, *, threat_model, generator, **others):
-        met.update(locals())
-        return x
-
-    run(as_attack(attack), seed=3)
-    assert met["generator"].initial_seed() == 3
-    assert (met["threat_model"], met["epsilon"], met["others"]) == (THREAT_MODEL, 0.5, {})
-    assert met["y"].tolist() == [0, 1]
-
-
 def seed_all(seed):
     for seeded in (random.seed, np.random.seed, torch.manual_seed):
         seeded(seed)

@@ -250,15 +250,6 @@ def test_warm_runs_begin_at_the_given_points_within_the_ball(norm):
         attack((replace(target, starting_points=given), inputs, labels), threat_model, warm=True)
 
 
-def test_warm_runs_aim_at_the_likeliest_classes_where_they_begin():
-    # The second class is the likeliest at the input, the third where the run begins.
-    target = target_of(Lambda(lambda x: torch.cat([0.6 - 0.1 * x, 0.4 - x, x - 0.2], 1)), (1,), 3)
-    target = replace(target, starting_points=torch.tensor([[[0.7]]]))
-    parts, threat_model = (target, torch.tensor([[0.2]]), torch.tensor([0])), ThreatModel(norm="linf", epsilon=0.6)
-    chosen = {"loss": "targeted-margin", "target_classes": 1, "steps": 10}
-    assert [bool(attack(parts, threat_model, warm=warm, **chosen).found) for warm in (False, True)] == [False, True]
-
-
 BOUNDS = ((0.0, 1.0), (-2.5, 3.0))
 
 

@@ -20,7 +20,7 @@ from robust_ext.core.errors import AttackError, AttackRefusedError, RobustExtWar
 from robust_ext.core.threat import NORMS, ThreatModel
 from robust_ext.detectors import Detector
 from robust_ext.models.defended import Defended
-from tests.attacks.defenses import Rowwise, linear_defense, small_defense
+from tests.attacks.defenses import FarHidden, Rowwise, linear_defense, small_defense
 from tests.attacks.problems import MADE, attacked, predicted, watched
 
 AWARE = [name for name, made in MADE.items() if made.traits.detector]
@@ -338,14 +338,10 @@ class WithFeatures(Detector):
         return seen.inputs.detach().flatten(1).sum(1)
 
 
-class WithNumber(WithFeatures):
-    features = 7
-
-
 def test_which_features_are_taken():
     network = nn.Sequential(nn.Flatten(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)).eval()
     x = torch.rand(4, 2, 3, generator=torch.Generator().manual_seed(0))
-    own, plain = WithFeatures(network), WithNumber(network)
+    own, plain = WithFeatures(network), FarHidden(network)
     for detector, features, expected in (
         (own, None, [x.flatten(1)[:, :3] * 2]),
         (own, "2", [network[:3](x)]),
@@ -354,7 +350,7 @@ def test_which_features_are_taken():
         (plain, ["1", "3"], [network[:2](x), network(x)]),
     ):
         torch.testing.assert_close(list(feature_map(detector, features, x[:1])(x)), expected)
-    unreadable = WithNumber(nn.Sequential(network, nn.Softmax(1)).eval())
+    unreadable = FarHidden(nn.Sequential(network, nn.Softmax(1)).eval())
     with pytest.raises(AttackRefusedError, match="name layers of the detector's classifier"):
         feature_map(unreadable, None, x[:1])
 

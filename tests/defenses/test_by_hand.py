@@ -36,17 +36,18 @@ from robust_ext.defenses import (
 from robust_ext.defenses.soap import SOAP, flipped_crop
 from robust_ext.demo.network import digits_network
 from robust_ext.models.rows import RowRNG
+from tests.attacks.problems import Lambda
 from tests.defenses.cases import linear
 
 
-class Weighted(nn.Module):
-    def __init__(self, *weights, shift=0.0, column=False):
-        super().__init__()
-        self.weights, self.shift, self.column = weights, shift, column
+def weighted(*weights, shift=0.0, column=False):
+    """A discriminator that is linear in what it sees."""
 
-    def forward(self, *seen):
-        value = sum((values @ w for values, w in zip(seen, self.weights, strict=True)), torch.tensor(self.shift))
-        return value[:, None] if self.column else value
+    def value(*seen):
+        total = sum((values @ w for values, w in zip(seen, weights, strict=True)), torch.tensor(shift))
+        return total[:, None] if column else total
+
+    return Lambda(value)
 
 
 def shares(logits):
@@ -71,7 +72,7 @@ def anti(weights, bias, x, rng, steps, one, two):
 def imf(weights, bias, x, rng, steps, one, two):
     direction = rng.normal(size=4)
     shift = -float(((x @ weights.T + bias) @ direction).mean())
-    judge = Weighted(torch.from_numpy(direction), shift=shift, column=one)
+    judge = weighted(torch.from_numpy(direction), shift=shift, column=one)
 
     def move(point):
         clean = 1 / (1 + np.exp(-((point @ weights.T + bias) @ direction + shift)))
@@ -85,7 +86,7 @@ def imf(weights, bias, x, rng, steps, one, two):
 def aid(weights, bias, x, rng, steps, one, two):
     first, low, high = rng.normal(size=(6, 6)), 0.1 * rng.normal(size=6), 0.1 * rng.normal(size=4)
     net = nn.Sequential(linear(first), linear(weights, bias)).eval()
-    judge = Weighted(torch.from_numpy(low), torch.from_numpy(high))
+    judge = weighted(torch.from_numpy(low), torch.from_numpy(high))
     # The sigmoid rises with what it is taken of, so the sign of the slope is that of the weights everywhere.
     step = 0.031 / 4 * np.sign(low @ first + high @ weights @ first)
     return AIDPurifier(net, judge, layers=["0", "1"], steps=steps, saturating=one), lambda point: step, 0.031
@@ -135,7 +136,7 @@ def test_rows_stay_where_losses_have_no_gradient_unless_not_wanted():
     assert torch.equal(AntiAdversary(net).trace(x).final[0], x[0])
     assert torch.equal(AntiAdversary(net, steps=1).trace(x).final[1], torch.tensor([0.15, 0.5]))
     # Where the probability is rounded to one.
-    x, judge = torch.full((1, 2), 0.5), Weighted(torch.tensor([60.0, 0.0]))
+    x, judge = torch.full((1, 2), 0.5), weighted(torch.tensor([60.0, 0.0]))
     layer = nn.Sequential(nn.Identity(), nn.Linear(2, 2))
     for kind, net, more, reach in ((IMF, nn.Identity(), {}, 16 / 255), (AIDPurifier, layer, {"layers": ["0"]}, 0.031)):
         assert torch.equal(kind(net, judge, **more).trace(x).final, x)
@@ -147,7 +148,7 @@ def test_layers_of_aid():
     # Nothing behind a single layer is seen.
     net = nn.Sequential(linear(np.array([[1.0, -2.0, 0.0]])), linear(np.array([[1.0], [-1.0]]))).eval()
     x = torch.full((2, 3), 0.5, dtype=torch.float64)
-    judge = Weighted(torch.tensor([-1.0], dtype=torch.float64))
+    judge = weighted(torch.tensor([-1.0], dtype=torch.float64))
     moved = AIDPurifier(net, judge, layers=["0"], radius=0.1).trace(x).final - x
     torch.testing.assert_close(moved, torch.tensor([[-0.1, 0.1, 0.0]], dtype=torch.float64).expand(2, 3))
     # They are those of the discriminator where left out.

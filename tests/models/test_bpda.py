@@ -246,12 +246,10 @@ def test_what_works_in_place_has_the_values_it_had_and_nothing_is_left_where_a_p
 # Operations straight through, and functions with the gradients they then have.
 THROUGH = {
     "round": (lambda x: (3 * x).round(), lambda x: 3 * x),
-    "by keyword": (lambda x: torch.round(input=3 * x), lambda x: 3 * x),
     "decimals": (lambda x: torch.round(x, decimals=1), lambda x: x),
     "in place": (lambda x: (3 * x).ceil_() * 2, lambda x: 6 * x),
     "floor": (lambda x: torch.floor(x * 4) * x, lambda x: 4 * x * x.detach() + (x.detach() * 4).floor() * x),
     "sign": (lambda x: (x - 0.5).sign() + x, lambda x: 2 * x),
-    "trunc": (lambda x: x.mul(5).trunc().div(5), lambda x: x),
     "floor division": (lambda x: x // 0.25, lambda x: 4 * x),
     "of a number": (lambda x: 1 // (x + 1), lambda x: 1 / (x + 1)),
     "rounding division": (lambda x: torch.div(x, 0.25, rounding_mode="floor"), lambda x: 4 * x),

@@ -297,9 +297,9 @@ def of(**methods):
         (of(score=lambda self, x, p: x), InvalidArgumentError, r"score\(\) came to \(2, 5, 3\) .* so \(2, 5\) in all"),
         (of(score=lambda self, x, p: p["w"]), DataError, r"readout: Own\(\) raised KeyError"),
         (
-            of(logits=lambda *given: Readout.logits(*given).flip(1)),
+            of(logits=lambda *z: Readout.logits(*z).flip(1)),
             InvalidArgumentError,
-            r"predicts another class than score\(\) for 5 of 5 measured points",
+            r"another class than score\(\) for 5 of 5",
         ),
         (of(logits=lambda self, x, *_: torch.zeros(len(x), 3)), InvalidArgumentError, r"returned \(5, 3\) for 5 rows"),
     ],
