@@ -18,7 +18,6 @@ from robust_ext.attacks.objective_pgd import ObjectivePGD
 from robust_ext.attacks.running import run_attack
 from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.core.random import seeded_globals
-from robust_ext.core.target import Target
 from robust_ext.datasets import load_dataset
 from robust_ext.defenses import (
     IMF,
@@ -36,7 +35,7 @@ from robust_ext.defenses import (
 from robust_ext.defenses.soap import SOAP, flipped_crop
 from robust_ext.demo.network import digits_network
 from robust_ext.models.rows import RowRNG
-from tests.attacks.problems import Lambda
+from tests.attacks.problems import Lambda, target_of
 from tests.defenses.cases import linear
 
 
@@ -225,10 +224,9 @@ def test_the_view_of_soap_flips_crops_and_stretches_and_its_loss_never_gets_larg
 def test_a_trained_discriminator_finds_adversarial_inputs_and_the_defense_keeps_clean_ones(layers):
     metrics = pytest.importorskip("sklearn.metrics")
     net, (x, labels) = digits_network(), load_dataset("digits").take(range(60))
-    target = Target(module=net, bounds=(0.0, 1.0), classes=10, input_shape=(1, 8, 8), device=torch.device("cpu"))
     attack, ball = ObjectivePGD(objective="ace", steps=10, step_size=0.03), ThreatModel(norm="linf", epsilon=0.1)
     generator = torch.Generator().manual_seed(5)
-    points = run_attack(attack, target, x, labels, threat_model=ball, generator=generator)
+    points = run_attack(attack, target_of(net, (1, 8, 8), 10), x, labels, threat_model=ball, generator=generator)
     small = {"epochs": 12, "batch_size": 30, "learning_rate": 0.02, "width": 32, "before": 0, "after": 1}
     training = DiscriminatorTraining(layers=layers, epsilon=0.1, attack_step_size=0.04, attack_steps=5, **small)
     judge = training.fit(net, *load_dataset("digits", split="train").take(range(300)))

@@ -13,7 +13,6 @@ from robust_ext import ThreatModel
 from robust_ext.attacks.apgd import APGD
 from robust_ext.core.devices import tolerance_of
 from robust_ext.core.errors import SplitError
-from robust_ext.core.target import Target
 from robust_ext.detectors import Detector
 from robust_ext.engine.classifiers import as_classifier
 from robust_ext.evaluations.binarization.planting import plant
@@ -21,7 +20,7 @@ from robust_ext.models.bpda import BPDA
 from robust_ext.models.defended import Defended, SuccessMargin
 from robust_ext.models.features import LayerInput, split, split_linear
 from robust_ext.registry.model import as_module
-from tests.attacks.problems import Lambda
+from tests.attacks.problems import Lambda, target_of
 from tests.models.architectures import ARCHITECTURES, BEGIN, END, PAGE, pooled, small, table
 from tests.models.cases import Net, data, network, planted
 
@@ -220,7 +219,7 @@ def test_an_architecture_is_split_as_the_table_states(one):
     planted = plant(given, images(2, one.size, seed=2), THREAT, inner_points=20, planted_candidates=8)
     assert len(planted) == 2
     shape = tuple(planted.inputs.shape[1:])
-    target = Target(module=planted.module, bounds=(0.0, 1.0), classes=2, input_shape=shape, device=torch.device("cpu"))
+    target = target_of(planted.module, shape, 2)
     options = {"threat_model": THREAT, "generator": torch.Generator().manual_seed(0)}
     assert planted.score(APGD(steps=10).search(target, planted.inputs, planted.labels, **options)) == 1
 
