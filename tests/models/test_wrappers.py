@@ -236,9 +236,11 @@ def test_values_and_gradients_are_those_of_single_draws(chunk, value, gradient):
     out = averaged(x)
     alone = singles(defense, x, 5)
     torch.testing.assert_close(out, aggregate(value, alone))
-    (wanted,) = torch.autograd.grad(aggregate(gradient, alone), x, COTANGENT)
+    calls, (wanted,) = len(defense.seen), torch.autograd.grad(aggregate(gradient, alone), x, COTANGENT)
     for keep in (True, False):
         torch.testing.assert_close(torch.autograd.grad(out, x, COTANGENT, retain_graph=keep)[0], wanted)
+    # In one chunk that holds all draws they run once.
+    assert (len(defense.seen) == calls) == (chunk in (5, 9))
     # Without a gradient it is the decision's value, of fresh draws.
     defense.seen.clear()
     with torch.no_grad():
