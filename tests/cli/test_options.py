@@ -206,16 +206,6 @@ def test_mead_takes_the_training_data_that_there_is():
         _sizes(MeadOptions(**own, train_samples=4500), sized(range(5000)))
 
 
-@pytest.mark.parametrize(("command", "name"), [("binarization", "c:d"), ("robust-accuracy", "mine")])
-def test_options_that_adapt_every_attack(command, name, invoke):
-    text = "robust_ext:AdaptedAttack(attack='{}', bpda='0', eot=3)"
-    call = invoke(command, "--bpda", "0", "--eot", "3", "--attack", "c:d" if name == "c:d" else "mine=c:d")
-    named = zip(("a:b", name), ("a:b", "c:d"), strict=True)
-    assert call.positional[1] == {f"{one} through BPDA 0, EoT 3": text.format(attack) for one, attack in named}
-    with pytest.raises(InvalidArgumentError, match="--bpda: got fc, expected the name of a layer"):
-        invoke(command, "--bpda", "fc")
-
-
 @pytest.mark.parametrize("command", COMMANDS)
 def test_workers(command, invoke, files):
     """Where nothing is stated, there are none: the work is done in this process."""

@@ -105,26 +105,12 @@ def globals_drawn():
     return random.random(), float(np.random.rand()), float(torch.rand(()))
 
 
-def of_stream(*keys):
-    return torch.rand(5, generator=stream(*keys)).tolist()
-
-
 @given(st.sets(st.integers(0, 30), min_size=1))
 def test_some_rows_draw_what_they_would_among_all(rows):
     generator = stream(3, "rows")
     every = [draw_seed(generator) for _ in range(31)]
     some = RowGenerator.of(sorted(rows), 3, "rows")
     assert [draw_seed(some) for _ in rows] == [every[row] for row in sorted(rows)]
-
-
-def test_streams_and_global_generators_do_not_depend_on_each_other():
-    expected = of_stream(3, 7, "inner")
-    seed_globals(99)
-    drawn_alone = globals_drawn()
-    seed_globals(99)
-    torch.rand(1000, generator=stream(3, 7, "inner"))
-    assert of_stream(3, 7, "inner") == expected
-    assert globals_drawn() == drawn_alone
 
 
 def test_every_part_of_the_key_counts_on_every_machine_alike():

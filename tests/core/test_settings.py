@@ -68,7 +68,6 @@ class Search(Settings):
 OUTSIDE = [
     ("steps", (0, 100, 1.5, True, "3", None), "an integer of at least 1 and at most 99"),
     ("rate", (0, 1, -1, math.nan, math.inf, "half", True, None), r"a finite number in \(0, 1\)"),
-    ("share", (-0.1, 1.1), r"a finite number in \[0, 1\]"),
     ("loss", ("dlr", 3, None), "one of 'ce', 'margin'"),
     ("best", (1, "yes", None), "True or False"),
     ("widths", ((1.0, 0), (math.nan,)), "a finite number"),
@@ -156,7 +155,6 @@ MEANT = {
 UNKNOWN = [
     ({"eps": 0.1}, "; state epsilon in the threat model: ThreatModel(norm=..., epsilon=...)"),
     ({"clip_values": (0, 1)}, "; state bounds in the threat model: ThreatModel(norm=..., epsilon=..., bounds=...)"),
-    ({"inner_pts": 20}, "; did you mean inner_points or inner?"),
     ({"nothing_like_it": 1}, ""),
 ]
 

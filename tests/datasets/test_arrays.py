@@ -1,6 +1,5 @@
 """Datasets of arrays, idx and npz files, and what is taken from them: round trips, damage, and where files lie."""
 
-import builtins
 import gzip
 import math
 import struct
@@ -15,9 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 from numpy.lib import format as npy
-from PIL import Image
 
-from robust_ext.core.errors import DataError, InvalidArgumentError, MissingDependencyError
+from robust_ext.core.errors import DataError, InvalidArgumentError
 from robust_ext.core.validation import check_inputs
 from robust_ext.datasets import Dataset, load_dataset
 from robust_ext.datasets.idx import read_idx
@@ -75,22 +73,6 @@ def test_digits():
     whole = pytest.importorskip("sklearn.datasets").load_digits()
     np.testing.assert_array_equal(np.concatenate([train.images, test.images])[:, 0] * 16, whole.images)
     np.testing.assert_array_equal(np.concatenate([train.labels, test.labels]), whole.target)
-
-
-@pytest.mark.parametrize("package", ["sklearn", "PIL"])
-def test_without_optional_packages(monkeypatch, tmp_path, package):
-    (tmp_path / "a").mkdir()
-    Image.new("L", (4, 4)).save(tmp_path / "a" / "0.png")
-    real = builtins.__import__
-
-    def refuse(name, *args, **kwargs):
-        if name.split(".")[0] == package:
-            raise ImportError(name)
-        return real(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", refuse)
-    with pytest.raises(MissingDependencyError, match=r'pip install "robust-ext\[cli\]"'):
-        load_dataset("digits" if package == "sklearn" else str(tmp_path))
 
 
 # idx files.

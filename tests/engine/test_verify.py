@@ -72,8 +72,9 @@ def test_every_outcome_and_what_a_detector_rejects():
 def test_the_edges_of_the_ball_and_of_the_bounds(norm, bounds):
     threat_model = ThreatModel(norm=norm, epsilon=0.25, bounds=bounds)
     inputs = torch.full((2, 4), 0.375, dtype=torch.float32)
-    limit = 0.25 + threat_model.tolerance(4)
-    each = torch.tensor([[limit - 1e-12], [limit + 1e-12]], dtype=torch.float64) / {"linf": 1, "l2": 2, "l1": 4}[norm]
+    growth = {"linf": 1, "l2": 2, "l1": 4}[norm]
+    limit = 0.25 * (1 + 1e-5) + 2e-7 * max(map(abs, bounds)) * growth
+    each = torch.tensor([[limit - 1e-12], [limit + 1e-12]], dtype=torch.float64) / growth
     result, _ = check(inputs.double() + each, inputs, threat_model, torch.tensor([2, 2]))
     assert result.outcomes == ("found", "beyond_epsilon")
     np.testing.assert_allclose(result.distances, [limit - 1e-12, limit + 1e-12], rtol=0, atol=1e-14)
