@@ -66,8 +66,8 @@ def strongest(outcomes: Sequence[Outcome[MemberRun]]) -> Attack | None:
 def draws_to_plant(model: nn.Module, given: EvaluationInputs, settings: EvaluateSettings) -> int:
     """Return the draws to measure points of a random model over, chosen before any attack is tested.
 
-    They are the fewest with which something can be planted in most of the first samples: a readout has to hold for the
-    majority of other draws.
+    They are the fewest with which something can be planted in more than three quarters of the first samples: a readout
+    has to hold for the majority of other draws, and a certificate needs most of the samples.
     """
     inputs = given.inputs[: min(_TRIED, settings.planted)]
     if not len(inputs) or current_context().dry_run:
@@ -78,7 +78,7 @@ def draws_to_plant(model: nn.Module, given: EvaluationInputs, settings: Evaluate
             planted = len(plant(model, inputs, given.threat_model, draws=draws, **common))
         except ModelError:
             continue
-        if 2 * planted > len(inputs):
+        if 4 * planted > 3 * len(inputs):
             return draws
     return _DRAWS[-1]
 
