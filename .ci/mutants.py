@@ -18,7 +18,7 @@ import tempfile
 
 TARGETS = {
     "verify": "engine/verify.py engine/test_verify core/test_threat evaluations/test_entries",
-    "planting": "evaluations/binarization/problems.py evaluations/binarization/test_construction evaluations/binarization/test_readouts",
+    "planting": "evaluations/binarization/problems.py evaluations/binarization/test_construction",
     "verdict": "evaluations/binarization/rules.py evaluations/binarization/test_verdict evaluations/binarization/test_depth",
     "metric": "evaluations/mead/metric.py evaluations/mead/test_metric",
     "solver": "attacks/linear_region/solver.py attacks/linear_region/test_solver",

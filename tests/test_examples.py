@@ -1,6 +1,6 @@
-"""The scripts in examples/, as a user runs them."""
+"""The scripts in examples/, the tutorials and the how-tos: they run, and print what is shown."""
 
-import json
+import re
 import runpy
 import subprocess
 import sys
@@ -8,10 +8,9 @@ import sys
 import numpy as np
 import pytest
 import torch
+import typer.main
 from safetensors.torch import load_file
-from typer.testing import CliRunner
 
-from robust_ext import ThreatModel, robust_accuracy
 from robust_ext.cli import app as cli
 from robust_ext.cli.models import load_model
 from robust_ext.datasets import load_dataset
@@ -104,35 +103,6 @@ def test_the_architectures_are_those_that_were_published():
     assert float(right.float().mean()) > 0.95
 
 
-@pytest.mark.exhaustive
-@pytest.mark.filterwarnings("ignore:Please import `gaussian_filter`:DeprecationWarning")
-def test_adversarial_training_and_the_attacks_with_restarts(tmp_path):
-    """A network trained against l2 holds out where a plainly trained one falls."""
-
-    def trained(norm):
-        weights = tmp_path / f"{norm}.safetensors"
-        size = ("--norm", norm, "--eps", "0.5", "--images", "1000", "--epochs", "8")
-        run_script("train_robust.py", *size, "--out", weights, folder=tmp_path)
-        return network_of("pooled(side=8, kernel=2)", weights)
-
-    inputs, labels = load_dataset("digits").take(range(100))
-    attack = f"{SCRIPTS / 'restarts.py'}:pgd(restarts=2, steps=10)"
-    threat_model = ThreatModel(norm="l2", epsilon=0.5)
-    plain, robust = (robust_accuracy(trained(norm), attack, inputs, labels, threat_model) for norm in ("none", "l2"))
-    assert plain.content["clean_accuracy"] > 0.75
-    assert robust.content["clean_accuracy"] > 0.6
-    assert robust.robust_accuracy(0.5) > plain.robust_accuracy(0.5) + 0.08
-
-
-@pytest.mark.exhaustive
-def test_the_plain_network_is_trained(tmp_path):
-    """On fewer images than the script's default, so with less accuracy."""
-    weights = tmp_path / "plain.safetensors"
-    given = ("--data-root", need("data"), "--out", weights, "--images", "6000")
-    assert float(run_script("train_plain.py", *given, folder=tmp_path).split()[1]) > 0.9
-    load_model(f"{SCRIPTS / 'train_plain.py'}:mnist_network", weights=str(weights))
-
-
 def test_training_that_is_killed_ends_with_the_same_weights(tmp_path):
     """MEAD's ResNet-18 of two channels, on images whose brightness is their class."""
     folder, draws = tmp_path / "cifar-10-batches-bin", np.random.default_rng(0)
@@ -157,30 +127,55 @@ def test_training_that_is_killed_ends_with_the_same_weights(tmp_path):
         run_script("train_mead.py", *again, "--seed", "1", folder=tmp_path)
 
 
+TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("[0-9]*.py"))
+HOWTO = {page.stem: page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs" / "howto").glob("*.md"))}
+BLOCK = re.compile(r"```python\n(.*?)```(?:\n\n```text\n(.*?)```)?", re.DOTALL)
+RUN = [name for name, text in HOWTO.items() if BLOCK.search(text)]
+
+
 @pytest.mark.exhaustive
-def test_the_network_of_mead_is_trained_and_its_detectors_are_judged(tmp_path):
-    """The script and the command of docs/mead.md on few images: what fools the network more is seen more."""
-    weights, out = tmp_path / "mead.safetensors", tmp_path / "run"
-    size = ("--images", "6000", "--epochs", "2", "--batch-size", "32")
-    printed = run_script("train_mead.py", "--data-root", need("data"), "--out", weights, *size, folder=tmp_path)
-    assert float(printed.split()[-1]) > 0.85
-    model = ("--model", f"{SCRIPTS / 'networks.py'}:mead_mnist", "--weights", weights)
-    data = ("--data", "mnist", "--data-root", need("data"), "--samples", "30")
-    sizes = ("--train-samples", "600", "--adversarial-samples", "150", "--calibration-samples", "100")
-    arms = ("--arm", "linf:0.125,0.3125=robust_ext:ObjectivePGD(steps=20, step_size=0.02)")
-    detectors = ("--detector", "nss", "--detector", "fs", "--detector", "lid")
-    command = ("mead", *model, *data, *sizes, *arms, *detectors, "--out", out, "--no-progress")
-    done = CliRunner().invoke(cli.app, list(map(str, command)))
-    assert done.exit_code == 0, done.output
-    content = json.loads((out / "result.json").read_text())
-    auroc = {
-        (entry["name"], row["group"]): row["auroc"]
-        for entry in content["detectors"]
-        for row in entry["results"]
-        if row["objective"] is row["algorithm"] is None
-    }
-    # Noise of this size is what the natural scene statistics were made for.
-    assert min(auroc["nss", "linf 0.125"], auroc["nss", "linf 0.3125"]) > 0.9
-    assert all(0 <= value <= 1 for value in auroc.values())
-    successes = {arm["group"]: arm["successes"] for arm in content["arms"]}
-    assert successes["linf 0.3125"] >= successes["linf 0.125"] > 5
+@pytest.mark.filterwarnings("ignore:Please import `gaussian_filter`:DeprecationWarning")
+@pytest.mark.parametrize("script", TUTORIALS, ids=lambda path: path.stem)
+def test_tutorial(script, tmp_path, monkeypatch, capsys):
+    """From an empty folder, with warnings as errors; each ends with a figure."""
+    pytest.importorskip("matplotlib").use("agg")
+    from matplotlib import pyplot
+
+    pyplot.close("all")
+    monkeypatch.chdir(tmp_path)
+    with torch.random.fork_rng():
+        try:
+            runpy.run_path(str(script), run_name="__main__")
+        except SystemExit as absent:
+            pytest.skip(str(absent))
+    assert capsys.readouterr().out
+    figure = pyplot.figure(max(pyplot.get_fignums()))
+    assert any(axes.has_data() for axes in figure.axes)
+    # Text that leaves the figure, or axes that collapse, are warnings here.
+    figure.savefig(tmp_path / "figure.png")
+    pyplot.close("all")
+
+
+@pytest.mark.parametrize("name", RUN)
+def test_the_lines_of_a_how_to_run(name, tmp_path, monkeypatch, capsys, request):
+    monkeypatch.chdir(tmp_path)
+    names = {"__name__": name}
+    for code, shown in BLOCK.findall(HOWTO[name]):
+        exec(compile(code, f"{name}.md", "exec"), names)  # noqa: S102 - our own pages
+        assert capsys.readouterr().out.startswith(shown)
+    if name == "pytest":
+        names["test_my_attack"](request.getfixturevalue("attack_test"))
+    if name == "attack_for_a_detector":
+        aware, blind = (attack["score"] for attack in names["result"].content["attacks"])
+        assert aware > blind
+
+
+def test_every_how_to_is_in_the_table_and_its_commands_have_options_that_exist():
+    assert set(re.findall(r"\((\w+)\.md\)", HOWTO["README"])) == {*HOWTO} - {"README"}
+    assert {*RUN} >= {"logits_in_a_dict", "inconclusive", "attack_for_a_detector", "resume", "add_an_attack", "compare"}
+    commands = typer.main.get_command(cli.app).commands
+    for text in HOWTO.values():
+        lines = "\n".join(re.findall(r"```bash\n(.*?)```", text, re.DOTALL))
+        for name, rest in re.findall(r"robust-ext ([a-z-]+)((?:[^\n\\]|\\\n)*)", lines):
+            known = {option for one in commands[name].params for option in one.opts}
+            assert {*re.findall(r"(?<= )--[a-z-]+", rest)} <= known, f"robust-ext {name}{rest}"

@@ -1,7 +1,6 @@
 """Generated files are current, what is installed is complete, and tables and patches of the pages hold."""
 
 import json
-import re
 import runpy
 import subprocess
 import sys
@@ -114,32 +113,3 @@ def test_the_tables_of_the_page_on_scaling_are_computed_and_its_sums_are_those_o
             twice = replace(plan, **{name: 2 * getattr(plan, name)})
             once, again = (sum(scaling.parent_seconds(one, UNIT).values()) for one in (plan, twice))
             assert again <= 2 * once
-
-
-@pytest.mark.exhaustive
-def test_unit_costs_are_measured(scaling):
-    found = pytest.importorskip("unit_costs").measured(records=128, calls=3)
-    assert set(found) == set(UNIT)
-    assert all(value > 0 for value in found.values())
-    # Counts do not depend on the machine.
-    for name in ("record_bytes", "planted_attack_bytes", "planted_sample_bytes", "bytes_parameter", "kept_share"):
-        assert found[name] == pytest.approx(UNIT[name], rel=0.1), name
-
-
-PATCHES = sorted((ROOT / "upstream").glob("*/*.patch"))
-
-
-@pytest.mark.parametrize("patch", PATCHES, ids=lambda path: f"{path.parent.name}/{path.stem}")
-def test_a_patch_for_a_host_library_has_a_message_and_a_test(patch):
-    """`upstream/check` runs their tests on a checkout of the host."""
-    text = patch.read_text()
-    headers, body = text.split("\n---\n", 1)[0].split("\n\n", 1)
-    assert len(re.search(r"^Subject: \[PATCH\] (.+)$", headers, re.MULTILINE)[1]) <= 72
-    assert re.fullmatch(r"\d\d-[a-z0-9-]+", patch.stem)
-    assert len(body.split()) >= 40
-    assert "Evidence:" in body
-    assert "Tests:" in body
-    touched = re.findall(r"^\+\+\+ b/(.+)$", text, re.MULTILINE)
-    assert any(name.rpartition("/")[2].startswith("test_") for name in touched)
-    assert any(not name.startswith("tests/") for name in touched)
-    assert patch.stem in text_of("docs/upstream.md")

@@ -94,24 +94,6 @@ def test_every_public_name_is_in_the_reference(staged):
 
 
 @pytest.mark.exhaustive
-def test_notebooks_are_run_once(website, tmp_path):
-    """What they print and draw is kept until they change."""
-    pytest.importorskip("nbclient", reason='the site needs pip install -e ".[docs]"')
-    (tmp_path / "constraints.txt").touch()
-    script, made = tmp_path / "docs" / "tutorials" / "1.py", website["tutorials"]
-    script.parent.mkdir(parents=True)
-    code = "import matplotlib.pyplot as plt\nprint(1 + 1)\n_ = plt.plot([0, 1])\n"
-    script.write_text(f"# %% [markdown]\n# # Title\n\n# %%\n{code}")
-    assert made.kept(script, tmp_path) is None
-    made.run(script, tmp_path)
-    kept = made.kept(script, tmp_path)
-    assert "```text\n2\n```\n\n![Figure 1](1-1.svg)" in (kept / "page.md").read_text()
-    assert "<svg" in (kept / "1-1.svg").read_text()
-    script.write_text("# %% [markdown]\n# # Other title\n")
-    assert made.kept(script, tmp_path) is None
-
-
-@pytest.mark.exhaustive
 def test_the_site_builds_and_its_search_has_the_right_page_first():
     """Warnings are errors there, and every link is checked; node runs the site's own search script as browsers do."""
     if shutil.which("node") is None:

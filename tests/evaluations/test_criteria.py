@@ -8,20 +8,8 @@ import torch
 from scipy.optimize import linprog, minimize
 from torch import nn
 
-from robust_ext import (
-    MultiLabel,
-    RobustExtWarning,
-    RunFolderError,
-    Targeted,
-    ThreatModel,
-    TopK,
-    as_detector,
-    evaluate,
-    evaluate_defense,
-    load_result,
-    mead,
-    robust_accuracy,
-)
+import robust_ext
+from robust_ext import MultiLabel, Targeted, ThreatModel, TopK, robust_accuracy
 from robust_ext.attacks.apgd import APGD
 from robust_ext.attacks.carlini_linf import CarliniWagnerLinf
 from robust_ext.attacks.linear_region.boundary import BoundarySearch
@@ -152,7 +140,7 @@ def test_evaluations_break_samples_at_the_size_that_a_linear_program_states(crit
     epsilon = float(middle[place : place + 2].mean())
     possible = {"detector": Along, "defense": lambda x: 0.7 * x + 0.3 * x.mean((1, 2, 3), keepdim=True)}
     keywords = {"criterion": criterion, **{side: possible[side] for side in sides}, **QUICK}
-    result = evaluate(LINEAR, X, labels, ThreatModel(norm="linf", epsilon=epsilon, bounds=WIDE), **keywords)
+    result = robust_ext.evaluate(LINEAR, X, labels, ThreatModel(norm="linf", epsilon=epsilon, bounds=WIDE), **keywords)
     stands = np.array([one == "1" for one in result.content["worst_case"]["robust"]])
     # Which samples are right by the static model too decides nothing.
     assert result.content["clean_accuracy"] == 1
@@ -194,10 +182,10 @@ def test_a_tiny_network_by_brute_force(criterion, guarded):
     there = right & (broken & (apart(grid).numpy() <= limit)).any(1)
     model = ThreatModel(norm="linf", epsilon=epsilon)
     if guarded:
-        detector = as_detector(apart, network)
+        detector = robust_ext.as_detector(apart, network)
         detector.threshold = torch.tensor(limit)
         given = {"defense": rounded, "detector": detector, "criterion": criterion, **QUICK}
-        content = evaluate(network, x, y, model, **given).content
+        content = robust_ext.evaluate(network, x, y, model, **given).content
         worst, flagged = content["worst_case"], (apart(x) > limit).numpy()
         # The detector saves some of them.
         assert there.sum() < (right & broken.any(1)).sum()
@@ -232,7 +220,7 @@ def test_attacks_of_libraries_aim_or_say_that_they_search_for_misclassification(
         assert aimed.robust_accuracy(0.4) < 0.7
         assert not aimed.content["warnings"]
     for criterion in (TopK(2), Targeted("likeliest", k=2)):
-        with pytest.warns(RobustExtWarning, match="searches for"):
+        with pytest.warns(robust_ext.RobustExtWarning, match="searches for"):
             result = robust_accuracy(NETWORK, HOSTS[host], *given, criterion=criterion)
         assert criterion.words in result.content["warnings"][0]
         own = robust_accuracy(NETWORK, APGD(), *given, criterion=criterion)
@@ -245,17 +233,17 @@ def test_a_run_folder_belongs_to_its_criterion(tmp_path):
         return robust_accuracy(NETWORK, APGD(steps=5), INPUTS, LABELS, LINF, criterion=criterion, out=tmp_path)
 
     first = run(Targeted((LABELS + 1) % 3))
-    assert load_result(tmp_path).content["criterion"] == "the sample's target is predicted"
+    assert robust_ext.load_result(tmp_path).content["criterion"] == "the sample's target is predicted"
     assert run(Targeted((LABELS + 1) % 3)) == first
     for other, what in ((Targeted((LABELS + 2) % 3), "other targets"), (TopK(2), "criterion"), (None, "criterion")):
-        with pytest.raises(RunFolderError, match=what):
+        with pytest.raises(robust_ext.RunFolderError, match=what):
             run(other)
 
 
 def test_mead_counts_by_the_criterion():
     """Success of an arm is that of its run by itself, judged by sorting the logits of its candidates."""
     given = NETWORK, APGD(), INPUTS, LABELS, ThreatModel(norm="linf", epsilon=0.2)
-    result = mead(*given, detectors={"spread": spread}, criterion=TopK(2), resamples=0)
+    result = robust_ext.mead(*given, detectors={"spread": spread}, criterion=TopK(2), resamples=0)
     alone = robust_accuracy(*given, criterion=TopK(2)).content["worst_case"][0]["robust"]
     assert result.content["arms"][0]["outcomes"]["found"] == alone.count("0")
     assert 0 < alone.count("0") < len(LABELS)
@@ -265,7 +253,7 @@ def test_evaluate_defense_takes_a_criterion():
     """A sample that no point of the ball is misclassified near has no targeted one either."""
     criterion, ball = Targeted((LABELS + 1) % 3), ThreatModel(norm="linf", epsilon=0.2)
     given = {"classifier": NETWORK, "criterion": criterion, "only": ("transfer",), "full": True}
-    found = evaluate_defense(lambda x: (x * 8).round() / 8, None, INPUTS, LABELS, ball, **given)
+    found = robust_ext.evaluate_defense(lambda x: (x * 8).round() / 8, None, INPUTS, LABELS, ball, **given)
     blind = robust_accuracy(NETWORK, "robust_ext:APGD(steps=50)", INPUTS, LABELS, ball)
     assert 1 > found.static >= blind.robust_accuracy(0.2)
     assert found.content["criterion"] == "the sample's target is predicted"

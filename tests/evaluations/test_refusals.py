@@ -1,6 +1,6 @@
 """What makes no sense is refused on entry by the name of the argument, with what is expected or the next step."""
 
-import re
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -8,19 +8,14 @@ from torch import nn
 
 import robust_ext
 from robust_ext import MultiLabel, Targeted, TopK
-from robust_ext.attacks.transfer import Transfer
 from robust_ext.core.errors import AttackError, DataError, InconsistentModelError, ModelError, RobustExtError
-from robust_ext.core.statistics import proportion_interval, sequential_decision
 from robust_ext.core.threat import ThreatModel
-from robust_ext.defenses import IMF, DiscriminatorTraining, JPEGCompression, RandomResizePad
-from robust_ext.defenses.clc import Projections, ProjectionsTraining
 from robust_ext.detectors import Detector
 from robust_ext.engine.context import RunContext
 from robust_ext.evaluations.detectors import detector_beside
 from robust_ext.evaluations.evaluate.suite import standard_suite
 from robust_ext.evaluations.mead.fitting import fit_detector, load_detector
 from robust_ext.evaluations.mead.suites import load_suite
-from robust_ext.models.features import split
 from robust_ext.registry.defense import as_defense
 from robust_ext.registry.detector import as_detector
 from tests.evaluations import small
@@ -41,12 +36,10 @@ def evaluate(kind, *, epsilon=0.1, norm="linf", **given):
 
 OF_EVERY = {
     "samples": ({"x": X[:0], "y": torch.zeros(0, dtype=torch.int64)}, "inputs: got no samples"),
-    "pixels": ({"x": (X * 255).byte()}, r"inputs: got dtype torch.uint8, .* divide pixels of 0..255"),
     "values": ({"x": X * 2}, r"inputs: got values in .* \[0, 1\]"),
     "device": ({"device": "meta"}, "device: got 'meta', expected a device this torch computes on"),
     "labels": ({"y": torch.zeros(3, dtype=torch.int64)}, "labels: got"),
     "unknown": ({"batchsize": 5}, "did you mean batch_size"),
-    "settings": ({"settings": {}}, r"settings: got \w+, expected \w+Settings"),
     "ids": ({"sample_ids": [0, 0, 1, 2]}, "^sample_ids: got an id twice"),
     "folder": ({"out": ""}, "out: got '', expected the name of a folder"),
     "epsilon": ({"norm": "l2", "epsilon": 1e-6}, "epsilon: got 1e-06, expected at least .* in l2: float32"),
@@ -87,46 +80,34 @@ def through(function):
 ROBUST, TEST, MEAD, DEFENSE = "robust_accuracy", "binarization", "mead", "test_time"
 OF_ONE = [
     (TEST, {"kappa": 1.0}, r"kappa: got 1.0, expected a finite number in \[0, 1\)"),
-    (TEST, {"boundary": "edge"}, "boundary: got 'edge', expected one of 'auto', 'corners', 'surface'"),
     (TEST, {"readout": "ensemble"}, r"^readout: got Ensemble.* for features of shape \(N, 40\)"),
-    (TEST, {"random_inner": 0, "random_corners": 0}, "random_inner"),
     (TEST, {"inner_point": 5}, "inner_point: got an unknown setting, expected .* did you mean inner_points"),
     *((TEST, {"depths": depths}, "depths") for depths in ((), (2, 4), (1, 2, 2), "1,2", 2, (1, float("nan")))),
     (TEST, {"attack": []}, "at least one attack"),
-    (TEST, {"x": torch.rand(2, 3, 5, 5)}, "inputs of shape"),
-    (TEST, {"model": through(lambda z: z[:1])}, r"returned shape \(1, 3\)"),
     (TEST, {"model": through(lambda z: z / 0)}, "NaN or infinite"),
     (TEST, {"attack": lambda model, x, y: x[:1]}, r"returned shape \(1, 1, 4, 4\)"),
-    (TEST, {"attack": lambda model, x, y: None}, "returned NoneType"),
     (TEST, {"attack": lambda model, x, y: 1 / 0}, "raised ZeroDivisionError"),
     (TEST, {"attack": "foolbox:LinfPGD", "norm": "l1"}, "not for l1"),
     (TEST, {"detector": Bare(MODEL)}, "detector_data: got nothing, and a detector without a threshold"),
     (TEST, {"detector": Bare(MODEL), "detector_data": X}, r"0\.05 with 4 clean inputs, expected at least 20"),
-    (TEST, {"detector": answering(spread), "exposure": "both"}, "exposure: got 'both'"),
     (TEST, {"detector": answering(spread), "calibrate_on": 4}, "calibrate_on: got 4, expected 0 with a detector"),
     (TEST, {"detector": answering(lambda seen: seen.logits)}, r"detector Broken: returned shape \(4, 3\) for 4 inputs"),
     (TEST, {"detector": answering(lambda seen: seen.logits[:, 0] * torch.nan)}, "detector Broken: scored NaN"),
     (TEST, {"detector": answering(lambda seen: torch.ones(len(seen.logits))), "x": torch.rand(12, 1, 4, 4)}, "rejects"),
-    (MEAD, {"attack": []}, "at least one arm"),
     (MEAD, {"attack": "nothing"}, "suite"),
     (MEAD, {"attack": "foolbox:L2PGD(steps=2)"}, "linf"),
     (MEAD, {"attack": "robust_ext:OrthogonalPGD()"}, "no attack was run.*has no threshold"),
-    (MEAD, {"combine": ("median",)}, "combine"),
     (MEAD, {"combine": ("mean",), "detector_data": X.repeat(9, 1, 1, 1)}, "at least two"),
     (MEAD, {"combine": ("mean",), "detectors": {"a": spread, "b": spread}}, "detector_data"),
     (MEAD, {"detectors": [spread, spread]}, "several named spread"),
-    (MEAD, {"detectors": []}, "at least one detector"),
-    (ROBUST, {"epsilons": []}, "epsilons"),
     (ROBUST, {"epsilons": [0.1, 0.1]}, "once"),
     (ROBUST, {"attack": "robust_ext:LinearRegion()", "norm": "l2", "criterion": TopK(2)}, "choose robust_ext:APGD"),
     (ROBUST, {"attack": "robust_ext:RayS()", "criterion": Targeted()}, "cannot aim at a class; choose robust_ext:APGD"),
     (ROBUST, {"attack": "foolbox:LinfDeepFoolAttack()", "criterion": TopK(2)}, "choose robust_ext:BoundarySearch"),
-    (ROBUST, {"attack": lambda model, x, y: x, "criterion": Targeted("next")}, "cannot aim at a class"),
     (DEFENSE, {"only": ("naive",), "skip": ("naive",)}, "at least one category"),
     (DEFENSE, {"surrogates": {"bare": 3}}, "^surrogates: got"),
     (DEFENSE, {"minutes": 1e-9}, "the time is over"),
     (DEFENSE, {"attack": lambda model, x, y: {}["attack"]}, "no attack was run.*raised KeyError"),
-    ("diagnosis", {"readout": "nearer"}, "readout: got 'nearer'"),
 ]
 
 
@@ -151,11 +132,8 @@ class Chance(nn.Module):
 
 def suite(text):
     def load(folder):
-        file = folder / "suite.toml"
-        file.write_text(text)
-        with pytest.raises(RobustExtError, match=re.escape(str(file))) as caught:
-            load_suite(str(file))
-        raise caught.value
+        (folder / "suite.toml").write_text(f"[[arms]]\nattack='robust_ext:APGD()'\n{text}")
+        load_suite(str(folder / "suite.toml"))
 
     return load
 
@@ -164,43 +142,19 @@ def fit(name, **changed):
     return lambda _: fit_detector(name, **{"classifier": MODEL, "clean": X, "labels": LABELS, **changed})
 
 
-def arm(rest):
-    return suite(f"[[arms]]\nattack='robust_ext:APGD()'\n{rest}")
-
-
-def planted():
-    return robust_ext.plant(MODEL, X, LINF, inner_points=20)
-
-
 OF_OTHERS = [
     (lambda _: robust_ext.plant(MODEL, torch.cat([X, X[:1] + 1e-3]).clamp(0, 1), LINF), "inputs: got some that are"),
     (lambda _: robust_ext.plant(FLAT, X, LINF, inner_points=20), "in none of the 4 inputs could anything be planted"),
-    (lambda _: planted().single(6), "row: got 6, expected an integer from"),
-    (lambda _: planted().score(X[:2]), "expected one candidate an input"),
-    (suite(f"a = {'[' * 5000}{']' * 5000}"), "TOML"),
-    (suite(f"a = {'9' * 5000}"), "TOML"),
+    (lambda _: robust_ext.plant(MODEL, X, LINF, inner_points=20).score(X[:2]), "expected one candidate an input"),
     (suite("#" * 1_000_001), "larger than a suite"),
-    (suite(""), "no arms"),
-    (suite("other = 1\n[[arms]]\nattack='robust_ext:APGD()'"), "other"),
-    (suite("[[arms]]\nattack='robust_ext:APDG()'\nnorm='linf'\nepsilons=[0.1]"), "APGD"),
-    (arm("epsilon=1"), "epsilons"),
-    (arm("norm='linf'\nepsilons=['a']"), "number"),
-    (arm("norm='linf'\nepsilons=[nan]"), "an epsilon: got nan"),
-    (arm(f"epsilons=[1{'0' * 400}]"), "an epsilon: got 1000"),
-    (arm("norm='linf'"), "smallest perturbation"),
-    (arm("norm='linf'\nepsilons=[0.1, 0.1]"), "several named"),
-    (arm(f"epsilons={list(range(1, 2002))}"), "2001 arms, expected at most 2000"),
+    (suite("norm='linf'"), "smallest perturbation"),
+    (suite("norm='linf'\nepsilons=[0.1, 0.1]"), "several named"),
+    (suite(f"epsilons={list(range(1, 2002))}"), "2001 arms, expected at most 2000"),
     (lambda _: load_suite("papermnist"), "did you mean paper-mnist"),
-    (fit("mahalanobis"), "name: got 'mahalanobis', expected one of 'nss', 'kd-bu', 'lid', 'fs', 'magnet'"),
     (fit("fs", clean=torch.rand(4, 2, 4, 4), classifier=nn.Flatten().eval()), "preset: got 'auto' .*'mnist' or 'cifa"),
-    (fit("nss", bandwidth=1.2), "settings: got bandwidth, expected settings of nss: output, penalty, gamma, batch"),
-    (fit("lid", layers=["99"]), "layers: got 99, expected names of layers"),
     (fit("lid"), "clean: got 4 inputs to train on, of which .* become references, expected at least 5"),
     (fit("nss", clean=X * 2), "clean: got values in"),
-    (fit("nss", labels=LABELS + 3), "labels: got labels in 3..5"),
-    (fit("nss", adversarial=torch.rand(7, 1, 4, 4)), "adversarial: got shape .* one for each clean input"),
     (lambda _: load_detector("odds", "nowhere", MODEL), "name: got 'odds'"),
-    (lambda _: robust_ext.compare(3, 4), "got int"),
     (lambda folder: robust_ext.compare(folder, folder), r"no such folder or result\.json"),
     (lambda _: robust_ext.EvaluateSettings(claim=0.6), "claim"),
     (lambda _: robust_ext.evaluate(MODEL, X, LABELS, LINF, detector=Bare), "threshold"),
@@ -210,23 +164,8 @@ OF_OTHERS = [
         "a class or function that makes the defense",
     ),
     (lambda _: standard_suite(LINF, budget="much", classes=3, square=True), "budget.*'quick'"),
-    (lambda _: RunContext(origin={"model": 3}), "^origin: got"),
     (lambda _: RunContext(repair="yes"), "^repair: got"),
-    (lambda _: split(MODEL, X, layer="nowhere"), "layer: got 'nowhere'"),
-    (lambda _: proportion_interval(3, 2), "hits: got"),
-    (lambda _: sequential_decision(1, 2, threshold=0), "threshold: got"),
-    (lambda _: as_detector(3, MODEL), "detector: got int, expected a Detector, a callable score"),
     (lambda _: as_detector(nn.Flatten(0).train(), MODEL), "train mode, expected a score in eval mode"),
-    (lambda _: robust_ext.as_module("shelf:net(3)"), "key=3|did you mean|library"),
-    (lambda _: robust_ext.as_attack(lambda model, x: x), r"\(model, x, y\) -> x_adv"),
-    (lambda _: Transfer(surrogates={}), "surrogates: "),
-    (lambda _: Transfer(surrogates={"a": MODEL}, attacks=[3]), "attacks: "),
-    (lambda _: ProjectionsTraining(layers=["9"]).fit(MODEL, X), "names of layers, such as"),
-    (lambda _: Projections(["1", "1"], [torch.eye(2)] * 2, [torch.zeros(2)] * 2), "one or more different names"),
-    (lambda _: DiscriminatorTraining().fit(MODEL, X, LABELS[:3]), "labels"),
-    (lambda _: IMF(MODEL, nn.Identity(), doubtful=(0.3,)), "doubtful: got .*a pair"),
-    (lambda _: JPEGCompression(MODEL)(torch.rand(2, 5)), "images"),
-    (lambda _: RandomResizePad(MODEL, smallest=2.0), "largest"),
 ]  # fmt: skip
 
 
@@ -240,27 +179,25 @@ def test_arguments_of_others(number, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("bounds", [None, 1, (0,), (1, 0), (0, "1"), (0, 1e300), torch.zeros(2)], ids=str)
-def test_bounds(bounds):
-    for call in (
-        lambda: ThreatModel(norm="linf", epsilon=0.1, bounds=bounds),
-        lambda: load_suite("quick", bounds=bounds),
-        lambda: as_defense("bit-depth", MODEL, X, bounds=bounds),
-    ):
-        with pytest.raises(RobustExtError, match=r"^bounds: got"):
-            call()
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda **given: ThreatModel(norm="linf", epsilon=0.1, **given),
+        lambda **given: load_suite("quick", **given),
+        lambda **given: as_defense("bit-depth", MODEL, X, **given),
+    ],
+)
+def test_bounds(call, bounds):
+    with pytest.raises(RobustExtError, match=r"^bounds: got"):
+        call(bounds=bounds)
 
 
+@pytest.mark.parametrize("kind", ["detector", "detectors"])
 @pytest.mark.parametrize("error", [KeyError("score"), SystemExit(0)], ids=repr)
-def test_a_detector_that_raises_is_named(error):
-    def score(x):
-        raise error
-
-    for kind, given in (
-        ("mead", {"detectors": score}),
-        ("binarization", {"detector": score, "detector_data": X.repeat(8, 1, 1, 1)}),
-    ):
-        with pytest.raises(ModelError, match=rf"detector: ScoreDetector, on \d+ inputs, raised {type(error).__name__}"):
-            evaluate(kind, **given)
+def test_a_detector_that_raises_is_named(error, kind):
+    given = {kind: Mock(side_effect=error), "detector_data": X.repeat(8, 1, 1, 1)}
+    with pytest.raises(ModelError, match=rf"detector: ScoreDetector, on \d+ inputs, raised {type(error).__name__}"):
+        evaluate("mead" if kind == "detectors" else "binarization", **given)
 
 
 def test_a_failed_attack_on_a_defense_stands_beside_the_others():

@@ -1,4 +1,4 @@
-"""Results as objects: equality, files, tables and plots, of every kind; and callbacks that are told of them."""
+"""Results as objects: equality, files, tables and plots, of every kind; callbacks that are told of them; their docs."""
 
 import copy
 import csv
@@ -9,6 +9,7 @@ import math
 import pickle
 import re
 import types
+from pathlib import Path
 from unittest.mock import MagicMock, Mock
 from xml.etree import ElementTree
 
@@ -16,6 +17,7 @@ import pytest
 
 import robust_ext
 from robust_ext.evaluations.callbacks import metrics, params
+from robust_ext.evaluations.result import EvaluationResult
 from tests.evaluations import small
 
 HOSTILE = '<script>alert("$x_1$")</script> & 100% {of} ~^\\ #'
@@ -191,3 +193,55 @@ def test_trackers_get_the_numbers_of_the_rows():
     assert all(len(text) <= 250 for text in client.log_params.call_args.args[0].values())
     run.config.update.assert_called_once_with(params(result), allow_val_change=True)
     assert {one.args[0] for one in writer.add_scalar.call_args_list} == set(found)
+
+
+DOCS = Path(__file__).parents[2] / "docs"
+# Parts of results, and the tables that name their keys.
+TABLES = {
+    "robust_accuracy": {"": "key of robust accuracy", "attacks": "key of its attacks"},
+    "test_time": {
+        "": "key of a test-time evaluation",
+        "static attacks": "key of an attack on a defense",
+        "defended attacks": "key of an attack on a defense",
+    },
+    "mead": {"": "key of MEAD", "detectors": "key of a detector", "arms": "key of an arm"},
+    "diagnosis": {"": "key", "attacks": "key of an attack"},
+}
+
+
+def names(text):
+    return set(re.findall(r"`(\w+)(?:\[\])?`", text))
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_the_docs_name_the_keys_of_results(kind):
+    page = DOCS / ("result_json.md" if kind == "diagnosis" else "result_json_worst_case.md")
+    text = page.read_text(encoding="utf-8").split("## Diagnosis")[-1]
+
+    def table(heading):
+        return text.split(f"| {heading} |")[1].split("\n\n")[0]
+
+    def documented(heading):
+        return {name for line in table(heading).splitlines()[1:] for name in names(line.partition(" | ")[0])}
+
+    more = {"mead": {"published": True, "resamples": 5}, "diagnosis": {"planted": 64, "references": True}}
+    step = robust_ext.as_attack("robust_ext:ObjectivePGD(steps=3)")
+    given = step, *GIVEN[1:3], robust_ext.ThreatModel(norm="linf", epsilon=0.5)
+    content = small.call(kind, small.NETWORK, *given, **more.get(kind, {})).to_dict()
+    for place, heading in TABLES[kind].items():
+        part = content
+        for key in place.split():
+            part = part[key]
+        assert documented(heading) == set(part if part is content else part[0]), place
+    if kind == "mead":
+        row = content["detectors"][0]["results"][0]
+        assert documented("key of a result") <= set(row) <= names(table("key of a result"))
+        assert set(content["averages"][0]) <= names(table("key of MEAD"))
+
+
+def test_the_docs_name_the_columns_of_results():
+    page = (DOCS / "results.md").read_text(encoding="utf-8")
+    for cls in EvaluationResult.__subclasses__():
+        (line,) = re.findall(rf"^\| `{cls.__name__}` \|[^|]*\|(.*)\|$", page, re.MULTILINE)
+        assert re.findall(r"`(\w+)`", line) == list(cls.columns)
+        assert {*cls.keys, *cls.shown, cls.value} <= {*cls.columns}

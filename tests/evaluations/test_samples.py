@@ -1,6 +1,8 @@
-"""Samples in any form: numpy arrays, one-hot labels, a device, batches; and a model that returns more than logits."""
+"""Samples in any form, batches, and models that return more than logits or anything else."""
 
+import warnings
 import weakref
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,8 +11,18 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import robust_ext
-from robust_ext import InvalidArgumentError, binarization_test, evaluate, robust_accuracy
-from robust_ext.engine.inputs import read_samples
+from robust_ext import (
+    InvalidArgumentError,
+    ModelError,
+    RobustExtError,
+    RobustExtWarning,
+    ThreatModel,
+    binarization_test,
+    evaluate,
+    robust_accuracy,
+)
+from robust_ext.engine.inputs import prepare_inputs, read_samples
+from robust_ext.models.outputs import LogitsOf, TwoClass
 from tests.evaluations.small import INPUTS, LABELS, LINF, NETWORK, call, timeless
 from tests.evaluations.subjects import rounded, spread
 
@@ -67,8 +79,8 @@ def planted(inputs, labels):
     return timeless(result.content), result.records
 
 
-def whole(*samples, model=NETWORK):
-    return timeless(evaluate(model, *samples, LINF, budget="quick", planted=0, judge_seed=0).content)
+def whole(*samples):
+    return timeless(evaluate(NETWORK, *samples, LINF, budget="quick", planted=0, judge_seed=0).content)
 
 
 @pytest.mark.parametrize(
@@ -84,18 +96,6 @@ def whole(*samples, model=NETWORK):
 )
 def test_batches_give_the_results_of_the_concatenated_arrays(evaluation, batches):
     assert evaluation(batches(), None) == evaluation(INPUTS, LABELS)
-
-
-class Noisy(nn.Module):
-    def forward(self, x):
-        return NETWORK(x) + 0.1 * torch.randn(len(x), 3)
-
-
-@pytest.mark.exhaustive
-def test_a_random_model_is_evaluated_on_an_iterator_that_is_read_once():
-    model = Noisy().eval()
-    read, held = whole(iter(SPLIT[:1]), None, model=model), whole(*SPLIT[0], model=model)
-    assert [read[key] for key in ("samples", "worst_case")] == [held[key] for key in ("samples", "worst_case")]
 
 
 def test_batches_are_let_go_before_the_next_ones_are_read():
@@ -136,3 +136,147 @@ def spent():
 def test_what_is_no_batch_is_refused(inputs, labels, words):
     with pytest.raises(InvalidArgumentError, match=f"^{words}"):
         robust_accuracy(NETWORK, "robust_ext:APGD(steps=1)", inputs, labels, LINF)
+
+
+# Outputs that are anything but logits: taken by agreement with the labels, or refused by the name of their task.
+X = torch.rand(40, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+NEAR = ThreatModel(norm="linf", epsilon=0.05)
+ATTACK = "robust_ext:APGD(steps=20)"
+
+
+def network():
+    torch.manual_seed(0)
+    made = nn.Sequential(nn.Flatten(), nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 3)).eval()
+    with torch.no_grad():
+        made[3].bias -= made(X).mean(0)
+        made[3].weight *= 10
+        made[3].bias *= 10
+    return made
+
+
+Y = network()(X).argmax(1)
+BINARY = (Y == 1).long()
+
+
+class Returns(nn.Module):
+    """A network whose features and logits go through a function."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.network, self.function = network(), function
+        self.eval()
+
+    def forward(self, x):
+        features = self.network[:3](x)
+        return self.function(self.network[3](features), features)
+
+
+def margin(z):
+    """The logit of class 1 against the others."""
+    return z[:, 1] - z[:, [0, 2]].amax(1)
+
+
+def prepared(model, labels=Y):
+    return prepare_inputs(model, X, labels, threat_model=NEAR, sample_ids=None, batch_size=16)
+
+
+def flawed(z):
+    """Logits of a weaker head, right on about every second sample."""
+    return torch.where((torch.arange(len(z)) % 2 == 0)[:, None], z, z.roll(1, 1))
+
+
+AGREE, TWO_CLASSES = "which the labels agree with", "TwoClass"
+TAKEN = {
+    "features first": (lambda z, f: (f, z), Y, AGREE),
+    "features first, as many as classes": (lambda z, f: (f[:, :3], z), Y, AGREE),
+    "in a dict": (lambda z, f: {"embedding": f, "scores": z}, Y, AGREE),
+    "an early exit": (lambda z, f: [flawed(z), z], Y, AGREE),
+    "beside an uncertainty": (lambda z, f: (z.std(1, keepdim=True), z, f), Y, AGREE),
+    "one sigmoid in a tuple": (lambda z, f: (f, margin(z).sigmoid()), BINARY, AGREE),
+    "a sigmoid": (lambda z, f: margin(z).sigmoid(), BINARY, TWO_CLASSES),
+    "a column of a sigmoid": (lambda z, f: margin(z).sigmoid()[:, None], BINARY, TWO_CLASSES),
+    "half precision": (lambda z, f: margin(z).half().sigmoid(), BINARY, TWO_CLASSES),
+    "named": (lambda z, f: SimpleNamespace(logits=margin(z)[:, None]), BINARY, TWO_CLASSES),
+    "a logit": (lambda z, f: margin(z), BINARY, TWO_CLASSES),
+    "its tanh": (lambda z, f: margin(z).tanh()[:, None], BINARY, TWO_CLASSES),
+}
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_of_several_outputs_the_one_that_the_labels_agree_with_is_taken_and_one_means_two_classes(name):
+    function, labels, words = TAKEN[name]
+    with pytest.warns(RobustExtWarning, match=words):
+        given = prepared(Returns(function), labels)
+    assert given.correct.mean() == 1
+    assert bool(given.logits.isfinite().all())
+    assert words == TWO_CLASSES or any(isinstance(part, LogitsOf) for part in given.module.modules())
+    if name in ("a sigmoid", "a column of a sigmoid"):
+        expected = torch.stack([-margin(network()(X)), margin(network()(X))], 1).sigmoid().log()
+        torch.testing.assert_close(given.logits, expected.detach(), rtol=1e-3, atol=1e-4)
+
+
+def test_a_sigmoid_that_rounds_to_0_or_1_has_finite_logits_and_gradients():
+    z = torch.tensor([[-200.0], [-80.0], [0.0], [16.0], [200.0]], requires_grad=True)
+    logits = TwoClass(nn.Sequential(nn.Sigmoid()), probability=True)(z)
+    (gradient,) = torch.autograd.grad((logits[:, 1] - logits[:, 0]).sum(), z)
+    assert bool(logits.isfinite().all() & gradient.isfinite().all())
+    torch.testing.assert_close(gradient[1:4], torch.ones(3, 1), rtol=0.2, atol=0)
+    assert logits.argmax(1)[[0, 1, 3, 4]].tolist() == [0, 0, 1, 1]
+
+
+REFUSED = {
+    "heads alike": (lambda z, f: (z, z * 2), Y, r"LogitsOf\(model, 0\) or"),
+    "features alone in a tuple": (lambda z, f: (f[:, :3], f[:, 3:6]), Y, "labels do not tell"),
+    "sigmoid for each class": (lambda z, f: z.sigmoid(), Y, "multi-label"),
+    "softmax": (lambda z, f: z.softmax(1), Y, "probabilities"),
+    "multi-label targets": (lambda z, f: z, torch.stack([Y == 1, Y != 0, Y < 9], 1).float(), "multi-label"),
+    "regression of one": (lambda z, f: z[:, :1], torch.rand(40), "regression"),
+    "counts": (lambda z, f: z[:, :1], Y * 7, "regression"),
+    "soft labels": (lambda z, f: z, network()(X).softmax(1).detach(), r"labels.argmax\(1\)"),
+    "segmentation": (lambda z, f: z[:, :, None, None].expand(-1, -1, 8, 8), Y, "segmentation"),
+    "a map of labels": (lambda z, f: z, torch.zeros(40, 8, 8, dtype=torch.int64), "segmentation"),
+    "an image": (lambda z, f: f[:, :16].view(-1, 1, 4, 4), Y, "autoencoder"),
+    "positions of one": (lambda z, f: z[:, :, None, None], Y, r"flatten\(1\)"),
+    "language": (lambda z, f: SimpleNamespace(logits=z[:, None].expand(-1, 7, -1)), Y, "language model"),
+    "detection": (lambda z, f: [{"boxes": f[:, :4], "scores": f[:, 0], "labels": Y} for _ in z], Y, "detection"),
+    "embeddings": (lambda z, f: SimpleNamespace(last_hidden_state=f[:, None], pooler_output=f), Y, "embeddings"),
+    "predicted classes": (lambda z, f: z.argmax(1), Y, "argmax"),
+    "a loss": (lambda z, f: z.sum(), Y, "loss"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_other_tasks_are_refused_by_name_by_the_diagnosis_too(name):
+    function, labels, words = REFUSED[name]
+    with pytest.raises(RobustExtError, match=words):
+        prepared(Returns(function), labels)
+    if name != "softmax":  # A finding of its own
+        with pytest.raises(RobustExtError, match=words):
+            robust_ext.diagnose(Returns(function), ATTACK, X, labels, NEAR)
+
+
+def test_without_labels_several_candidates_are_refused_and_named_and_with_them_tested():
+    model = Returns(TAKEN["features first"][0])
+    with pytest.raises(ModelError, match="LogitsOf"):
+        robust_ext.binarization_test(model, ATTACK, X, NEAR)
+    with pytest.warns(RobustExtWarning, match=AGREE):
+        result = robust_ext.binarization_test(model, ATTACK, X[:16], NEAR, labels=Y[:16], inner_points=50)
+    named = robust_ext.binarization_test(LogitsOf(model, 1), ATTACK, X[:16], NEAR, inner_points=50)
+    assert (result.verdict, result.score) == (named.verdict, named.score)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda z, f: z,
+        lambda z, f: (z / 100 + 0.5).clamp(0, 1),
+        lambda z, f: z.sigmoid() * 5,
+        lambda z, f: z[:, :2],
+        lambda z, f: (z, z.softmax(1)),
+        lambda z, f: z.log_softmax(1),
+    ],
+)
+def test_logits_are_taken_in_silence(function):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        prepared(Returns(function), Y.clamp(max=1))

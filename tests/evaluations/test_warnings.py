@@ -1,11 +1,13 @@
-"""Warnings reach Python users once, with their line; the result keeps them, and the command line shows them once."""
+"""Warnings reach users once and are kept in the result; findings name the layer and the remedy of what is wrong."""
 
 import os
 import re
 import subprocess
 import sys
 import warnings
+from collections import OrderedDict
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -15,6 +17,9 @@ import robust_ext
 from robust_ext import RobustExtWarning
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
+from robust_ext.evaluations.causes import attaching
+from robust_ext.reports import report_text
+from tests.evaluations.diagnosis.zoo.layers import Rounding
 from tests.evaluations.small import INPUTS, KINDS, call
 from tests.evaluations.steps import gradient
 
@@ -169,3 +174,33 @@ def test_it_is_said_how_many_lie_outside_and_how_far(case):
 def test_nothing_is_said_of_sound_attacks_and_of_perturbations_that_have_to_be_larger(kind):
     for attack in ("foolbox:LinfPGD(steps=3)", "foolbox:LinfDeepFoolAttack(steps=20)", step(0.1)):
         assert outside(call(kind, digits_network(), attack, X, Y)) == []
+
+
+FAST = {"inner_points": 100, "random_inner": 20, "random_corners": 20, "canaries": 2, "witness_queries": 8}
+HEALTHY = "foolbox:LinfPGD(steps=40, rel_stepsize=0.1)"
+OWN = {"binarization": FAST, "robust_accuracy": {}, "mead": {}, "test_time": {"draws": 2, "repeats": 1}}
+
+
+@pytest.mark.parametrize("kind", OWN)
+def test_a_rounding_layer_is_named_in_every_result_with_a_remedy(kind, tmp_path):
+    """The same from records that are there already, and on the page."""
+    model = nn.Sequential(OrderedDict(quantise=Rounding(), network=digits_network())).eval()
+    given = kind, model, HEALTHY, X, Y
+    result = call(*given, out=tmp_path, **OWN[kind])
+    first = result.content["findings"][0]
+    assert (first["code"], first["weight"]) == ("zero_gradient", "high")
+    assert first["layer"].endswith("quantise")
+    paste = first["remedies"][0]["paste"]
+    assert "bpda" in paste or "straight_through" in paste
+    assert all(line in report_text(result.content) for line in paste.splitlines())
+    assert call(*given, out=tmp_path, **OWN[kind]).content["findings"] == result.content["findings"]
+    assert "AdaptedAttack" in " ".join((tmp_path / "report.html").read_text().split())
+
+
+@pytest.mark.parametrize("kind", OWN)
+def test_a_healthy_attack_has_no_findings_and_no_probe(kind, monkeypatch):
+    monkeypatch.setattr(attaching, "probe_model", Mock(side_effect=AssertionError))
+    content = call(kind, digits_network(), HEALTHY, X, Y, **OWN[kind]).content
+    assert content["findings"] == []
+    without = {key: value for key, value in content.items() if key != "findings"}
+    assert report_text(without) == report_text(content), "results of earlier versions have no findings"

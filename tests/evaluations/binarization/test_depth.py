@@ -214,12 +214,3 @@ def test_the_witnesses_curve_counts_all():
     curve = witness_curve([SOLVED, MISSED, ALONE, left("not_planted")], settings)
     assert [(row["proved"], row["samples"]) for row in curve] == [(3, 4), (0, 4)]
     assert curve[0]["by"] == {"apgd": 1, "mine": 2, "other": 1, "square": 1}
-
-
-def test_an_attack_that_fails_costs_no_witnesses(linear):
-    model, inputs = linear
-    failed, passed = (binarization_test(model, one, inputs, LINF, **TINY) for one in (lambda model, x, y: x, sign_step))
-    assert failed.verdict == "failed"
-    phases = [{part["phase"] for part in result.content["time"]["phases"]} for result in (failed, passed)]
-    assert phases[1] - phases[0] == {"witnesses"}
-    assert not any("witnesses" in record for record in failed.records)

@@ -22,38 +22,6 @@ def near(share, probability, runs=RUNS):
     return abs(share - probability) <= 4 * np.sqrt(probability * (1 - probability) / runs) + 1e-3
 
 
-@pytest.mark.parametrize("rate", [0.9, 0.97])
-@pytest.mark.parametrize("correlation", [-0.7, 0.0, 1.0])
-def test_sums_are_what_simulated_tests_come_to(rate, correlation):
-    """Where random search finds next to nothing, however it depends on the attack."""
-    found = benchmark.simulated([benchmark.Depth(rate, 1e-9)], 64, correlation=correlation, runs=RUNS)
-    assert near(found["passed"], benchmark.passing(64, rate))
-    assert near(found["failed"], benchmark.failing(64, rate))
-    easy = benchmark.simulated([benchmark.Depth(1 - 1e-12, 0.4)], 64, correlation=correlation, runs=RUNS)
-    assert near(easy["passed"], benchmark.hard(64, 0.4))
-
-
-@pytest.mark.parametrize("rate", [0.9, 0.95, 0.99])
-def test_the_recursion_is_what_sequential_tests_come_to(rate):
-    rules = benchmark.rules(3, sequential=True)
-    random = np.random.default_rng(0)
-    outcomes, spent, known = [], [], {}
-    for hits in (random.random((RUNS // 4, benchmark.MOST)) < rate).cumsum(1):
-        for samples in range(benchmark.GROUP, benchmark.MOST + 1, benchmark.GROUP):
-            counts = int(hits[samples - 1]), samples
-            if counts not in known:
-                first = benchmark.Solved(found=counts[0], random_found=0, samples=samples)
-                known[counts] = rules.decided(first), rules.proves_rate(*counts), rules.fails(*counts)
-            if known[counts][0] or samples == benchmark.MOST:
-                break
-        outcomes.append(known[counts][1:])
-        spent.append(samples)
-    passed, failed, mean = benchmark.sequential(rate, 3)
-    assert near(np.mean([one[0] for one in outcomes]), passed, RUNS // 4)
-    assert near(np.mean([one[1] for one in outcomes]), failed, RUNS // 4)
-    assert np.mean(spent) == pytest.approx(mean, rel=0.15)
-
-
 @pytest.mark.parametrize("attacks", benchmark.ATTACKS)
 @pytest.mark.parametrize("samples", benchmark.SAMPLES)
 def test_a_rate_of_nine_tenths_rarely_passes(attacks, samples):
