@@ -1,7 +1,6 @@
 """Bad inputs end in one clear error that names the argument, at every function, option and file."""
 
 import contextlib
-import inspect
 import io
 import logging
 import math
@@ -11,7 +10,6 @@ import shutil
 import sys
 import typing
 import warnings
-from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +23,6 @@ from torch import nn
 
 import robust_ext
 from robust_ext import ThreatModel, as_attack
-from robust_ext.attacks.catalogue import ATTACKS as OWN
 from robust_ext.cli import app as cli
 from robust_ext.cli.evaluations import BinarizationOptions
 from robust_ext.cli.loading import RunOptions
@@ -42,7 +39,6 @@ from robust_ext.evaluations.binarization import BinarizationSettings
 from robust_ext.evaluations.mead import MeadSettings
 from robust_ext.evaluations.mead.suites import load_suite
 from robust_ext.evaluations.robust_accuracy.settings import RobustAccuracySettings
-from robust_ext.registry.base import adapters
 from robust_ext.registry.defense import as_defense
 
 # The same examples each time: which of them have a meaning after all was looked at.
@@ -492,38 +488,5 @@ def test_damaged_files_of_data_and_weights_are_errors_or_still_whole(file, examp
             assert damaged
         else:
             assert any(part in error for part in (entry, Path(file).name, str(tmp_path))), error
-
-    check()
-
-
-LIBRARIES = ("foolbox", "art", "torchattacks", "adv_lib", "robust_ext")
-SETTINGS = ("-5", "0", "1e400", "'no'", "[1]", "{'a': 1}", "-1e400", "True", "2.5", "''", "10**9")
-COUNTS = ("steps", "iter", "restarts", "queries", "repeats", "batch_size")
-
-
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_attacks_with_a_setting_that_makes_no_sense_are_errors_or_objects(library):
-    """Nothing is run: a number of steps or the like is no text, no list, and not below 0."""
-    listed = [entry.name for entry in adapters()[library].list_attacks() if not entry.reason]
-    members = {one.__name__: one for one in OWN}
-    if library != "robust_ext":
-        members = import_module(f"robust_ext.adapters.{library}.attack").CATALOGUE.members
-    hidden = ("self", "model", "estimator", "classifier", "inputs", "labels", "callback", "kwargs")
-    signatures = {name: inspect.signature(members[name]).parameters for name in listed if name in members}
-    choices = [(name, *one) for name, several in signatures.items() for one in several.items() if one[0] not in hidden]
-
-    @settings(max_examples=60, **SEARCH)
-    @given(st.sampled_from(choices), st.sampled_from(SETTINGS), st.integers(0, 999))
-    def check(choice, value, place):
-        name, setting, parameter = choice
-        error = error_of(as_attack, f"{library}:{name}({setting}={value})")
-        if error is None:
-            counted = type(parameter.default) is int and any(word in setting for word in COUNTS)
-            assert not (counted and value in ("'no'", "''", "2.5", "-5", "1e400", "-1e400"))
-        else:
-            assert setting in error or name in error
-        text = f"{library}:{name}()"
-        with contextlib.suppress(RobustExtError):
-            as_attack(text[: place % len(text)] + "\x1b(é"[place % 3] + text[place % len(text) :])
 
     check()

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from robust_ext.cli import app as cli
-from tests.evaluations.small import timeless
+from tests.evaluations.small import NETWORK, sign_step, timeless
 from tests.run_folders import records_of
 
 pytestmark = [
@@ -24,49 +24,32 @@ pytestmark = [
 ]
 # Each process is forked from this one, which has imported what they need: the imports take longer than the runs.
 PROCESSES = multiprocessing.get_context("fork")
-NET = """
-import time
-import torch
-from torch import nn
+STEP, SUBJECTS, NET = f"{__file__}:step", Path(__file__).with_name("subjects.py"), Path(__file__).with_name("small.py")
+FEW = "--inner-points 30 --random-inner 10 --random-corners 10 --witness-steps 4 --witness-queries 8"
+TRAINED = "--train-data TRAIN --train-samples 10 --calibration-samples 20"
+COMMANDS = {
+    "binarization": f"--attack {STEP} {FEW}",
+    "robust-accuracy": f"--attack {STEP}",
+    "evaluate": "--budget quick --planted 8",
+    "test-time": f"--defense {SUBJECTS}:rounded --steps 2 --queries 3",
+    "mead": f"--detector {SUBJECTS}:spread {TRAINED} --allow-code --resamples 0 "
+    f"--arm linf:0.1={STEP} --arm linf:0.2={STEP}",
+}
 
-def make():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Flatten(), nn.Linear(16, 40), nn.ReLU(), nn.Linear(40, 3)).eval()
 
 def step(model, x, y, threat_model):
-    x = x.clone().requires_grad_()
-    (gradient,) = torch.autograd.grad(nn.functional.cross_entropy(model(x), y), x)
     time.sleep(0.02)
-    return (x + threat_model.epsilon * gradient.sign()).clamp(0, 1).detach()
-
-def rounded(x):
-    return (x * 8).round() / 8
-
-def spread(x):
-    return x.flatten(1).std(1)
-"""
-COMMANDS = {
-    "binarization": "--attack NET:step --inner-points 30 --random-inner 10 --random-corners 10 "
-    "--witness-steps 4 --witness-queries 8",
-    "robust-accuracy": "--attack NET:step",
-    "evaluate": "--budget quick --planted 8",
-    "test-time": "--defense NET:rounded --steps 2 --queries 3",
-    "mead": "--detector NET:spread --train-data TRAIN --train-samples 10 --calibration-samples 20 --allow-code "
-    "--arm linf:0.1=NET:step --arm linf:0.2=NET:step --resamples 0",
-}
+    return sign_step(model, x, y, threat_model)
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """The network, the data, and for each command what an undisturbed run leaves."""
-    folder, draw = tmp_path_factory.mktemp("kills"), np.random.default_rng(0)
-    (folder / "net.py").write_text(NET)
-    given, undisturbed = {}, {}
-    exec(NET, given)  # noqa: S102
+    """The data, and for each command what an undisturbed run leaves."""
+    folder, draw, undisturbed = tmp_path_factory.mktemp("kills"), np.random.default_rng(0), {}
     for name, count in (("data", 24), ("train", 40)):
         x = draw.random((count, 4, 4))
         # Labels that a setup check takes for the network's own.
-        y = given["make"]()(torch.from_numpy(x).float()).argmax(1).numpy()
+        y = NETWORK(torch.from_numpy(x).float()).argmax(1).numpy()
         np.savez(folder / f"{name}.npz", x=x, y=y)
 
     def expected(*words):
@@ -80,14 +63,14 @@ def files(tmp_path_factory):
 
 
 def start(folder, command, out, *extra):
-    words = COMMANDS[command].replace("NET", str(folder / "net.py")).replace("TRAIN", str(folder / "train.npz"))
-    given = ["--model", f"{folder / 'net.py'}:make", "--data", str(folder / "data.npz"), "--samples", "24"]
+    given = ["--model", f"{NET}:make_network", "--data", str(folder / "data.npz"), "--samples", "24"]
     given += ["--batch-size", "4", "--no-progress", "--out", str(out), *extra]
     given += [] if command == "robust-accuracy" else ["--judge-seed", "1"]
     given += [] if command == "mead" else ["--eps", "0.1"]
+    words = COMMANDS[command].replace("TRAIN", str(folder / "train.npz")).split()
     with pytest.MonkeyPatch.context() as patched:
         # A child takes over the command line that there is when it starts.
-        patched.setattr(sys, "argv", ["robust-ext", command, *given, *words.split()])
+        patched.setattr(sys, "argv", ["robust-ext", command, *given, *words])
         process = PROCESSES.Process(target=main)
         process.start()
     return process

@@ -225,21 +225,6 @@ def test_what_cannot_help_is_not_proposed(model, attack):
     assert not any(word in view for view in views for word in ("bpda", "straight_through", "eot=", "noise"))
 
 
-@pytest.mark.parametrize("name", ["rounding", "no_grad"])
-@pytest.mark.parametrize("caller", ["foolbox", "art"])
-def test_attacks_of_the_library_itself_take_the_model_that_is_pasted(name, caller):
-    asks = Python(BY_NAME[name], caller)
-    asks.paste(blocks(asks.diagnosis())[0])
-    model, _, inputs, labels, ball = asks.given
-    if caller == "foolbox":
-        found = foolbox.attacks.LinfPGD(rel_stepsize=0.1)(model, inputs, labels, epsilons=ball.epsilon)[2]
-    else:
-        evasion = pytest.importorskip("art.attacks.evasion")
-        attack = evasion.ProjectedGradientDescent(model, eps=ball.epsilon, eps_step=0.01, max_iter=40, verbose=False)
-        found = torch.from_numpy(model.predict(attack.generate(inputs.numpy())).argmax(1)) != labels
-    assert int(found.sum()) >= len(labels) // 3
-
-
 @pytest.mark.parametrize(
     "attack",
     [
