@@ -22,6 +22,7 @@ from robust_ext.engine.identity import describe
 from robust_ext.engine.inputs import EvaluationInputs
 from robust_ext.engine.run import Outcome
 from robust_ext.evaluations.binarization import BinarizationResult, binarization_test, plant
+from robust_ext.evaluations.binarization.head import OF_HEAD
 from robust_ext.evaluations.binarization.rules import Rules
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 from robust_ext.evaluations.causes.rewriting import call_of
@@ -137,22 +138,39 @@ def doubtful(certificate: Mapping[str, Any]) -> bool:
     return bool(certificate["verdict"] != "inconclusive" or (missed and certificate["planted"] >= ENOUGH))
 
 
+def weakness(attack: Attack, content: Mapping[str, Any]) -> str:
+    """Return why a pass of this attack supports no number, as a clause; empty where it does.
+
+    Examples are planted in front of what masks gradients, or at the logits behind it. That an attack by queries finds
+    these does not show that it finds those that an attack along better gradients would.
+    """
+    queries = not attack.traits.gradients
+    for one in content["findings"]:
+        cause = f"{one['cause'][0].lower()}{one['cause'][1:]}"
+        if one["code"] in WEAKER:
+            return cause
+        if queries and one["attack"] is None and one["code"] in OF_HEAD:
+            return f"it uses queries alone, while {cause}"
+    return ""
+
+
 def certificate_of(attack: Attack, content: Mapping[str, Any]) -> dict[str, Any]:
     """Return the certificate that the content of a binarization test gives an attack, as plain values.
 
-    A recipe that passes at depth 1 and falls behind the witnesses deeper is not certified.
+    A recipe that passes at depth 1 and falls behind the witnesses deeper is not certified; nor is one by queries alone
+    where gradients are masked.
     """
     entry = content["attacks"][0]
     entry = joined(entry) if "tests" in entry else entry
-    weaker = next((one for one in content["findings"] if one["code"] in WEAKER), None)
-    certified = entry["verdict"] == "passed" and weaker is None
+    weaker = weakness(attack, content)
+    certified = entry["verdict"] == "passed" and not weaker
     hits, problems = entry["outcomes"]["found"], entry["samples"]
     found = f"{hits} of {count(problems, 'planted example')}"
     deeper = [row for row in content["witnesses"] if row["proved"]]
     if certified:
         words = f"certified: it finds {found}, to depth {entry['depth']:g}"
-    elif entry["verdict"] == "passed" and weaker is not None:
-        words = f"not certified: it finds {found}, and {weaker['cause'][0].lower()}{weaker['cause'][1:]}"
+    elif entry["verdict"] == "passed":
+        words = f"not certified: it finds {found}, and {weaker}"
     elif not problems:
         words = f"not certified: {entry['reason'][0].lower()}{entry['reason'][1:]}"
     elif entry["verdict"] == "inconclusive" and hits == problems:

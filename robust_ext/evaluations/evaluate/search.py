@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from robust_ext.attacks.base import Attack
 from robust_ext.attacks.random_search import RandomSearch
 from robust_ext.core.errors import AttackError, InvalidArgumentError, ModelError, OutOfTimeError, collecting
 from robust_ext.core.random import derive_seed
@@ -29,7 +30,7 @@ from robust_ext.evaluations.binarization import BinarizationResult, binarization
 from robust_ext.evaluations.binarization.readout_settings import DEPTHS
 from robust_ext.evaluations.causes.finding import Finding
 from robust_ext.evaluations.caveats import Part, parts_of
-from robust_ext.evaluations.evaluate.certificate import WEAKER
+from robust_ext.evaluations.evaluate.certificate import weakness
 from robust_ext.evaluations.evaluate.race import (
     AT_MOST,
     ERROR_RATE,
@@ -119,7 +120,7 @@ class Planted:
         except (AttackError, InvalidArgumentError, ModelError) as error:
             return Judgement(passed=False, reason=str(error))
         self.parts += parts_of(result.content)
-        return judged(result.content)
+        return judged(recipe.attack, result.content)
 
     def _race(self, recipes: Sequence[Recipe], rung: int) -> BinarizationResult:
         inputs, ids = self._rows(RUNGS[rung], sum(RUNGS[:rung]))
@@ -173,13 +174,13 @@ def _score(entry: Mapping[str, Any]) -> Score:
     return Score(found=found, problems=problems, deeper=solved / proved if proved else 1.0)
 
 
-def judged(content: Mapping[str, Any]) -> Judgement:
-    """Return the judgement by the content of a binarization test of one attack."""
+def judged(attack: Attack, content: Mapping[str, Any]) -> Judgement:
+    """Return the judgement by the content of a binarization test of this attack alone."""
     entry = content["attacks"][0]
-    weaker = next((one for one in content["findings"] if one["code"] in WEAKER), None)
+    weaker = weakness(attack, content) if entry["verdict"] == "passed" else ""
     return Judgement(
-        passed=entry["verdict"] == "passed" and weaker is None,
-        reason=entry["reason"] if weaker is None or entry["verdict"] != "passed" else weaker["cause"],
+        passed=entry["verdict"] == "passed" and not weaker,
+        reason=weaker[:1].upper() + weaker[1:] or entry["reason"],
         near=(entry["score"] or 0.0) >= GOOD,
         content=content,
     )
