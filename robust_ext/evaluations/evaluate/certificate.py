@@ -141,8 +141,9 @@ def doubtful(certificate: Mapping[str, Any]) -> bool:
 def weakness(attack: Attack, content: Mapping[str, Any]) -> str:
     """Return why a pass of this attack supports no number, as a clause; empty where it does.
 
-    Examples are planted in front of what masks gradients, or at the logits behind it. That an attack by queries finds
-    these does not show that it finds those that an attack along better gradients would.
+    A finding about the model beside a pass is about its head, which the test replaces: where that masks gradients,
+    examples are planted without it, or at the logits behind it. That an attack by queries finds these does not show
+    that it finds those that an attack along better gradients would.
     """
     queries = not attack.traits.gradients
     for one in content["findings"]:
@@ -158,7 +159,7 @@ def certificate_of(attack: Attack, content: Mapping[str, Any]) -> dict[str, Any]
     """Return the certificate that the content of a binarization test gives an attack, as plain values.
 
     A recipe that passes at depth 1 and falls behind the witnesses deeper is not certified; nor is one by queries alone
-    where gradients are masked.
+    where the head masks gradients.
     """
     entry = content["attacks"][0]
     entry = joined(entry) if "tests" in entry else entry

@@ -236,6 +236,21 @@ def test_who_depends_on_the_batch(name, network, digits, linf):
     assert [one["code"] for one in result.content["findings"]] == ["batch_size_matters"] * found
 
 
+def test_candidates_that_rounding_moves_are_not_looked_into(network, digits):
+    """The last step turns with the number of rows, and as much with the last digits of the row."""
+    sizes = []
+
+    def chaotic(model, x, y, epsilon):
+        sizes.append(len(x))
+        turn = torch.sin(1e9 * x.double().sum((1, 2, 3)) + len(x)).float().view(-1, 1, 1, 1)
+        return (descent(by_row)(model, x, y, 0.95 * epsilon) + 0.005 * epsilon * turn).clamp(0, 1)
+
+    result = binarization_test(network, chaotic, digits[:16], ThreatModel(norm="l2", epsilon=0.6), batch_size=8, **FEW)
+    assert (result.content["attacks"][0]["score"], result.content["findings"]) == (1, [])
+    assert {1, 4} <= {*sizes}
+    assert max(sizes) == 8
+
+
 @pytest.mark.parametrize("shape", ["subset", "permuted", "repeated"])
 def test_attacks_that_reshuffle_rows_meet_the_right_readouts(shape, network, digits, linf, pgd):
     """Whatever rows an attack asks about together, its result is that of asking in order."""

@@ -114,6 +114,22 @@ def test_none_that_falls_behind_is():
     assert certified == [False, True]
 
 
+@pytest.mark.parametrize("masked", [False, True])
+def test_queries_alone_are_certified_where_the_head_masks_no_gradients(masked):
+    """Of a head that returns whole votes, problems are planted in the votes."""
+    model = nn.Sequential(NETWORK, Apply(lambda x: (2 * x).round().detach()) if masked else nn.Identity()).eval()
+    attack = as_attack("robust_ext:Square(queries=500)")
+    result = robust_ext.binarization_test(
+        model, attack, load_dataset("digits").take(range(64))[0], WIDE, inner_points=99
+    )
+    certificate = certificate_of(attack, result.content)
+    assert (result.verdict, certificate["certified"], "queries alone" in certificate["words"]) == (
+        "passed",
+        not masked,
+        masked,
+    )
+
+
 class Noisy(nn.Module):
     def __init__(self, deviation):
         super().__init__()
