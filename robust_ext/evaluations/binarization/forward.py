@@ -2,8 +2,8 @@
 
 Most of a binarization test on a CPU is forward passes of a thousand points a sample. A copy of the network with each
 batch normalisation folded into the convolution before it, in channels-last layout, makes the same features from fewer
-operations. It only measures points, after its features were compared with the network's own; the planted points
-are checked again, attacked and verified through the network itself.
+operations. It measures points and leads to witnesses, after its features were compared with the network's own; planted
+points are checked again and attacked, and all is verified, through the network itself.
 """
 
 from __future__ import annotations

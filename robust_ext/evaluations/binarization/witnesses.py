@@ -178,9 +178,16 @@ def searchers(settings: DepthSettings, *, images: bool, detector: bool) -> list[
 
 
 def find_witnesses(
-    features: nn.Module, problems: Problems, settings: BinarizationSettings, *, defense: Defense | None = None
+    features: nn.Module,
+    problems: Problems,
+    settings: BinarizationSettings,
+    *,
+    defense: Defense | None = None,
+    searched: nn.Module | None = None,
 ) -> Iterator[Deepest]:
     """Look for points of great reach in B problems, all at once; only what verifies is kept.
+
+    Attacks run on a faster copy of the features where one is ``searched``; the features themselves verify.
 
     Verified means: in bounds and ball, beyond the test's own boundary through the whole network, and with a detector
     not rejected. Where one attack reaches the problem before the deepest that is posed, the next ones are not needed.
@@ -192,11 +199,12 @@ def find_witnesses(
             return
         inputs = problems.inputs
         module = BeyondBoundary(features, problems, settings.boundary_position)
+        attacked = BeyondBoundary(searched or features, problems, settings.boundary_position)
         key = (judge, sample, "witness", attack.name, *(() if defense is None else (defense.test,)))
         labels = torch.zeros(len(inputs), dtype=torch.int64, device=inputs.device)
-        with frozen(module), seeded_globals(derive_seed(*key, "globals")):
+        with frozen(module), frozen(attacked), seeded_globals(derive_seed(*key, "globals")):
             target = Target(
-                module=module if defense is None else _success(module, defense, inputs),
+                module=attacked if defense is None else _success(attacked, defense, inputs),
                 bounds=settings.threat_model.bounds,
                 classes=2,
                 input_shape=tuple(inputs.shape[1:]),

@@ -122,6 +122,21 @@ def test_witnesses_are_not_rejected(network, digits, linf, inverted):
         assert witness.reach[sample] > 0.999
 
 
+def test_a_faster_copy_is_searched_and_the_network_itself_verifies(linear):
+    """The deepest corner of a copy of other weights, and how deep it lies for the network."""
+    (features, readout), inputs = linear
+    problems = plant((features, readout), inputs, LINF, **TINY).problems
+    halved = nn.Sequential(nn.Flatten(), nn.Linear(6, 6, bias=False)).requires_grad_(False).eval()
+    halved[1].weight.copy_(torch.diag(torch.tensor([1.0, 1, 1, 0, 0, 0])))
+    witness = next(find_witnesses(features, problems, BinarizationSettings(threat_model=LINF, **TINY), searched=halved))
+    best, _ = deepest_corners(problems)
+    rows = [problems.samples.index(sample) for sample in witness.reach]
+    found = torch.stack([witness.points[sample] for sample in witness.reach])
+    assert problems.reach(found.flatten(1), rows).tolist() == pytest.approx(list(witness.reach.values()), rel=1e-4)
+    assert all(reach <= best[sample] * (1 + 1e-4) for sample, reach in witness.reach.items())
+    assert any(reach < 0.99 * best[sample] for sample, reach in witness.reach.items())
+
+
 def left(outcome="found", *, deepest=None, depths=(), **witnesses):
     """The record of one sample attacked by "mine"."""
     entry = {"outcome": outcome, "deepest": deepest, "depths": [{"depth": d, "outcome": o} for d, o in depths]}
