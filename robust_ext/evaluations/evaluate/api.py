@@ -177,6 +177,8 @@ class _Evaluation:
             if search.winner is not None and search.judged is not None:
                 attack = search.winner.attack
                 certificate = certificate_of(attack, search.judged)
+            elif attack is None:
+                certificate = uncertified(None, search.reason)
             if recipe is not None:
                 # The suite again, as the recipe sees the model: it follows gradients that lead somewhere.
                 view = recipe.view
