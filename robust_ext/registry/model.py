@@ -22,7 +22,7 @@ def as_module(model: object, *, argument: str = "model") -> AdaptedModel:
             ``tf.Module``, a function that ``jax.jit`` made, a fitted classifier of scikit-learn, XGBoost or LightGBM.
             Their preprocessing becomes part of the module. Or a model of a library by its name and settings,
             ``"timm:resnet18(num_classes=10)"``, in eval mode; where its weights are random, the same name has the same
-            weights each time.
+            weights each time. What this function returned is returned again.
         argument: What error messages call it.
 
     Raises:
@@ -35,7 +35,11 @@ def as_module(model: object, *, argument: str = "model") -> AdaptedModel:
         >>> from torch import nn
         >>> as_module(nn.Linear(3, 2))
         AdaptedModel(module=Linear(in_features=3, out_features=2, bias=True), bounds=None, input_shape=None)
+        >>> as_module(as_module(nn.Linear(3, 2))).module
+        Linear(in_features=3, out_features=2, bias=True)
     """
+    if isinstance(model, AdaptedModel):
+        return model
     if isinstance(model, str):
         return _named(model, argument)
     if isinstance(model, (nn.ModuleList, nn.ModuleDict)):
