@@ -24,9 +24,9 @@ from robust_ext.demo.network import digits_network
 from robust_ext.engine.isolation import messages, process
 from robust_ext.engine.isolation.messages import pack
 from robust_ext.engine.running import attack_worker
-from robust_ext.engine.task import run_task
 from robust_ext.engine.trace import no_values
 from robust_ext.evaluations.binarization import kernel, problems
+from tests.run_folders import noise, timeless
 
 LINF = ThreatModel(norm="linf", epsilon=0.1)
 NETWORK = digits_network()
@@ -36,17 +36,6 @@ PLANTED = {"inner_points": 60, "random_inner": 20, "random_corners": 20, "canari
 OURS, FOOLBOX, ART = "robust_ext:APGD(steps=5)", "foolbox:LinfPGD(steps=3)", "art:FastGradientMethod"
 DATA = ["--model", "digits", "--data", "digits", "--eps", "0.1", "--no-progress", "--samples"]
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has this")
-
-
-def noise(model, x, y, generator):
-    return (x + 0.1 * torch.rand(x.shape, generator=generator).sub(0.5)).clamp(0, 1)
-
-
-def plain(value):
-    if isinstance(value, dict):
-        measured = ("isolated", "time")
-        return {key: plain(one) for key, one in value.items() if "seconds" not in key and key not in measured}
-    return [plain(one) for one in value] if isinstance(value, (list, tuple)) else value
 
 
 class Unloadable:
@@ -80,21 +69,20 @@ def new_server():
     forkserver._forkserver._stop()
 
 
-@pytest.mark.parametrize(
-    ("evaluation", "broken"),
-    [*[(name, None) for name in CALLS], ("robust accuracy", "SystemExit(1)"), ("mead", "OSError")],
-)
-def test_a_process_that_cannot_start_ends_the_evaluation_with_the_cause(
-    evaluation, broken, monkeypatch, new_server, tmp_path
-):
+@pytest.mark.parametrize("evaluation", CALLS)
+def test_an_attack_that_cannot_be_loaded_ends_the_evaluation(evaluation):
     """It is no finding about the attack, no refusal of it and no sample that was lost."""
-    if broken:
-        (tmp_path / "broken.py").write_text(f"raise {broken}")
-        monkeypatch.syspath_prepend(tmp_path)
-        monkeypatch.setattr(process, "_SERVER", "broken")
-        monkeypatch.setattr(process, "serve", Unloadable())
     with pytest.raises(IsolationError, match="isolate=False"):
-        CALLS[evaluation](as_attack(lambda model, x, y: x) if broken else Unloadable())
+        CALLS[evaluation](Unloadable())
+
+
+def test_so_does_a_process_that_cannot_start(monkeypatch, new_server, tmp_path):
+    (tmp_path / "broken.py").write_text("raise SystemExit(1)")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(process, "_SERVER", "broken")
+    monkeypatch.setattr(process, "serve", Unloadable())
+    with pytest.raises(IsolationError, match="isolate=False"):
+        accuracy(as_attack(lambda model, x, y: x))
 
 
 def test_a_process_imports_the_package_of_its_parent_whatever_lies_around(tmp_path, monkeypatch, new_server):
@@ -103,9 +91,7 @@ def test_a_process_imports_the_package_of_its_parent_whatever_lies_around(tmp_pa
     (tmp_path / "robust_ext" / "__init__.py").write_text("raise SystemExit(7)")
     (tmp_path / "torch.py").write_text("raise SystemExit(7)")
     monkeypatch.chdir(tmp_path)
-    found = accuracy(FOOLBOX)
-    assert found.content["isolated"]
-    assert found.content["warnings"] == []
+    assert accuracy(FOOLBOX).content["warnings"] == []
 
 
 def hangs(model, x, y):
@@ -153,25 +139,19 @@ def test_no_message_of_an_attacks_process_harms_the_judge(number):
     assert not Path("robust_ext_was_here").exists()
 
 
-def test_errors_that_are_sent_become_errors_of_this_project():
-    """A process does not judge the time or the run folder."""
+def test_what_is_sent_of_errors_counts_and_shapes():
+    """A process does not judge the time or the run folder; counts are cut off; no memory is taken for a shape."""
     for error in ("InvalidArgumentError", "os", "OutOfTimeError", "RunFolderBusyError"):
         judges = "Time" in error or "Folder" in error
         with pytest.raises(RobustExtError, match="^one: mine" if judges else "mine") as caught:
             accuracy({"one": sends(framed(pack({"error": error, "text": "mine"})))})
         assert isinstance(caught.value, AttackError) or not judges
-
-
-@pytest.mark.parametrize("stated", [{"seconds": 1e308}, {"seconds": 10**400}, {"passes": [10**400, 10**400]}])
-def test_counts_that_no_attack_reaches_are_cut_off(stated):
-    result = accuracy({"one": sends(framed(pack({**GOOD, **stated}, FOUND)))}, attack_timeout=60.0)
-    (found,) = result.content["attacks"]
-    assert found["outcomes"] == {"not_adversarial": 4}
-    assert math.isfinite(float(found["seconds"]) + float(found["passes"]["forward"]))
-    assert str(result)
-
-
-def test_a_shape_is_compared_before_memory_is_taken_for_it():
+    for stated in ({"seconds": 1e308}, {"seconds": 10**400}, {"passes": [10**400, 10**400]}):
+        result = accuracy({"one": sends(framed(pack({**GOOD, **stated}, FOUND)))}, attack_timeout=60.0)
+        (found,) = result.content["attacks"]
+        assert found["outcomes"] == {"not_adversarial": 4}
+        assert math.isfinite(float(found["seconds"]) + float(found["passes"]["forward"]))
+        assert str(result)
     for isolate in (False, True):
         with pytest.raises(AttackError, match=r"returned shape \(1073741824, 1073741824\)"):
             accuracy(lambda model, x, y: x[0, 0, 0, :1].expand(2**30, 2**30), isolate=isolate)
@@ -206,53 +186,50 @@ def hands_on(model, x, y):
 @pytest.mark.parametrize("attack", [drips, floods, stops_all, hands_on], ids=lambda attack: attack.__name__)
 def test_a_deadline_is_kept_whatever_a_process_does(attack):
     begun = time.monotonic()
-    first, second = accuracy({"one": attack, "other": noise}, attack_timeout=4.0).content["attacks"]
+    first, second = accuracy({"one": attack, "other": noise}, attack_timeout=3.0).content["attacks"]
     assert first["outcomes"] == {"timed_out": 4}
     assert sum(second["outcomes"].values()) == 4
     assert "timed_out" not in second["outcomes"]
     assert time.monotonic() - begun < 60
 
 
-def dies(model, x, y):
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def fills_memory(model, x, y):
+def fills_memory():
     raise MemoryError("none left")
 
 
 LOST = {
-    "SystemExit(0)": lambda model, x, y: sys.exit(0),
-    "exit status 0": lambda model, x, y: os._exit(0),
-    "SIGKILL": dies,
+    "SystemExit(0)": lambda: sys.exit(0),
+    "exit status 0": lambda: os._exit(0),
+    "SIGKILL": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "out of memory": fills_memory,
-    "ended": lambda model, x, y: (os.closerange(3, 256), x)[1],
-    "more than 4 seconds": hangs,
+    "ended": lambda: os.closerange(3, 256),
+    "more than 4 seconds": lambda: time.sleep(600),
 }
 
 
 @pytest.mark.parametrize("words", LOST)
-def test_a_lost_process_costs_its_attack_these_rows_and_nothing_else(words):
+def test_a_lost_process_costs_its_attack_these_rows_and_nothing_else(words, tmp_path):
+    """One that is killed once, by mistake, costs nothing."""
+
     def sometimes(model, x, y):
-        return LOST[words](model, x, y) if float(x[0, 0, 0, 0]) == float(X[4, 0, 0, 0]) else x + 0
+        if float(x[0, 0, 0, 0]) == float(X[4, 0, 0, 0]):
+            LOST[words]()
+        return x + 0
 
-    timed_out = LOST[words] is hangs
-    result = accuracy({"first": sometimes, "second": OURS}, samples=10, attack_timeout=4.0 if timed_out else 60.0)
-    first, second = result.content["attacks"]
-    assert first["outcomes"] == {"timed_out" if timed_out else "ended": 4, "not_adversarial": 6}
-    assert words in str(result)
-    alone = accuracy({"second": OURS}, samples=10, isolate=False)
-    assert plain(second) == plain({**alone.content["attacks"][0], "difference": second["difference"]})
-
-
-def test_a_process_that_is_killed_by_mistake_costs_nothing(tmp_path):
     def killed_once(model, x, y):
         if not (tmp_path / "killed").exists():
             (tmp_path / "killed").touch()
-            dies(model, x, y)
+            LOST["SIGKILL"]()
         return x + 0
 
-    assert accuracy({"one": killed_once}).content["attacks"][0]["outcomes"] == {"not_adversarial": 4}
+    lost, seconds = ("timed_out", 4.0) if "seconds" in words else ("ended", 60.0)
+    attacks = {"first": sometimes, "second": OURS, "third": killed_once}
+    result = accuracy(attacks, samples=10, attack_timeout=seconds)
+    first, second, third = result.content["attacks"]
+    assert (first["outcomes"], third["outcomes"]) == ({lost: 4, "not_adversarial": 6}, {"not_adversarial": 10})
+    assert words in str(result)
+    alone = accuracy({"second": OURS}, samples=10, isolate=False)
+    assert timeless(second) == timeless({**alone.content["attacks"][0], "difference": second["difference"]})
 
 
 def test_nothing_that_is_sent_tells_what_is_planted(tmp_path, monkeypatch):
@@ -277,7 +254,6 @@ def test_nothing_that_is_sent_tells_what_is_planted(tmp_path, monkeypatch):
     result = binarization_test(NETWORK, attacks, X, LINF, isolate=True, out=out, inner_points=60)
     seed, everything = result.content["settings"]["judge_seed"], b"".join(sent)
     assert len(planted) > 2 * len(X), "what is planted, and the witnesses of deeper problems"
-    assert len(everything) > 100_000
     assert X[0].numpy().tobytes() in everything, "inputs are found in what is sent"
     assert seed > 2**40
     secrets = [*(point.numpy().tobytes() for point in planted), str(seed).encode(), seed.to_bytes(8, "little")]
@@ -286,7 +262,7 @@ def test_nothing_that_is_sent_tells_what_is_planted(tmp_path, monkeypatch):
 
 def test_the_judges_seed_is_new_kept_and_can_be_given(tmp_path):
     def run(**options):
-        return binarization_test(NETWORK, OURS, X[:4], LINF, **{**PLANTED, "judge_seed": None, **options})
+        return binarization_test(NETWORK, OURS, X[:2], LINF, **{**PLANTED, "judge_seed": None, **options})
 
     def reach(result):
         return [record["random_reach"] for record in result.records]
@@ -309,8 +285,7 @@ real = robust_ext.engine.task.verify
 def found(candidates, inputs, *args, **settings):
     return replace(real(candidates, inputs, *args, **settings), outcomes=("found",) * len(inputs))
 robust_ext.engine.task.verify = found
-def attack(model, x, y):
-    return x
+def attack(model, x, y): return x
 """
 
 
@@ -326,22 +301,18 @@ def test_code_named_on_the_command_line_is_loaded_in_its_own_process_alone(tmp_p
     assert str(os.getpid()) not in processes
     (attack,) = json.loads((tmp_path / "out" / "result.json").read_text())["attacks"]
     assert attack["outcomes"]["found"] == (0 if command == "binarization" else 1), "as many as are misclassified"
-    assert run_task.__globals__["verify"].__name__ == "verify"
 
 
 LOOKS = """
 import os, sys
 from pathlib import Path
+def read(file):
+    try: return file.read_bytes()
+    except OSError: return b""
 def attack(model, x, y):
-    shown = [" ".join(sys.argv).encode(), repr(os.environ).encode()]
-    for file in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            shown.append(file.read_bytes())
-        except OSError:
-            continue
-    own = Path(__file__)
-    own.with_name("found").write_text(str([one for one in shown if b"918273645" in one or b"judges own folder" in one]))
-    own.with_name("shown").write_text(str(len(shown)))
+    shown = [" ".join(sys.argv).encode(), repr(os.environ).encode(), *map(read, Path("/proc").glob("[0-9]*/cmdline"))]
+    Path("found").write_text(str([one for one in shown if b"918273645" in one or b"judges own folder" in one]))
+    Path("shown").write_text(str(len(shown)))
     return x
 """
 
@@ -358,19 +329,17 @@ def test_no_seed_or_folder_of_the_judge_is_on_a_command_line_while_attacks_run(t
 
 
 ORPHAN = """
-import os, signal, sys, torch
+import os, signal, torch
 from pathlib import Path
 from robust_ext import ThreatModel, robust_accuracy
 from robust_ext.demo.network import digits_network
 def attack(model, x, y):
-    child.write_text(str(os.getpid()))
+    Path("child").write_text(str(os.getpid()))
     os.kill(judge, signal.SIGKILL)
-    while True:
-        pass
+    while True: pass
 if __name__ == "__main__":
-    x, y = torch.rand(4, 1, 8, 8), torch.zeros(4, dtype=torch.int64)
-    child, judge, threat_model = Path(sys.argv[1]), os.getpid(), ThreatModel(norm="linf", epsilon=0.1)
-    robust_accuracy(digits_network(), attack, x, y, threat_model, isolate=True)
+    judge, x, y = os.getpid(), torch.rand(4, 1, 8, 8), torch.zeros(4, dtype=torch.int64)
+    robust_accuracy(digits_network(), attack, x, y, ThreatModel(norm="linf", epsilon=0.1), isolate=True)
 """
 
 
@@ -378,7 +347,7 @@ if __name__ == "__main__":
 @pytest.mark.exhaustive
 def test_processes_end_with_the_judge(tmp_path):
     (tmp_path / "script.py").write_text(ORPHAN)
-    done = subprocess.run([sys.executable, tmp_path / "script.py", tmp_path / "child"], timeout=120)
+    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, timeout=120)
     assert done.returncode == -signal.SIGKILL
     child, end = int((tmp_path / "child").read_text()), time.monotonic() + 10
     while Path(f"/proc/{child}").exists():

@@ -57,17 +57,6 @@ def essence(outcome):
     return outcome.records, [part.tolist() for part in candidates]
 
 
-class Counting:
-    def __init__(self, stop_at=None):
-        self.calls, self.stop_at = [], stop_at
-
-    def __call__(self, task):
-        self.calls.append(len(task.inputs))
-        if len(self.calls) == self.stop_at:
-            raise KeyboardInterrupt
-        return run_task(task)
-
-
 def test_a_worker_is_given_no_more_than_an_attacker_has_and_is_not_believed():
     """What a worker returns is verified by who made the task; its own words on success are none."""
     names = ["attack", "target", "inputs", "labels", "threat_model", "stream", "rows", "counted", "global_seed"]
@@ -81,24 +70,15 @@ def test_a_worker_is_given_no_more_than_an_attacker_has_and_is_not_believed():
         run(worker=lambda task: replace(liar(task), candidates="found"))
 
 
-@pytest.mark.parametrize("stop_at", [1, 2, 3])
-def test_goes_on_where_it_was(tmp_path, stop_at):
-    worker = Counting(stop_at)
-    with pytest.raises(KeyboardInterrupt):
-        run(out=tmp_path, worker=worker)
-    assert essence(run(out=tmp_path, worker=worker)["one"]) == essence(run()["one"])
-    assert len(worker.calls) == 4
-
-
 def test_repairing_runs_the_damaged_block_alone_and_a_folder_of_other_points_is_refused(tmp_path, monkeypatch):
-    whole, worker = essence(run(out=tmp_path)["one"]), Counting()
+    whole, calls = essence(run(out=tmp_path)["one"]), []
     file = tmp_path / "one" / "records.jsonl"
     file.write_text(file.read_text().replace('"twice": 8', '"twice": 9'))
     with pytest.raises(RunFolderError, match=r"records\.jsonl: line \d+ \(after sample 3\) does not match"):
-        run(out=tmp_path, worker=worker)
+        run(out=tmp_path)
     with repairing():
-        assert essence(run(out=tmp_path, worker=worker)["one"]) == whole
-    assert worker.calls == [3]
+        assert essence(run(out=tmp_path, worker=lambda task: calls.append(task) or run_task(task))["one"]) == whole
+    assert [len(task.inputs) for task in calls] == [3]
     monkeypatch.setattr("robust_ext.engine.run.STREAMS", 3)
     with pytest.raises(RunFolderError, match="streams: begun by a version that draws other points from the same seed"):
         run(out=tmp_path)
@@ -155,18 +135,15 @@ def stream(request, monkeypatch):
 
 
 def test_a_line_a_minute_where_there_is_no_terminal_and_a_bar_on_one(clock, stream):
-    def work(seconds, words):
-        """A phase in which three rows go forward once a tenth of a second."""
-        phase(words)
-        with watching(counter := PassCounter()):
-            for _ in range(seconds * 10):
-                clock.now += 0.1
-                counter.count_forward(3)
-
     with showing("binarization", shown=True, total=64, unit="sample") as bar:
-        work(130, "planting")
-        bar.advance(32)
-        work(65, "attack")
+        for words, seconds, done in (("planting", 130, 32), ("attack", 65, 0)):
+            phase(words)
+            # Three rows go forward once a tenth of a second.
+            with watching(counter := PassCounter()):
+                for _ in range(seconds * 10):
+                    clock.now += 0.1
+                    counter.count_forward(3)
+            bar.advance(done)
     written = stream.getvalue()
     assert "32 of 64 samples in 3 min 15 s\n" in written
     # Half of the samples took 130 seconds.

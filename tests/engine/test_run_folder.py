@@ -7,15 +7,12 @@ import shutil
 import time
 from contextlib import contextmanager, suppress
 from itertools import count
-from pathlib import Path
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 from robust_ext import BinarizationSettings, RunFolderError, ThreatModel, repairing
 from robust_ext.core.errors import RobustExtWarning
-from robust_ext.core.files import replace_file
 from robust_ext.engine.evaluation_file import with_judge_seed
 from robust_ext.engine.run_folder import RunFolder, SavedRun, seal
 
@@ -75,17 +72,16 @@ def test_records_survive_closing_and_nothing_is_written_outside(tmp_path, monkey
         assert (folder.records(), folder.timings()) == ([], [])
         folder.append([record(3), record(1, "é\n")], {"block": 0, "seconds": 0.5})
         folder.append([], {"block": 1, "seconds": 0.25})
-        folder.append([record(0)], {"block": 2, "seconds": 0.125})
-        assert len(SavedRun(path).records()) == 3, "what is appended is in the file at once"
+        assert len(SavedRun(path).records()) == 2, "what is appended is in the file at once"
     with opened(path) as folder:
-        assert folder.records() == [record(0), record(1, "é\n"), record(3)]
-        folder.append([record(2)], {"block": 3})
+        assert folder.records() == [record(1, "é\n"), record(3)]
         with pytest.raises(ValueError, match="not JSON compliant"):
             folder.append([record(7, float("nan"))], {"block": 4})
-        assert [entry["index"] for entry in folder.records()] == [0, 1, 2, 3]
         # A block that came twice counts once.
+        folder.append([record(2)], {"block": 3})
         folder.append([record(3)], {"block": 3, "seconds": 7.0})
-        assert [entry.get("seconds") for entry in folder.timings()] == [0.5, 0.25, 0.125, 7.0]
+        assert [entry["index"] for entry in folder.records()] == [1, 2, 3]
+        assert [entry.get("seconds") for entry in folder.timings()] == [0.5, 0.25, 7.0]
         folder.finish(folder.records())
         folder.save("arrays", x=np.zeros(2))
     kept = {"a/run/records.jsonl", "a/run/arrays.bin", "a/run/.lock"}
@@ -95,7 +91,7 @@ def test_records_survive_closing_and_nothing_is_written_outside(tmp_path, monkey
 def test_a_block_counts_once_its_last_byte_is_there(whole, tmp_path):
     """Wherever a kill cuts the file, a block is there as a whole or is none, and can be stored again."""
     content = (whole / "records.jsonl").read_bytes()
-    for cut in range(0, len(content) + 1, 7):
+    for cut in range(0, len(content) + 1, 11):
         path = shutil.copytree(whole, tmp_path / f"{cut}")
         (path / "records.jsonl").write_bytes(content[:cut])
         fill(path)
@@ -153,17 +149,6 @@ def test_links_and_pipes_are_refused_and_not_waited_for(whole, tmp_path, name, k
     assert outside.read_bytes() == before
 
 
-def test_a_file_is_replaced_whole(tmp_path, monkeypatch):
-    file = tmp_path / "file.txt"
-    replace_file(file, "one")
-    replace_file(file, "twö")
-    assert tree(tmp_path) == {"file.txt"}
-    monkeypatch.setattr(Path, "replace", Mock(side_effect=KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):
-        replace_file(file, "three")
-    assert file.read_text(encoding="utf-8") == "twö"
-
-
 @contextmanager
 def full_disk(size):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -197,7 +182,7 @@ def test_two_writers_never_mix_lines(tmp_path, monkeypatch):
         with pytest.raises(RunFolderError, match=r"records\.jsonl: holds \d+ bytes where .* another one writes it too"):
             two.append([record(1)], {"block": 1})
         one.append([record(2)], {"block": 2})
-    assert [one["index"] for one in SavedRun(tmp_path).records()] == [0, 2]
+    assert SavedRun(tmp_path).records() == [record(0), record(2)]
 
 
 def write_blocks(path, pipe):
@@ -208,10 +193,10 @@ def write_blocks(path, pipe):
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-def test_thirty_kills_lose_no_finished_block(tmp_path):
+def test_twenty_kills_lose_no_finished_block(tmp_path):
     """What a writer has stored is there after SIGKILL, wherever that hits it; while it writes no other one may."""
     processes, draw, finished = multiprocessing.get_context("fork"), np.random.default_rng(0), -1
-    for number in range(30):
+    for number in range(20):
         ours, theirs = processes.Pipe(duplex=False)
         process = processes.Process(target=write_blocks, args=(tmp_path, theirs))
         process.start()
@@ -229,7 +214,7 @@ def test_thirty_kills_lose_no_finished_block(tmp_path):
         with opened(tmp_path) as folder:
             assert folder.holds(range(3 * finished, 3 * finished + 3))
     with opened(tmp_path) as folder:
-        assert finished >= 29
+        assert finished >= 19
         for block in range(len(folder.timings())):
             check_block(folder, range(3 * block, 3 * block + 3))
 
@@ -278,31 +263,24 @@ def test_what_was_lost_or_is_damaged_of_arrays_is_run_again(whole):
     fill(whole)
 
 
-def error_of(path):
-    try:
-        fill(path)
-    except RunFolderError as error:
-        return str(error)
-    return None
-
-
 def test_no_flipped_bit_changes_anything_unseen(whole):
     kept = {file: file.read_bytes() for file in sorted(whole.iterdir())}
-    files, draw, seen = [file for file, content in kept.items() if content], np.random.default_rng(0), 0
-    for _ in range(200):
+    files, draw, named = [file for file, content in kept.items() if content], np.random.default_rng(0), []
+    for _ in range(100):
         for file in whole.iterdir():
             file.write_bytes(kept[file]) if file in kept else file.unlink()
         file = files[draw.integers(len(files))]
         content = bytearray(kept[file])
         content[draw.integers(len(content))] ^= 1 << draw.integers(8)
         file.write_bytes(content)
-        error = error_of(whole)
-        if error:
-            seen += 1
-            assert file.name in error
+        try:
+            fill(whole)
+        except RunFolderError as error:
+            named.append(file.name in str(error))
             opened(whole, repair=True).close()
             fill(whole)
-    assert seen > 100
+    assert len(named) > 50
+    assert all(named)
 
 
 WRONG = {
@@ -363,14 +341,11 @@ def test_the_judges_seed_is_found_again_in_what_depends_on_it(tmp_path):
         assert drawn() == seed
 
 
-@pytest.mark.parametrize(
-    "lost", [{"outcome": "ended"}, {"attacks": {"a": {"outcome": "timed_out"}}}, {"canary": "lost"}]
-)
-def test_repair_runs_again_what_was_lost_with_a_process(tmp_path, lost):
+def test_repair_runs_again_what_was_lost_with_a_process(tmp_path):
+    lost = [{"outcome": "ended"}, {"attacks": {"a": {"outcome": "timed_out"}}}, {"canary": "lost"}]
     with opened(tmp_path) as folder:
-        folder.append([record(0), {"index": 1, **lost}, record(2)], {"block": 0})
-    with opened(tmp_path) as folder:
-        assert folder.holds(range(3))
+        folder.append([record(0), *({"index": row, **one} for row, one in enumerate(lost, 1))], {"block": 0})
+        assert folder.holds(range(4))
     with opened(tmp_path, repair=True) as folder:
-        assert [one["index"] for one in folder.records()] == [0, 2]
-        assert not folder.holds(range(3))
+        assert folder.records() == [record(0)]
+        assert not folder.holds(range(4))
