@@ -144,7 +144,8 @@ def _inside(value: Any) -> Iterator[tuple[str, object]]:
             yield from ((key, one) for key, one in members if key[:2] != "__" or isinstance(one, FunctionType))
     else:
         yield "", kind
-        yield from held(value)
+        # The points of a purifier's last call, see FunctionPurifier.
+        yield from ((key, one) for key, one in held(value) if key != "trajectory" or not isinstance(one, list))
         if is_library(kind) and kind.__module__.split(".")[0] not in ("torch", *sys.stdlib_module_names):
             yield from ((key, one) for key, one in getattr(value, "__dict__", {}).items() if key[:1] != "_")
 
