@@ -45,10 +45,7 @@ TAMPERING = {
     "transposed": (lambda net: net[0].inner.weight.t_(), "0.inner.weight"),
     "halved": (lambda net: net[3].half(), "3.weight"),
     "replaced parameter": (lambda net: setattr(net[3], "weight", nn.Parameter(ZEROS)), "the weights of 3"),
-    "registers": (
-        lambda net: setattr(net[3], "_parameters", {"weight": nn.Parameter(ZEROS), "bias": None}),
-        "the weights of 3",
-    ),
+    "registers": (lambda net: setattr(net[3], "_parameters", {"weight": nn.Parameter(ZEROS)}), "the weights of 3"),
     "replaced module": (lambda net: setattr(net, "2", nn.Tanh()), "the submodules of Sequential"),
     "added module": (lambda net: net.append(nn.Softmax(1)), "the submodules of Sequential"),
     "hook": (lambda net: net.register_forward_hook(lambda module, args, out: -out), "the hooks of Sequential"),
@@ -74,7 +71,6 @@ def test_tampering_is_seen_and_put_back(network, name, fails):
     for now, before in zip(network.state_dict().items(), twin.state_dict().items(), strict=True):
         assert now[0] == before[0]
         assert torch.equal(now[1].view(-1).view(torch.uint8), before[1].view(-1).view(torch.uint8))
-    assert [type(part) for part in network.modules()] == [type(part) for part in twin.modules()]
     with guarded(network) as again:
         network(X)
     assert (again.network, again.process) == ([], [])
@@ -116,14 +112,6 @@ def test_attributes_are_put_back_without_a_word_and_what_a_network_without_a_cop
     with guarded(network):
         network.queries.append(1)
     assert network.queries == [1]
-
-
-def test_no_change_of_the_owner_between_blocks_is_undone(network):
-    network[3].weight.data.zero_()
-    with guarded(network) as found:
-        network(X)
-    assert not found.network
-    assert not network[3].weight.any()
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -201,9 +189,7 @@ def test_settings_of_the_process_do_not_leak(network, gradients):
         for name, leave in LEFT.items():
             with guarded(network) as found:
                 leave()
-            assert found.process == [name]
-            assert settings() == before
-            assert not found.network
+            assert (found.process, found.network, settings()) == ([name], [], before)
 
 
 def linear(buffer=None):
@@ -239,7 +225,6 @@ def test_networks_of_many_kinds_are_left_alone(kind):
     expected = run()
     for _ in range(2):
         with guarded(network) as found:
-            run()
             run(X.clone().requires_grad_()).sum().backward()
         assert (found.network, found.process) == ([], [])
     assert torch.equal(run(), expected)

@@ -5,7 +5,7 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import integrate, stats
+from scipy import integrate, special, stats
 
 from robust_ext.core.statistics import lower_bound, proportion_interval, sequential_decision, upper_bound
 
@@ -33,12 +33,7 @@ def log_integral(hits, misses, low, high, threshold):
     """Logarithm of the mean over rates in an interval of their likelihood relative to the threshold's."""
 
     def exponent(rate):
-        return (
-            hits * (math.log(rate) if hits else 0.0)
-            + misses * (math.log1p(-rate) if misses else 0.0)
-            - hits * math.log(threshold)
-            - misses * math.log1p(-threshold)
-        )
+        return special.xlogy(hits, rate / threshold) + special.xlogy(misses, (1 - rate) / (1 - threshold))
 
     tiny = 1e-12
     best = min(max(hits / max(hits + misses, 1), low + tiny), high - tiny)
