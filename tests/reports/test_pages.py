@@ -33,10 +33,9 @@ pytest.importorskip("PIL")
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
 SCRIPT, STYLE = (Path(reports.__file__).with_name(name).read_text(encoding="utf-8") for name in ("sort.js", "page.css"))
+WHOLE = {"calibration": made.CALIBRATION, "findings": FINDINGS}
 KINDS = {
-    "binarization": lambda name: make_result(
-        [make_attack(name, target="a resnet")], calibration=made.CALIBRATION, findings=FINDINGS
-    ),
+    "binarization": lambda name: make_result([make_attack(name, target="a resnet")], **WHOLE),
     "pair": lambda name: make_result([made.make_pair(name)], verdict="inconclusive"),
     "mead": lambda name: make_mead(arms_of("linf 0.125", "Spatial"), [name, "lid"], samples=60, white_box=["lid"]),
     "robust_accuracy": lambda name: made.make_robust_accuracy(name, "ddn", findings=FINDINGS),
@@ -46,9 +45,8 @@ KINDS = {
     "case_studies": made.make_case_studies,
     "reproduction": made.make_reproduction,
 }
-FREE = re.compile(
-    "name|target|reason|attack|description|suite|defense|category|arm|group|detector|cause|evidence|layer|words|code|title|source|notes"
-)
+FREE = "name target reason attack description suite defense category arm group detector cause evidence layer words"
+FREE = {*FREE.split(), "code", "title", "source", "notes"}
 EXAMPLES = {"binarization": [make_example(planted=np.full((1, 4, 4), 0.75))], "mead": [make_example()]}
 
 
@@ -81,7 +79,7 @@ def renamed(value, key=""):
         return {name: renamed(one, name) for name, one in value.items()}
     if isinstance(value, list):
         return [NASTY if isinstance(one, str) else renamed(one) for one in value]
-    return NASTY if FREE.fullmatch(key) and isinstance(value, str) else value
+    return NASTY if key in FREE and isinstance(value, str) else value
 
 
 def test_nothing_of_the_result_becomes_markup(kind):
@@ -113,7 +111,6 @@ def test_nothing_of_the_result_becomes_markup(kind):
 def test_needs_nothing_from_outside(kind, page):
     parsed = Page(page)
     links = [value for _, key, value in parsed.attributes if key in ("src", "href", "xlink:href", "srcset", "action")]
-    assert kind not in EXAMPLES or len(links) > 3
     assert all(link.startswith(("data:image/png;base64,", "data:image/svg+xml;base64,", "#")) for link in links)
     assert not {"link", "iframe", "object", "embed", "base"} & set(parsed.elements)
     assert "@import" not in page
@@ -198,11 +195,13 @@ def test_pages_in_the_dark_and_on_narrow_screens(page):
     """Plots have no colour that stays as it is in the dark; wide tables scroll or turn their rows into blocks."""
     for image in re.findall(r"data:image/svg\+xml;base64,([^\"]*)", page):
         style, rest = base64.b64decode(image).decode().split("</style>", 1)
-        colours = re.findall(r"(.{0,20})(#[0-9a-f]{6})\b", rest)
-        assert [before for before, colour in colours if not before.endswith(f"var(--c{colour[1:]}, ")] == []
-        assert all(f"--c{colour[1:]}: {DARK[colour]};" in style for _, colour in colours)
-    for before, attributes, content in re.findall(r"([^\n]*)\n?<table([^>]*)>(.*?)</table>", page, flags=re.DOTALL):
-        assert 'class="pairs"' in attributes or 'class="scroll" tabindex="0" role="region" aria-label="' in before
+        colours = re.findall(r"#([0-9a-f]{6})\b", rest)
+        assert sorted(colours) == sorted(re.findall(r"var\(--c(?=([0-9a-f]{6}), #\1\b)", rest))
+        assert all(f"--c{colour}: {DARK[f'#{colour}']};" in style for colour in {*colours})
+    for before, table in pairwise(page.split("<table")):
+        attributes, content = table.split("</table>")[0].split(">", 1)
+        line = before.removesuffix("\n").rpartition("\n")[2]
+        assert 'class="pairs"' in attributes or 'class="scroll" tabindex="0" role="region" aria-label="' in line
         assert "stack" not in attributes or '<td class="number">' not in content, "a number without its column's title"
 
 
@@ -288,41 +287,35 @@ def test_nothing_of_a_name_becomes_markup_in_a_badge_and_nothing_is_loaded():
         assert "&lt;script&gt;" in text
 
 
-SORT = Path(reports.__file__).parent / "sort.js"
 # Elements as the script uses them, and a click on the title of a column.
 DOCUMENT = """
 const given = JSON.parse(require("fs").readFileSync(0, "utf8"));
 class Element {
   constructor(text = "", classes = []) {
-    this.textContent = text; this.childNodes = [text]; this.attributes = {}; this.clicked = [];
-    this.classes = new Set(classes);
-    this.classList = { add: (one) => this.classes.add(one), contains: (one) => this.classes.has(one) };
+    Object.assign(this, { textContent: text, childNodes: [text], attributes: {}, appended: [] });
+    const held = new Set(classes);
+    this.classList = { add: (one) => held.add(one), contains: (one) => held.has(one) };
   }
   querySelector() { return this.data; }
-  append(...nodes) { this.appended = [...(this.appended ?? []), ...nodes]; if (this.rows) this.rows = nodes; }
+  append(...nodes) { this.appended.push(...nodes); if (this.rows) this.rows = nodes; }
   getAttribute(name) { return this.attributes[name] ?? null; }
   setAttribute(name, value) { this.attributes[name] = value; }
   removeAttribute(name) { delete this.attributes[name]; }
-  addEventListener(kind, does) { this.clicked.push([kind, does]); }
+  addEventListener(kind, does) { if (kind === "click") this.click = does; }
 }
 const titles = given.titles.map((title) => new Element(title, title === title.toLowerCase() ? ["number"] : []));
-const body = new Element();
-body.rows = given.rows.map((cells) => ({ cells: cells.map((cell) => {
-  const made = new Element(String(cell.text ?? cell));
-  made.data = cell.data === undefined ? null : { value: cell.data };
-  return made;
-}) }));
-const table = new Element();
-table.tBodies = [body]; table.tHead = { rows: [{ cells: titles }] };
+const cell = (given) => Object.assign(new Element(String(given.text ?? given)), {
+  data: given.data === undefined ? null : { value: given.data } });
+const body = Object.assign(new Element(), { rows: given.rows.map((cells) => ({ cells: cells.map(cell) })) });
+const table = Object.assign(new Element(), { tBodies: [body], tHead: { rows: [{ cells: titles }] } });
 globalThis.document = { querySelectorAll: () => [table], createElement: () => new Element() };
-require("vm").runInThisContext(require("fs").readFileSync(given.script, "utf8"));
+require("vm").runInThisContext(given.script);
 const shown = given.clicks.map((column) => {
-  const button = titles[column].appended.at(-1);
-  for (const [kind, does] of button.clicked) if (kind === "click") does();
+  titles[column].appended.at(-1).click();
   return [body.rows.map((row) => row.cells[0].textContent), titles.map((title) => title.getAttribute("aria-sort"))];
 });
-const buttons = titles.map((title) => title.appended?.at(-1).type ?? null);
-console.log(JSON.stringify({ shown, sorts: table.classes.has("sorts"), buttons }));
+const buttons = titles.map((title) => title.appended.at(-1)?.type ?? null);
+console.log(JSON.stringify({ shown, sorts: table.classList.contains("sorts"), buttons }));
 """
 ROWS = [
     ["pgd 10", {"text": "0.613 [0.555, 0.669]"}, "1,024", "4+"],
@@ -332,14 +325,13 @@ ROWS = [
 ]
 BY = [["apgd", "PGD 9", "pgd 10", "Square"], ["PGD 9", "pgd 10", "apgd", "Square"]]
 BY += [["apgd", "pgd 10", "Square", "PGD 9"], ["PGD 9", "pgd 10", "apgd", "Square"]]
-FIRST = [row[0] for row in ROWS]
 
 
 def run(clicks, rows=ROWS, titles=("Attack", "score", "passes", "depth", "")):
     node = shutil.which("node")
     if node is None:
         pytest.skip("node is not installed")
-    given = {"titles": titles, "rows": [[*row, ""] for row in rows], "clicks": clicks, "script": str(SORT)}
+    given = {"titles": titles, "rows": [[*row, ""] for row in rows], "clicks": clicks, "script": SCRIPT}
     done = subprocess.run([node, "-e", DOCUMENT], input=json.dumps(given), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -348,20 +340,16 @@ def run(clicks, rows=ROWS, titles=("Attack", "score", "passes", "depth", "")):
 @pytest.mark.parametrize("column", range(4))
 def test_a_click_sorts_up_then_down_then_as_it_was(column):
     """Numbers by value, also behind words and of ``data``; names as people order them; what is missing last."""
-    found = run([column] * 4)
-    (up, _), (down, _), (back, _), (again, _) = found["shown"]
-    assert up == BY[column] == again
-    missing = up[len(up) - sum(row[column] == "-" for row in ROWS) :]
-    assert down == [*reversed(up[: len(up) - len(missing)]), *missing]
-    assert back == FIRST
-    states = [one[column] for _, one in found["shown"]]
-    assert states == ["ascending", "descending", None, "ascending"]
+    orders, states = zip(*run([column] * 4)["shown"], strict=True)
+    missing = [row[0] for row in ROWS if row[column] == "-"]
+    down = [*(name for name in reversed(BY[column]) if name not in missing), *missing]
+    assert [*orders] == [BY[column], down, [row[0] for row in ROWS], BY[column]]
+    assert [one[column] for one in states] == ["ascending", "descending", None, "ascending"]
 
 
 def test_only_one_column_is_sorted_by_and_only_where_there_is_something_to_sort():
     # It writes no markup, and reaches nothing.
-    banned = ("innerHTML", "insertAdjacent", "eval", "fetch", "http", "</", "Function(")
-    assert not any(word in SORT.read_text(encoding="utf-8") for word in banned)
+    assert not re.search(r"innerHTML|insertAdjacent|eval|fetch|http|</|Function\(", SCRIPT)
     found = run([1, 2])
     assert found["shown"][-1] == [BY[2], [None, None, "ascending", None, None]]
     assert found["buttons"] == ["button"] * 4 + [None]

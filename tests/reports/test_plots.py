@@ -2,6 +2,7 @@
 
 import base64
 import io
+import itertools
 import re
 
 import numpy as np
@@ -136,56 +137,48 @@ EDGES, FULL = np.array([[[0.0, 1.0]]]), np.full((1, 4), 255)
 
 
 def decode(uri):
-    head, data = uri.split(",")
-    assert head == "data:image/png;base64"
-    with Image.open(io.BytesIO(base64.b64decode(data, validate=True))) as image:
-        assert image.format == "PNG"
-        return np.asarray(image)
+    data = uri.removeprefix("data:image/png;base64,")
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(data, validate=True)), formats=["PNG"]))
 
 
-@pytest.mark.parametrize(
-    ("changes", "images", "scale", "notes"),
-    [
-        ({"clean": GREY[None].astype(np.float32) / 255}, {"input": GREY}, 0, ()),
-        ({"clean": COLOUR_INPUT, "candidate": FLIPPED}, {"input": COLOUR, "candidate": COLOUR[::-1]}, FAR, ()),
-        ({"clean": np.array([[[-2.0, 0.0, 2.0]]]), "bounds": (-2.0, 2.0)}, {"input": [[0, 128, 255]]}, 0, ()),
-        # What is planted is shown as what an attack makes of it is, on one scale.
-        (
-            {"clean": HALF, "candidate": HALF + MOVES, "planted": HALF + 0.5},
-            {"planted": FULL, "planted - input": FULL, "candidate - input": [[128, 122, 130, 133]]},
-            0.5,
-            (),
-        ),
-        # The difference is scaled to its largest value; none is grey.
-        ({"clean": HALF, "candidate": HALF + MOVES}, {"candidate - input": [[128, 0, 191, 255]]}, 0.02, ()),
-        ({"clean": np.ones((3, 2, 2))}, {"candidate - input": np.full((2, 2, 3), 128)}, 0, ()),
-        ({"clean": TWO_CHANNELS}, {"input": np.full((2, 2), 51)}, 0, ("first of 2 channels",)),
-        (
-            {"clean": EDGES, "candidate": EDGES * 2 - 0.5},
-            {"candidate": [[0, 255]]},
-            0.5,
-            ("values beyond the bounds are cut",),
-        ),
-    ],
-)
-def test_pixels_are_those_of_the_input(changes, images, scale, notes):
-    found = panels(make_example(**changes))
-    for name, pixels in images.items():
-        np.testing.assert_array_equal(decode(found.images[name]), pixels)
-    assert found.scale == pytest.approx(scale)
-    assert found.notes == notes
+SHOWN = {"planted": FULL, "planted - input": FULL, "candidate - input": [[128, 122, 130, 133]]}
+PIXELS = [
+    ({"clean": GREY[None].astype(np.float32) / 255}, {"input": GREY}, 0, ()),
+    ({"clean": COLOUR_INPUT, "candidate": FLIPPED}, {"input": COLOUR, "candidate": COLOUR[::-1]}, FAR, ()),
+    ({"clean": np.array([[[-2.0, 0.0, 2.0]]]), "bounds": (-2.0, 2.0)}, {"input": [[0, 128, 255]]}, 0, ()),
+    # What is planted is shown as what an attack makes of it is, on one scale.
+    ({"clean": HALF, "candidate": HALF + MOVES, "planted": HALF + 0.5}, SHOWN, 0.5, ()),
+    # The difference is scaled to its largest value; none is grey.
+    ({"clean": HALF, "candidate": HALF + MOVES}, {"candidate - input": [[128, 0, 191, 255]]}, 0.02, ()),
+    ({"clean": np.ones((3, 2, 2))}, {"candidate - input": np.full((2, 2, 3), 128)}, 0, ()),
+    ({"clean": TWO_CHANNELS}, {"input": np.full((2, 2), 51)}, 0, ("first of 2 channels",)),
+    (
+        {"clean": EDGES, "candidate": EDGES * 2 - 0.5},
+        {"candidate": [[0, 255]]},
+        0.5,
+        ("values beyond the bounds are cut",),
+    ),
+]
 
 
-@pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("value", [np.nan, -np.inf])
-def test_values_that_are_not_finite_stand_out(channels, value):
-    clean = np.full((channels, 2, 2), 0.5)
-    candidate = clean.copy()
-    candidate[0, 0, 1], candidate[0, 1, 1] = value, 0.75
-    found = panels(make_example(clean=clean, candidate=candidate))
-    for uri in (found.images["candidate"], found.images["candidate - input"]):
-        assert decode(uri)[0].tolist() == [[128, 128, 128], [204, 0, 153]]
-    assert (found.scale, found.notes) == (0.25, ("values that are not finite are magenta",))
+def test_pixels_are_those_of_the_input():
+    for changes, images, scale, notes in PIXELS:
+        found = panels(make_example(**changes))
+        for name, pixels in images.items():
+            np.testing.assert_array_equal(decode(found.images[name]), pixels)
+        assert found.scale == pytest.approx(scale)
+        assert found.notes == notes
+
+
+def test_values_that_are_not_finite_stand_out():
+    for channels, value in itertools.product((1, 3), (np.nan, -np.inf)):
+        clean = np.full((channels, 2, 2), 0.5)
+        candidate = clean.copy()
+        candidate[0, 0, 1], candidate[0, 1, 1] = value, 0.75
+        found = panels(make_example(clean=clean, candidate=candidate))
+        for name in ("candidate", "candidate - input"):
+            assert decode(found.images[name])[0].tolist() == [[128, 128, 128], [204, 0, 153]]
+        assert (found.scale, found.notes) == (0.25, ("values that are not finite are magenta",))
 
 
 def test_inputs_that_are_no_images_are_left_out_and_misfits_refused():
