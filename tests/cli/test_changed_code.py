@@ -11,30 +11,21 @@ from robust_ext.core.errors import RunFolderError
 NET = """
 import torch
 from robust_ext.demo.network import digits_network
-class Net(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.network = digits_network()
+class Net(torch.nn.Sequential):
     def forward(self, x):
-        return self.network(x)
+        return super().forward(x)
 def make():
-    return Net().eval()
+    return Net(*digits_network()).eval()
 """
 SIGNS = """
-import torch
 STEPS = 3
 def climb(model, x, y, threat_model):
-    out = x.clone()
     for _ in range(STEPS):
-        out = out.detach().requires_grad_(True)
-        loss = torch.nn.functional.cross_entropy(model(out), y)
-        out = out + threat_model.epsilon / 2 * torch.autograd.grad(loss, out)[0].sign()
-        out = (x + (out - x).clamp(-threat_model.epsilon, threat_model.epsilon)).clamp(*threat_model.bounds)
-    return out.detach()
+        model(x)
+    return x
 """
 DEFENSE = """
 import rounding
-
 def purify(x):
     return (x * rounding.LEVELS).round() / rounding.LEVELS
 """
@@ -46,12 +37,8 @@ class Bright(Detector):
         return seen.inputs.flatten(1).mean(1) ** weighing.POWER
 """
 FILES = {"net.py": NET, "other.py": NET, "signs.py": SIGNS, "attack.py": "from signs import climb as attack\n"}
-FILES |= {
-    "rounding.py": "LEVELS = 16\n",
-    "defense.py": DEFENSE,
-    "weighing.py": "POWER = 1.0\n",
-    "detector.py": DETECTOR,
-}
+FILES |= {"rounding.py": "LEVELS = 16\n", "defense.py": DEFENSE, "weighing.py": "POWER = 1.0\n"}
+FILES |= {"detector.py": DETECTOR}
 ATTACK, DETECTED = "--attack {0}/attack.py:attack", "--detector {0}/detector.py:Bright"
 SMALL = "--samples 4 --inner-points 30 --proven-rate 0 --canaries 0"
 ARM, FITTED = "--arm linf:0.1=", "--train-samples 60 --adversarial-samples 1 --calibration-samples 40 --resamples 0"
@@ -59,14 +46,14 @@ ARMS = [f"{ARM}{{0}}/attack.py:attack", f"{ARM}robust_ext:SelectivePGD(steps=2)"
 WEAK = "--samples 4 --steps 1 --queries 2 --repeats 1 --draws 1 --defense {0}/defense.py:purify"
 # Options of a command, what changes, and what the error is to name; the weights are the same in all cases.
 PROBED = "behaves differently on 4 of 4"
-FORWARD = ("net.py", "self.network(x)", "self.network((x * 2).round() / 2)")
+FORWARD = ("net.py", "super().forward(x)", "super().forward((x * 2).round() / 2)")
 MODEL = (*FORWARD, f"model code: changed (net.py); model: {PROBED}")
 WEIGHING = ("weighing.py", "1.0", "2.0", f"detector code: changed (weighing.py); detector: {PROBED}")
 HELPER = ("signs.py", "STEPS = 3", "STEPS = 0", "code: changed (signs.py)")
 DEFENDED = [
     (*FORWARD, f"model: {PROBED}"),
     ("rounding.py", "16", "2", f"defense code: changed (rounding.py); defense: {PROBED}"),
-    ("other.py", "(x)", "(1 - x)", f"surrogate {{0}}/other.py:make: {PROBED}"),
+    ("other.py", "forward(x)", "forward(1 - x)", f"surrogate {{0}}/other.py:make: {PROBED}"),
 ]
 COMMANDS = {
     f"binarization --eps 0.1 {SMALL} {ATTACK}": [MODEL, HELPER],

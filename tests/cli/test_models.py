@@ -3,8 +3,10 @@
 import json
 import logging
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import save_file
 from torch import nn
 from typer.testing import CliRunner
@@ -42,7 +44,6 @@ def test_a_verdict_on_a_model_of_timm_whose_images_are_resized(tmp_path):
     assert done.exit_code in (0, 3), done.output
     content = json.loads((tmp_path / "result.json").read_text())
     assert content["settings"]["data_origin"] == "digits-test, order random, resized from 8 x 8 to 16 x 16 (bilinear)"
-    assert content["attacks"][0]["verdict"] in ("passed", "failed", "inconclusive")
     with pytest.raises(RobustExtError, match="expected 3 channels"):
         run("--model", TIMM.format(""), *attack)
     with pytest.raises(InvalidArgumentError, match=r"--bounds: got -1,1, expected those of timm:.*, \(0.0, 1.0\)"):
@@ -50,14 +51,11 @@ def test_a_verdict_on_a_model_of_timm_whose_images_are_resized(tmp_path):
 
 
 def test_images_are_resized_as_pillow_does_it():
-    from PIL import Image
-
     dataset = load_dataset("digits")
     inputs, labels = dataset.take([0, 3], size=(12, 5))
     assert (tuple(inputs.shape), labels.tolist()) == ((2, 1, 12, 5), dataset.labels[[0, 3]].tolist())
     image = Image.fromarray(dataset.take([3])[0][0, 0].numpy()).resize((5, 12), Image.Resampling.BILINEAR)
-    expected = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.float)
-    torch.testing.assert_close(inputs[1, 0].flatten(), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(inputs[1, 0], torch.tensor(np.asarray(image)), rtol=1e-4, atol=1e-4)
     low = dataset.take([0], bounds=(-3, 1), size=(64, 64))[0]
     assert -3 <= float(low.min()) < float(low.max()) <= 1
 

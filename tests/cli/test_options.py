@@ -50,16 +50,14 @@ def other_value(kind, info, default):
         return info.choices[:2], list(info.choices[:2])
     if kind == tuple[float, ...]:
         return (1.0, 1.5, 3.0), ["1,3/2", "3"]
+    upper = info.maximum if info.maximum is not None else info.below
     known = {str | None: "mine", int | None: 3, float | None: 3, str | Readout: "max-margin()", float | str: 0.25}
     if info.choices is not None and kind is str:
         value = next(choice for choice in info.choices if choice != default)
-    elif kind in known:
-        value = known[kind]
     elif kind is float:
-        upper = info.maximum if info.maximum is not None else info.below
         value = (default + upper) / 2 if upper is not None else default + 1.5
     else:
-        value = 7 if isinstance(default, str) else default + 3
+        value = known.get(kind) or (7 if isinstance(default, str) else default + 3)
     return value, [str(value)]
 
 
@@ -93,10 +91,9 @@ def test_every_setting_reaches_the_evaluation(command, invoke):
     for name, info in declared(cls).items():
         if info.names.get("cli", "") is None:
             continue
-        defaults[name] = cls.__dataclass_fields__[name].default
-        if (command, name) == ("binarization", "sequential"):
-            # A default that the command has of its own.
-            defaults[name] = True
+        # A default that the command has of its own.
+        own = (command, name) == ("binarization", "sequential")
+        defaults[name] = own or cls.__dataclass_fields__[name].default
         expected[name], words = other_value(kinds[name], info, defaults[name])
         option = option_name(name, info)
         arguments += [part for word in words for part in (option, word)]
@@ -162,6 +159,10 @@ def test_options_of_robust_accuracy_and_test_time(invoke, files):
     assert len(invoke("test-time", "--one-image").negatives) > 15
 
 
+def pairs(arms):
+    return [(arm.norm, arm.epsilon) for arm in arms]
+
+
 def test_options_of_mead(invoke, monkeypatch):
     """Budgets take the place of those that suites have in their norm, and are those of arms without any."""
     made = {}
@@ -177,21 +178,19 @@ def test_options_of_mead(invoke, monkeypatch):
     training = ["--train-data", "digits", "--preset", "mnist", "--adversarial-samples", "11"]
     call = invoke("mead", "--detector", "lid", *attacks, *training)
     suite, *arms = call.positional[1]
-    assert suite == "white-box"
-    assert [(arm.norm, arm.epsilon) for arm in arms] == [("linf", 0.1), ("linf", 0.2)]
+    assert (suite, pairs(arms)) == ("white-box", [("linf", 0.1), ("linf", 0.2)])
     assert (len(call.detector_data), call.allow_code) == (40, True)
     assert (made["names"][-1], len(made["clean"]), made["attacked"], made["preset"]) == ("lid", 50, 11, "mnist")
     assert call.context.origin["training_data"] == "digits-train, 50 samples, and 40 to calibrate"
     arms = invoke("mead", "--eps", "2/255,8/255").positional[1]
-    assert {(arm.norm, arm.epsilon) for arm in arms} == {("linf", 2 / 255), ("linf", 8 / 255)}
+    assert {*pairs(arms)} == {("linf", 2 / 255), ("linf", 8 / 255)}
     assert {"PGD-ACE", "FGSM-ACE", "Random"} <= {arm.short for arm in arms}
     assert len({arm.name for arm in arms}) == len(arms) == 2 * len({arm.short for arm in arms})
     texts = ["--arm", "linf:0.1=robust_ext:APGD()", "--arm", "robust_ext:APGD(steps=5)"]
-    arms = invoke("mead", "--norm", "l2", "--eps", "1", *texts).positional[1]
-    assert [(arm.norm, arm.epsilon) for arm in arms] == [("linf", 0.1), ("l2", 1.0)]
+    assert pairs(invoke("mead", "--norm", "l2", "--eps", "1", *texts).positional[1]) == [("linf", 0.1), ("l2", 1.0)]
     (arm,) = invoke("mead", "--bpda", "0", "--eot", "3", *texts[:2]).positional[1]
-    assert (arm.epsilon, arm.resolved.attack.name, arm.resolved.bpda) == (0.1, "robust_ext:APGD()", "0")
-    assert arm.resolved.eot == 3
+    adapted = arm.resolved
+    assert (arm.epsilon, adapted.attack.name, adapted.bpda, adapted.eot) == (0.1, "robust_ext:APGD()", "0", 3)
     with pytest.raises(InvalidArgumentError, match="--norm: got l1, expected a norm that arms of quick have: l2, linf"):
         invoke("mead", "--norm", "l1", "--eps", "1")
 
@@ -232,8 +231,6 @@ def test_workers(command, invoke, files):
 
 
 COMPLETED = {
-    "binarization --calibrate": ["--calibrate"],
-    "binarization --attack foolbox:LinfProjectedGradientDescentA": ["foolbox:LinfProjectedGradientDescentAttack"],
     "robust-accuracy --attack art:AutoC": ["art:AutoConjugateGradient"],
     "binarization --data cif": ["cifar10", "cifar100"],
     "binarization --model ti": ["timm:"],

