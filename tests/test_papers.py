@@ -37,14 +37,12 @@ def test_every_numbered_item_is_listed_with_a_place_or_a_reason():
         assert listed == {(kind, number) for kind, last in kinds.items() for number in range(1, last + 1)}, title
 
 
-def symbols(file):
-    """The names that a file defines, those of classes' members with dots."""
+def symbols(body, before=""):
+    """The names that the body of a file or class defines, those of classes' members with dots."""
     found = set()
-    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+    for node in body:
         if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
-            found.add(node.name)
-            members = node.body if isinstance(node, ast.ClassDef) else ()
-            found |= {f"{node.name}.{one.name}" for one in members if isinstance(one, ast.FunctionDef)}
+            found |= {before + node.name, *symbols(node.body, f"{before}{node.name}.")}
     return found
 
 
@@ -61,4 +59,4 @@ def test_what_is_named_exists():
             path, _, symbol = text.partition(":")
             file = next((one for one in (ROOT / "robust_ext" / path, ROOT / path) if one.is_file()), None)
             assert file is not None, text
-            assert not symbol or symbol in symbols(file), text
+            assert not symbol or symbol in symbols(ast.parse(file.read_text(encoding="utf-8")).body), text

@@ -21,6 +21,8 @@ BLOCK = r"<!-- {}: (\w+) -->\n```python\n(.*?)```"
 PATHS = dict(re.findall(BLOCK.format("path"), START + text_of("docs/your_model.md"), re.DOTALL))
 WHOLE = dict(re.findall(BLOCK.format("whole"), START, re.DOTALL))
 FRAMEWORKS = ("jax", "keras", "tensorflow")
+DIGITS = load_dataset("digits").take(range(32))
+IMAGES = torch.rand(32, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 
 
 @pytest.fixture
@@ -39,15 +41,6 @@ def cell(capsys):
 
 def verdicts(printed):
     return re.findall(r"^Verdict: ([A-Z]+)\.", printed, re.MULTILINE)
-
-
-def images(count):
-    return torch.rand(count, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-
-
-@pytest.fixture
-def digits():
-    return load_dataset("digits").take(range(32))
 
 
 @pytest.mark.filterwarnings("ignore:Please import `gaussian_filter`:DeprecationWarning")
@@ -76,14 +69,14 @@ def test_networks_of_libraries(name, cell, monkeypatch):
     """One image is too few to pass, and enough to plant in and to find."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     library(name)
-    printed = cell(name, inputs=images(1))
+    printed = cell(name, inputs=IMAGES[:1])
     assert verdicts(printed) == ["INCONCLUSIVE"]
     assert "It found 1 of 1 planted examples" in " ".join(printed.split())
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("name", FRAMEWORKS)
-def test_models_of_other_frameworks(name, digits, cell):
+def test_models_of_other_frameworks(name, cell):
     pytest.importorskip(name)
     weights = torch.randn(64, 10, generator=torch.Generator().manual_seed(0)).numpy()
     given = {"hidden": np.eye(64, dtype=np.float32), "head": weights, "weights": weights}
@@ -92,12 +85,12 @@ def test_models_of_other_frameworks(name, digits, cell):
         keras.utils.set_random_seed(0)
         layers = [keras.Input((8, 8, 1)), keras.layers.Flatten(), keras.layers.Dense(10)]
         given["model"] = keras.Sequential(layers)
-    assert verdicts(cell(name, inputs=digits[0], **given)) == ["PASSED"]
+    assert verdicts(cell(name, inputs=DIGITS[0], **given)) == ["PASSED"]
 
 
-def test_models_without_gradients(digits, cell):
+def test_models_without_gradients(cell):
     """A forest is evaluated as it is, and a function of arrays is planted in."""
-    inputs, labels = digits
+    inputs, labels = DIGITS
     assert "Square" in cell("sklearn", inputs=inputs.numpy(), labels=labels.numpy())
     network = digits_network()
 
@@ -120,10 +113,9 @@ def test_a_robustbench_user_has_robust_accuracy_and_whether_to_trust_it(monkeypa
     dataset, threat = Enum("BenchmarkDataset", {"cifar_10": "cifar10"}), Enum("ThreatModel", {"Linf": "Linf"})
     zoo = {dataset.cifar_10: {threat.Linf: {"Standard": {}}}}
     stand_in(monkeypatch, "robustbench", utils={"load_model": load_model}, model_zoo={"model_dicts": zoo})
-    inputs = images(32)
-    labels = load_model("Standard")(inputs).argmax(1)
+    labels = load_model("Standard")(IMAGES).argmax(1)
     labels[:8] = (labels[:8] + 1) % 10
-    printed = cell("robustbench", inputs=inputs, labels=labels)
+    printed = cell("robustbench", inputs=IMAGES, labels=labels)
     assert "clean accuracy 75.0" in printed
     assert verdicts(printed) == ["PASSED"]
 
