@@ -13,7 +13,6 @@ from importlib import import_module
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from robust_ext import InvalidArgumentError, ThreatModel, as_attack, as_module
 from robust_ext.adapters.catalogue import check_ranges
@@ -71,15 +70,15 @@ def alike():
     yield from MORE
 
 
-def model_of(library, module, bounds, *, plain=False):
+def model_of(library, module, *, plain=False):
     """A model of the library, with preprocessing where it has any."""
     if library == "foolbox":
         foolbox = import_module("robust_ext.adapters.foolbox.library").foolbox
-        preprocessing = {"mean": [0.3], "std": [0.7], "axis": -3}
-        return foolbox.PyTorchModel(module, bounds=bounds, device="cpu", preprocessing=None if plain else preprocessing)
+        preprocessing = None if plain else {"mean": [0.3], "std": [0.7], "axis": -3}
+        return foolbox.PyTorchModel(module, bounds=UNIT, device="cpu", preprocessing=preprocessing)
     if library == "art":
         preprocessing = (0.0, 1.0) if plain else (np.array([0.3]), np.array([0.7]))
-        return common.art_classifier(module, SHAPE, CLASSES, clip_values=bounds, preprocessing=preprocessing)
+        return common.art_classifier(module, SHAPE, CLASSES, preprocessing=preprocessing)
     return module
 
 
@@ -117,34 +116,18 @@ def completed(library, made_of, settings, norm):
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered in divide:RuntimeWarning")
 @pytest.mark.filterwarnings("ignore:__array__ implementation doesn't:DeprecationWarning")
-@pytest.mark.parametrize("bounds", [UNIT, pytest.param((-1.0, 1.0), marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize(("library", "norm", "name", "settings"), list(alike()), ids=str)
-def test_candidates_are_the_librarys_own(library, norm, name, settings, bounds):
-    width = bounds[1] - bounds[0]
+def test_candidates_are_the_librarys_own(library, norm, name, settings):
     made_of = catalogue(library).find(name)
     attack = as_attack((made_of, settings))
-    model = model_of(library, common.network_in(bounds, SHAPE, CLASSES), bounds)
-    module, x = as_module(model).module.eval(), uniform(6, SHAPE, bounds)
-    y, before = predicted(module, x), x.clone()
-    threat_model = ThreatModel(norm=norm, epsilon=EPSILON[norm] * width, bounds=bounds)
-    attack.check(threat_model=threat_model)
+    model = model_of(library, common.conv_network(SHAPE, CLASSES))
+    module, x = as_module(model).module.eval(), uniform(6, SHAPE)
+    y, before, threat_model = predicted(module, x), x.clone(), ThreatModel(norm=norm, epsilon=EPSILON[norm])
     candidates = run(attack, module, x, y, threat_model, classes=CLASSES)
     assert torch.equal(x, before)
-    assert (candidates.dtype, candidates.requires_grad) == (torch.float32, False)
     given = completed(library, made_of, settings, norm)
-    in_unit = library in ("adv_lib", "torchattacks") or attack.entry.unit_space
     with seeded_globals(common.drawn_seed()):
-        if bounds == UNIT or not in_unit:
-            if bounds != UNIT and library == "art" and "eps" in given:
-                given["eps"] = threat_model.epsilon
-            expected = by_hand(library, made_of, model, x, y, given, norm, threat_model.epsilon)
-        else:
-            unit = ((x - bounds[0]) / width).clamp(0, 1)
-            stretched = common.Stretched(module, bounds)
-            stretched.place = nn.Parameter(torch.zeros(1))
-            plain = model_of(library, stretched, UNIT, plain=True)
-            out = by_hand(library, made_of, plain, unit, y, given, norm, EPSILON[norm])
-            expected = torch.where(out == unit, x, (out * width + bounds[0]).clamp(*bounds))
+        expected = by_hand(library, made_of, model, x, y, given, norm, EPSILON[norm])
     if attack.traits.failure in ("start", "zeros"):
         # Zeros are a failure even where they are another class.
         zeros = (expected == 0).flatten(1).all(1) & (attack.traits.failure == "zeros")
@@ -165,17 +148,17 @@ FORMS += [("torchattacks", "PGD", {"steps": 4, "alpha": 0.02}), ("adv_lib", "ddn
 @pytest.mark.parametrize(("library", "name", "settings"), FORMS)
 def test_texts_objects_classes_and_partials_are_one_attack_and_no_old_model_is_asked(library, name, settings):
     made_of, norm = catalogue(library).find(name), "l2" if library == "adv_lib" else "linf"
-    other = Recorder(common.network_in(UNIT, SHAPE))
+    other = Recorder(common.conv_network(SHAPE))
     forms = [f"{library}:{name}({', '.join(f'{key}={value}' for key, value in settings.items())})", (made_of, settings)]
     if library == "adv_lib":
         inner = functools.partial(made_of, steps=3)
         forms += [functools.partial(made_of, **settings), (inner, settings), functools.partial(inner, **settings)]
     else:
-        model = model_of(library, other.eval(), UNIT, plain=True)
+        model = model_of(library, other.eval(), plain=True)
         forms += [made_of(**settings) if library == "foolbox" else made_of(model, **settings)]
-    module, x = common.network_in(UNIT, SHAPE, CLASSES), uniform(6, SHAPE)
+    module, x = common.conv_network(SHAPE, CLASSES), uniform(6, SHAPE)
     y, threat_model = predicted(module, x), ThreatModel(norm=norm, epsilon=EPSILON[norm])
-    model, given = model_of(library, module, UNIT, plain=True), completed(library, made_of, settings, norm)
+    model, given = model_of(library, module, plain=True), completed(library, made_of, settings, norm)
     with seeded_globals(common.drawn_seed()):
         expected = by_hand(library, made_of, model, x, y, given, norm, EPSILON[norm])
     other.queries.clear()
@@ -240,29 +223,10 @@ def test_every_attack_is_listed_once_and_used_or_refused_with_a_reason(library, 
     assert {name for name, listing in listed.items() if listing.reason} == refused & set(listed)
     assert all("use " in listing.reason for listing in listed.values() if listing.reason)
     assert len(usable(library)) >= count
-    if library == "foolbox":
-        aliases = {alias for listing in listed.values() for alias in listing.aliases}
-        assert {"PGD", "LinfPGD", "FGSM", "FGM", "MIFGSM"} <= aliases
+    aliases = {alias for listing in listed.values() for alias in listing.aliases}
+    assert library != "foolbox" or {"PGD", "LinfPGD", "FGSM", "FGM", "MIFGSM"} <= aliases
     colours = {"adv_lib": {"perc_al"}, "art": {"LaserAttack"}}.get(library, set())
     assert {name for name, listing in listed.items() if listing.channels == 3} == colours
-
-
-@pytest.mark.parametrize(("library", "listing"), EVERY)
-def test_what_is_built_has_the_listed_traits(library, listing, monkeypatch):
-    if library == "foolbox" and listing.traits.packages:
-        monkeypatch.setattr(getattr(require(library).attacks, listing.name), "instantiate_optimizer", lambda self: None)
-    # What a version of AutoAttack runs, and what a MultiAttack holds, decides on its traits.
-    settings = {} if listing.name == "AutoAttack" else listing.trial
-    built = adapters()[library].build_attack(listing.name, settings, name="x")
-    assert built.traits == listing.traits or listing.name == "MultiAttack"
-    assert "at 0x" not in built.description
-    if library == "foolbox":
-        cls = getattr(require(library).attacks, listing.name)
-        assert listing.traits.minimum_norm != issubclass(cls, require(library).attacks.base.FixedEpsilonAttack)
-        distance = getattr(built.attack, "distance", None) if "Flexible" not in str(cls.__mro__) else None
-        if distance is not None and listing.name != "HopSkipJumpAttack":
-            assert listing.traits.norms == ({0: "l1", 1: "l1", 2: "l2"}.get(distance.p, "linf"),)
-        assert listing.traits.batching == "full"
 
 
 @pytest.mark.parametrize(
@@ -271,14 +235,11 @@ def test_what_is_built_has_the_listed_traits(library, listing, monkeypatch):
         ("foolbox:LinfPGD(step=3)", r"did you mean steps\?"),
         ("foolbox:VirtualAdversarialAttack", r"VirtualAdversarialAttack\(steps=\.\.\., \.\.\.\)"),
         ("foolbox:HopSkipJumpAttack(constraint='l7')", "Foolbox raised AssertionError"),
-        ("foolbox:DatasetAttack", "other samples that it was fed"),
-        ("art:ProjectedGradientDescent(estimator=3)", "one of: norm, eps,"),
         ("art:ProjectedGradientDescent(targeted=True)", "targeted=False"),
         ("art:HopSkipJump(norm=1)", "a norm among linf, l2"),
         ("torchattacks:MultiAttack(attacks=['PGD', 'PGDL2'])", "norm in common"),
         ("torchattacks:MultiAttack(attacks=['PGD(steps=-1)'])", "steps=-1"),
         ("torchattacks:MultiAttack(attacks=['os:system(command=1)'])", "names of torchattacks' attacks"),
-        ("adv_lib:apgd(targeted=True)", r"criterion=robust_ext.Targeted\(\)"),
         ("adv_lib:df(norm='l1')", "norm=1, expected one of inf, 2"),
         ("adv_lib:alma(distance='lpips')", "downloads a network"),
         ("adv_lib:segmentation.dag", "use df"),
@@ -313,7 +274,7 @@ def test_settings_that_differ_from_the_threat_model_are_kept_and_warned_of(text,
 def test_attacks_of_others_go_one_sample_at_a_time():
     foolbox, evasion, torchattacks = require("foolbox"), require("art").attacks.evasion, require("torchattacks")
 
-    class Mine(foolbox.attacks.LinfFastGradientAttack):
+    class MineOfFoolbox(foolbox.attacks.LinfFastGradientAttack):
         pass
 
     class MineOfArt(evasion.FastGradientMethod):
@@ -322,25 +283,21 @@ def test_attacks_of_others_go_one_sample_at_a_time():
     class Brighter(torchattacks.attack.Attack):
         def __init__(self, model, eps=0.1):
             super().__init__("Brighter", model)
-            self.eps = eps
-            self.supported_mode = ["default"]
+            self.eps, self.supported_mode = eps, ["default"]
 
         def forward(self, images, labels):
             return (images + self.eps).clamp(0, 1)
 
-    traits = as_attack(Mine()).traits
-    assert (traits.batching, traits.norms, traits.gradients) == ("single", ("linf",), True)
-    with seeded_globals(common.drawn_seed()):
-        stepped = evasion.FastGradientMethod(common.art_classifier(NETWORK, SHAPE), eps=0.25).generate(
-            X.numpy(), Y.numpy()
-        )
+    assert as_attack(MineOfFoolbox()).traits.norms == ("linf",)
+    host = evasion.FastGradientMethod(common.art_classifier(NETWORK, SHAPE), eps=0.25)
     for one, expected in (
-        (MineOfArt, torch.from_numpy(stepped)),
+        (MineOfFoolbox(random_start=False), torch.from_numpy(host.generate(X.numpy(), Y.numpy()))),
+        (MineOfArt, torch.from_numpy(host.generate(X.numpy(), Y.numpy()))),
         (Brighter(NETWORK, eps=0.25), (X + 0.25).clamp(0, 1)),
     ):
         attack = as_attack(one)
         assert attack.traits.batching == "single"
-        assert torch.equal(run(attack, NETWORK, X, Y, ThreatModel(norm="linf", epsilon=0.25)), expected)
+        torch.testing.assert_close(run(attack, NETWORK, X, Y, ThreatModel(norm="linf", epsilon=0.25)), expected)
 
 
 # Arguments by name, and values that make no sense for them.
@@ -355,7 +312,7 @@ NONSENSE = {
 
 
 @pytest.mark.parametrize(("library", "listing"), EVERY)
-def test_defaults_and_what_libraries_mean_by_special_values_pass_and_nonsense_is_refused(library, listing):
+def test_defaults_pass_and_nonsense_is_refused(library, listing):
     found = catalogue(library).find(listing.name)
     check_ranges(found, listing.trial)
     for name, parameter in inspect.signature(found).parameters.items():
@@ -367,11 +324,17 @@ def test_defaults_and_what_libraries_mean_by_special_values_pass_and_nonsense_is
         for value in ("no", 2, 0.5) if isinstance(default, bool) else wrong:
             with pytest.raises(InvalidArgumentError, match=name):
                 check_ranges(found, {name: value})
-    special = {
-        "art": ("ProjectedGradientDescent(num_random_init=0, norm='inf', eps=8/255, decay=None)",),
-        "foolbox": ("LinfPGD(abs_stepsize=None, random_start=False)",),
-        "adv_lib": ("ddn(levels=None)", "fmn(norm='linf')"),
-        "torchattacks": ("APGD(seed=0, norm='L2')",),
-    }
-    for text in special[library]:
-        as_attack(f"{library}:{text}")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "art:ProjectedGradientDescent(num_random_init=0, norm='inf', eps=8/255, decay=None)",
+        "foolbox:LinfPGD(abs_stepsize=None, random_start=False)",
+        "adv_lib:ddn(levels=None)",
+        "torchattacks:APGD(seed=0, norm='L2')",
+    ],
+)
+def test_what_libraries_mean_by_special_values_passes(text):
+    require(text.partition(":")[0])
+    as_attack(text)

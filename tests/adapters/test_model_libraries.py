@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from robust_ext import DataError, InvalidArgumentError, ModelError, ThreatModel, as_module, binarization_test
+from robust_ext import DataError, InvalidArgumentError, ModelError, as_module
 from robust_ext.models.wrapping import Normalized
 from robust_ext.registry import adapters
 from tests.libraries import library
@@ -34,13 +34,11 @@ def test_timm_s_normalisation_is_that_of_its_transform():
     timm = library("timm")
     from PIL import Image
 
-    adapted = as_module(TIMM_VIT)
+    adapted, pixels = as_module(TIMM_VIT), image((32, 32, 3))
     inner = adapted.module.module
-    stated = timm.data.resolve_model_data_config(inner)
-    transform = timm.data.create_transform(**{**stated, "input_size": (3, 32, 32), "crop_pct": 1.0})
-    pixels = image((32, 32, 3))
+    stated = {**timm.data.resolve_model_data_config(inner), "input_size": (3, 32, 32), "crop_pct": 1.0}
     with torch.no_grad():
-        expected = inner(transform(Image.fromarray(pixels.numpy()))[None])
+        expected = inner(timm.data.create_transform(**stated)(Image.fromarray(pixels.numpy()))[None])
         got = adapted.module(pixels.permute(2, 0, 1)[None] / 255)
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
     assert (adapted.bounds, adapted.input_shape) == ((0.0, 1.0), (3, 32, 32))
@@ -82,23 +80,21 @@ def test_normalisation_of_transformers_is_that_of_its_processor(every):
 
 def test_types_and_folders_of_transformers_have_their_settings_weights_and_processors(tmp_path):
     transformers = library("transformers")
-    adapted = as_module(f"hf:vit(num_labels=7, {VIT})")
-    x = image((2, 3, 32, 32)) / 255
+    adapted, x = as_module(f"hf:vit(num_labels=7, {VIT})"), image((2, 3, 32, 32)) / 255
+    made = adapted.module.module.module
     with torch.no_grad():
-        raw = adapted.module.module.module(pixel_values=(x - 0.5) / 0.5).logits
+        raw = made(pixel_values=(x - 0.5) / 0.5).logits
         torch.testing.assert_close(adapted.module(x), raw)
     assert (raw.shape, adapted.bounds, adapted.input_shape) == ((2, 7), (0.0, 1.0), (3, 32, 32))
     flipped = as_module("hf:mobilevit(num_labels=3, image_size=64)").module
     assert type(flipped.module).__name__ == "ReversedChannels"
     assert flipped(torch.rand(1, 3, 64, 64)).shape == (1, 3)
-    made = adapted.module.module.module
     made.save_pretrained(tmp_path)
     with torch.no_grad():
         torch.testing.assert_close(as_module(f"hf:{tmp_path}").module(x), raw)
         transformers.ViTImageProcessor(image_mean=[0.1, 0.2, 0.3], image_std=[0.4, 0.5, 0.6]).save_pretrained(tmp_path)
-        mean, std = torch.tensor([0.1, 0.2, 0.3])[:, None, None], torch.tensor([0.4, 0.5, 0.6])[:, None, None]
-        found, expected = as_module(f"hf:{tmp_path}").module(x), made((x - mean) / std).logits
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+        shown = Normalized(made, mean=[0.1, 0.2, 0.3], std=[0.4, 0.5, 0.6])(x).logits
+        torch.testing.assert_close(as_module(f"hf:{tmp_path}").module(x), shown, rtol=1e-4, atol=1e-5)
     made.vit.save_pretrained(tmp_path / "bare")
     with pytest.raises(DataError, match=r"no weights for classifier.bias and 1 others, which would be random"):
         as_module(f"hf:{tmp_path / 'bare'}(num_labels=7)")
@@ -143,10 +139,8 @@ def stand_in(monkeypatch, name, **members):
 
 def test_a_stand_in_for_torchvision(monkeypatch):
     """What is called of torchvision where weights are wanted, which would be downloaded."""
-    statistics = SimpleNamespace(mean=[0.25], std=[0.5], crop_size=[8])
-    weights = Enum("Weights", {"IMAGENET1K_V1": "v1"})
-    weights.transforms = lambda self: statistics
-    calls = []
+    weights, calls = Enum("Weights", {"IMAGENET1K_V1": "v1"}), []
+    weights.transforms = lambda self: SimpleNamespace(mean=[0.25], std=[0.5], crop_size=[8])
 
     def get_model(name, **settings):
         calls.append(settings["weights"])
@@ -173,13 +167,9 @@ def test_a_stand_in_for_robustbench(monkeypatch):
 
     zoo = {dataset.cifar_10: {threat.Linf: dict.fromkeys(("Wang2023_WRN-70-16", "Absent"))}}
     stand_in(monkeypatch, "robustbench", utils={"load_model": load_model}, model_zoo={"model_dicts": zoo})
-    text = "robustbench:Wang2023_WRN-70-16(dataset='cifar10', threat_model='Linf', model_dir='/here')"
-    adapted = as_module(text)
+    adapted = as_module("robustbench:Wang2023_WRN-70-16(dataset='cifar10', threat_model='Linf', model_dir='/here')")
     assert calls == [("Wang2023_WRN-70-16", "/here", "cifar10", "Linf")]
     assert (adapted.bounds, adapted.input_shape) == ((0.0, 1.0), (3, 32, 32))
-    x, threat_model = torch.rand(4, 3, 32, 32), ThreatModel(norm="linf", epsilon=8 / 255)
-    result = binarization_test(text, "robust_ext:APGD(steps=5)", x, threat_model, inner_points=20, canaries=0)
-    assert result.score == 1
     assert adapters()["robustbench"].list_models() == ["Absent", "Wang2023_WRN-70-16"]
     for bad, message in (
         ("Wang2023", "did you mean Wang2023_WRN-70-16"),

@@ -11,7 +11,7 @@ from torch import nn
 from robust_ext.adapters.art.objectives import ObjectiveLoss, objective_estimator
 from robust_ext.adapters.foolbox.objectives import with_objective
 from robust_ext.core.errors import InvalidArgumentError
-from tests.adapters.hosts import EPSILONS, OBJECTIVES, ORDERS, EachNorm, art, art_attacks, foolbox, problem
+from tests.adapters.hosts import EPSILONS, OBJECTIVES, ORDERS, EachNorm, art, foolbox, problem
 
 evasion = art.attacks.evasion
 EachName = pytest.mark.parametrize("name", OBJECTIVES)
@@ -60,28 +60,19 @@ def slopes_by_inputs(name, network, points, x, labels):
     return gradient
 
 
-def climb(estimator, **settings):
-    """ART's own projected gradient descent."""
-    chosen = {"eps": 0.1, "eps_step": 0.02, "verbose": False, **settings}
-    return evasion.ProjectedGradientDescent(estimator, **chosen)
-
-
 @pytest.mark.parametrize("name", OBJECTIVES[1:])
 def test_aims_are_refused_but_for_cross_entropy(name):
-    at = problem()
-    criterion = foolbox.criteria.TargetedMisclassification(at.y)
-    for kind in (foolbox.attacks.LinfPGD, foolbox.attacks.L2BasicIterativeAttack):
-        for epsilon in (0.0, 0.1):
-            with pytest.raises(InvalidArgumentError, match=rf"criterion: got Targeted.*'{name}'.*'ace'"):
-                with_objective(kind, name)()(at.model, at.x, criterion, epsilons=epsilon)
+    at, attack = problem(), with_objective(foolbox.attacks.LinfPGD, name)()
+    for epsilon in (0.0, 0.1):
+        with pytest.raises(InvalidArgumentError, match=rf"criterion: got Targeted.*'{name}'.*'ace'"):
+            attack(at.model, at.x, foolbox.criteria.TargetedMisclassification(at.y), epsilons=epsilon)
 
 
 @pytest.mark.parametrize("name", ["LinfPGD", "L2PGD", "L1PGD", "L2AdamPGD", "FGSM", "MIFGSM", "SparseL1DescentAttack"])
 def test_with_cross_entropy_foolboxes_attacks_are_themselves(name):
     at, kind = problem(), getattr(foolbox.attacks, name)
-    for criterion in (at.y, foolbox.criteria.TargetedMisclassification((at.y + 1) % 4)):
-        if name == "FGSM" and criterion is not at.y:
-            continue
+    aimed = [foolbox.criteria.TargetedMisclassification((at.y + 1) % 4)] * (name != "FGSM")
+    for criterion in (at.y, *aimed):
         both = []
         for one in (kind, with_objective(kind, "ace")):
             torch.manual_seed(0)
@@ -148,9 +139,8 @@ def test_losses_and_gradients_of_an_estimator_are_those_on_paper(name):
         np.testing.assert_allclose(bound.loss_gradient(points, labels), expected, rtol=1e-3, atol=1e-5)
     # Losses of rows are not reduced where ART asks for them.
     rows = bound.compute_loss(points, y)
-    np.testing.assert_allclose(bound.compute_loss(points, y, reduction="sum"), rows.sum(), rtol=1e-5)
-    np.testing.assert_allclose(bound.compute_loss(points, y, reduction="mean"), rows.mean(), rtol=1e-5)
-    assert bound.loss.reduction == "sum"
+    for reduction, reduce in (("sum", np.sum), ("mean", np.mean)):
+        np.testing.assert_allclose(bound.compute_loss(points, y, reduction=reduction), reduce(rows), rtol=1e-5)
     p, q = (torch.from_numpy(at.estimator.predict(z)).double().softmax(1).numpy() for z in (x, points))
     losses = {
         "ace": -np.log(q[np.arange(6), y]),
@@ -162,35 +152,23 @@ def test_losses_and_gradients_of_an_estimator_are_those_on_paper(name):
 
 
 def test_with_cross_entropy_arts_attacks_are_themselves():
-    at = problem()
+    at, few = problem(), {"eps_step": 0.03, "max_iter": 4, "verbose": False}
     for kind, chosen in (
-        (evasion.ProjectedGradientDescent, {"max_iter": 7, "eps_step": 0.03, "num_random_init": 1, "verbose": False}),
+        (evasion.ProjectedGradientDescent, {**few, "num_random_init": 1}),
         (evasion.FastGradientMethod, {}),
-        (evasion.MomentumIterativeMethod, {"max_iter": 4, "eps_step": 0.03, "verbose": False}),
+        (evasion.MomentumIterativeMethod, few),
     ):
         both = []
         for host in (at.estimator, objective_estimator(at.estimator, "ace")):
             np.random.seed(0)
             both.append(kind(host, eps=0.1, **chosen).generate(at.x.numpy(), at.y.numpy()))
         assert np.array_equal(*both)
-        assert not np.array_equal(both[0], at.x.numpy())
 
 
 def test_a_batch_that_is_not_the_bound_one_is_refused():
     at = problem(rows=40)
-    x, y = at.x.numpy(), at.y.numpy()
-    bound = objective_estimator(at.estimator, "kl", x)
+    bound = objective_estimator(at.estimator, "kl", at.x.numpy())
+    few = {"eps": 0.1, "eps_step": 0.02, "max_iter": 2, "num_random_init": 1, "verbose": False}
     with pytest.raises(InvalidArgumentError, match=r"logits: got shape \(32, 4\).*\(40, 4\).*batch_size"):
-        climb(bound, max_iter=2).generate(x, y)
-    whole = climb(bound, max_iter=2, batch_size=40, num_random_init=1)
-    assert np.abs(whole.generate(x, y) - x).max() > 0.01
-
-
-@pytest.mark.parametrize("name", ["ace", "gini"])
-def test_from_the_input_arts_pgd_ends_where_this_projects_ends(name):
-    at = problem()
-    x, y = at.x.numpy(), at.y.numpy()
-    ways = {"eps": 0.1, "eps_step": 0.02, "max_iter": 9, "verbose": False}
-    own = art_attacks.ObjectivePGD(at.estimator, objective=name, start="input", **ways)
-    host = climb(objective_estimator(at.estimator, name), batch_size=2, **ways)
-    np.testing.assert_allclose(host.generate(x, y), own.generate(x, y), rtol=0, atol=1e-6)
+        evasion.ProjectedGradientDescent(bound, **few).generate(at.x.numpy(), at.y.numpy())
+    evasion.ProjectedGradientDescent(bound, batch_size=40, **few).generate(at.x.numpy(), at.y.numpy())
