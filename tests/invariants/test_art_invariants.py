@@ -13,9 +13,13 @@ evasion = art.attacks.evasion
 PGD = evasion.projected_gradient_descent.projected_gradient_descent_pytorch.ProjectedGradientDescentPyTorch
 
 
-class AsInArt(Base):
-    """What no gradient attack of ART keeps to."""
+class TestL2PGD(Base):
+    norm = 2
 
+    def make_attack(self, estimator, **settings):
+        return PGD(estimator, **{"norm": 2, "max_iter": 10, "eps_step": 0.2, **settings})
+
+    # What no gradient attack of ART keeps to.
     @pytest.mark.xfail(strict=True, raises=(TypeError, ValueError), reason="ART takes Python's numbers only")
     def test_eps_may_be_a_numpy_number(self):
         super().test_eps_may_be_a_numpy_number()
@@ -27,25 +31,6 @@ class AsInArt(Base):
     @pytest.mark.xfail(strict=True, raises=AssertionError, reason="ART leaves networks in eval mode")
     def test_the_mode_of_the_network_is_kept(self):
         super().test_the_mode_of_the_network_is_kept()
-
-
-class TestLinfPGD(AsInArt):
-    def make_attack(self, estimator, **settings):
-        return PGD(estimator, **{"max_iter": 10, "eps_step": 0.05, **settings})
-
-
-class TestL2PGD(AsInArt):
-    norm = 2
-
-    def make_attack(self, estimator, **settings):
-        return PGD(estimator, **{"norm": 2, "max_iter": 10, "eps_step": 0.2, **settings})
-
-
-class TestAPGD(AsInArt):
-    repeatable = None
-
-    def make_attack(self, estimator, **settings):
-        return evasion.AutoProjectedGradientDescent(estimator, **{"max_iter": 10, "eps_step": 0.05, **settings})
 
 
 def broken(generate, base=PGD):

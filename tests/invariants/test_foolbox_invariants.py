@@ -12,30 +12,13 @@ LinfPGD = foolbox.attacks.LinfPGD
 Noise = foolbox.attacks.LinfRepeatedAdditiveUniformNoiseAttack
 
 
-class AsInFoolbox(Base):
-    """What no gradient attack of Foolbox keeps to."""
+class TestL2PGD(Base):
+    def make_attack(self):
+        return foolbox.attacks.L2PGD(steps=10, rel_stepsize=0.2)
 
     @pytest.mark.xfail(strict=True, reason="Foolbox's gradient attacks leave gradients in the weights")
     def test_the_model_is_left_as_it_was(self):
         super().test_the_model_is_left_as_it_was()
-
-
-class TestLinfPGD(AsInFoolbox):
-    def make_attack(self):
-        return LinfPGD(steps=10)
-
-
-class TestL2PGD(AsInFoolbox):
-    def make_attack(self):
-        return foolbox.attacks.L2PGD(steps=10, rel_stepsize=0.2)
-
-
-class TestL2DeepFool(AsInFoolbox):
-    can_aim = False
-    any_criterion = True
-
-    def make_attack(self):
-        return foolbox.attacks.L2DeepFoolAttack(steps=10)
 
 
 class TestLinfRepeatedNoise(Base):
