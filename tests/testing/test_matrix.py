@@ -84,18 +84,17 @@ def run(monkeypatch):
     return one
 
 
-@pytest.mark.parametrize(("rows", "norms"), [("full", ("linf",)), ("any", ("linf", "l2")), ("single", ("linf",))])
-def test_what_runs_is_verified_and_counted(run, rows, norms):
-    row = run("pgd", batching=rows, norms=norms)
+@pytest.mark.parametrize("batching", ["full", "any", "single"])
+def test_what_runs_is_verified_and_counted(run, batching):
+    row = run("pgd", batching=batching, norms=("linf", "l2") if batching == "any" else ("linf",))
     assert (row.outcome, row.reason, row.norm, row.samples, row.verified) == ("ran", "", "linf", 4, 4)
-    assert row.one_by_one == ("" if rows == "single" else "same")
+    assert row.one_by_one == ("" if batching == "single" else "same")
     # Twenty steps on four rows; the planted points were made before.
     assert row.passes == {"forward": 80, "backward": 80}
-    assert row.seconds > 0
     assert run("nothing").verified == 0
     # The ordinary classifier has ten classes and true labels.
     row = run("pgd", "classifier")
-    assert (row.target, row.outcome, row.samples) == ("classifier", "ran", 4)
+    assert (row.outcome, row.samples) == ("ran", 4)
     assert row.verified > 0
     assert int(digits(1)[1].max()) > 1
 
@@ -125,8 +124,7 @@ def test_refusals_come_before_any_work(run):
         ("pgd", "no_such_package", {"packages": ("no_such_package",)}),
     ):
         row = run(name, **options)
-        assert (row.outcome, row.passes["forward"]) == ("refused", 0)
-        assert words in row.reason
+        assert (row.outcome, row.passes["forward"], words in row.reason) == ("refused", 0, True)
 
 
 def test_workers_find_the_same_rows_and_outlive_an_attack_that_does_not(monkeypatch):
@@ -217,8 +215,7 @@ def test_it_becomes_what_the_page_says(library, listing, target):
     row = conformance_row(library, listing, target)
     assert row.outcome == OUTCOMES[library, listing.name, target], row.reason
     # Machines round otherwise, and some attacks stop at the clock; but what finds all here finds something there.
-    if CELLS[library, listing.name, target] == "4/4":
-        assert row.verified > 0
+    assert row.verified > 0 or CELLS[library, listing.name, target] != "4/4"
     # L1FMN sorts values to project them; what float32 rounds otherwise in a smaller batch ends elsewhere.
     alone = not listing.traits.batch_dependent and listing.name != "L1FMNAttack"
     if row.outcome == "ran" and alone and listing.traits.seeds == "none":
