@@ -24,6 +24,7 @@ from robust_ext.attacks.objective_pgd import ALGORITHMS, PROJECTIONS, ObjectiveP
 from robust_ext.attacks.orthogonal import OrthogonalPGD, SelectivePGD
 from robust_ext.attacks.random_search import RandomSearch
 from robust_ext.attacks.running import run_attack
+from robust_ext.attacks.spatial import SpatialTransformation
 from robust_ext.attacks.square import Square
 from robust_ext.core.errors import AttackError, DisturbedError, InvalidArgumentError
 from robust_ext.core.random import stream
@@ -228,6 +229,20 @@ def test_points_with_logits_that_are_not_finite_are_kept_and_harm_no_other_row(m
     out = attacked(made, changed(problem, Lambda(breaking)))
     assert torch.equal(breaking(out).isnan().any(1), fooled)
     assert torch.equal(out[~fooled], plain[~fooled])
+
+
+@pytest.mark.parametrize(
+    ("attack_class", "chosen"),
+    [
+        (ObjectivePGD, {"algorithm": "fgsm", "steps": 2}),
+        (CarliniWagnerLinf, {"largest_const": 1e-6}),
+        (SpatialTransformation, {"translation_steps": 4}),
+        (FeatureMatching, {"features": []}),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(attack_class, chosen):
+    with pytest.raises(InvalidArgumentError, match=f"^{list(chosen)[-1]}: got "):
+        attack_class(**chosen)
 
 
 THREAT_MODEL = ThreatModel(norm="l2", epsilon=0.5)
