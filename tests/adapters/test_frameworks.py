@@ -62,7 +62,7 @@ def test_evaluations_find_the_same_and_are_resumed(framework, tmp_path):
     attacks, network = {"good": "robust_ext:APGD(steps=10)", "weak": weak}, digits_network()
     found = {}
     for name, model in {"torch": network, framework: FRAMEWORKS[framework](network)}.items():
-        test = binarization_test(model, dict(attacks), X[:24], LINF, inner_points=99)
+        test = binarization_test(model, dict(attacks), X, LINF, inner_points=99)
         robust = robust_accuracy(model, dict(attacks), X, Y, LINF)
         ways = {"isolate": name != "torch", "out": tmp_path / name}
         apart, resumed = (robust_accuracy(model, attacks["good"], X[:4], Y[:4], LINF, **ways) for _ in range(2))
