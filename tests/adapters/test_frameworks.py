@@ -164,8 +164,8 @@ def test_attacks_of_foolbox_end_where_foolbox_ends(foolbox_digits):
         assert all(row["queries"] for row in found.records)
     # One that starts in the framework of its model: a sample that is wrong already does not end the others.
     y[1] = (y[1] + 1) % 10
-    hops = "foolbox:HopSkipJumpAttack(steps=1, initial_gradient_eval_steps=5, max_gradient_eval_steps=5)"
-    found = robust_accuracy(model, hops, x[:3], y[:3], ThreatModel(norm="l2", epsilon=8.0))
+    boundary = "foolbox:BoundaryAttack(steps=2)"
+    found = robust_accuracy(model, boundary, x[:3], y[:3], ThreatModel(norm="l2", epsilon=8.0))
     expected = [(True, "found"), (False, found.records[1]["outcome"]), (True, "found")]
     assert [(row["correct"], row["outcome"]) for row in found.records] == expected
 
