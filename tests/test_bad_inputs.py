@@ -422,7 +422,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("examples", [30, pytest.param(400, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("examples", [30, pytest.param(250, marks=pytest.mark.exhaustive)])
 def test_a_wrong_option_is_status_2_and_a_line_that_names_it(examples, folder):
     @settings(max_examples=examples, **SEARCH)
     @given(st.sampled_from(sorted(CASES)).flatmap(lambda kind: st.sampled_from(CASES[kind])))

@@ -98,9 +98,3 @@ def test_the_tables_of_the_page_on_scaling_are_computed_and_its_sums_are_those_o
     # A block of the binarization test goes to a worker once, for all attacks.
     assert scaling.traffic(planted, UNIT)["inputs"] == sent / 3
     assert scaling.parent_seconds(plan, UNIT)["calls"] == calls * UNIT["call_seconds"]
-    # Nothing grows faster than the work.
-    for plan in scaling.PLANS:
-        for name in ("samples", "attacks"):
-            twice = replace(plan, **{name: 2 * getattr(plan, name)})
-            once, again = (sum(scaling.parent_seconds(one, UNIT).values()) for one in (plan, twice))
-            assert again <= 2 * once

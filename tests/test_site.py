@@ -19,12 +19,9 @@ QUESTIONS = {
     "install on Python 3.12": ("howto/install.html", "python3.12"),
     "my model returns logits in a dict": ("howto/logits_in_a_dict.html", "LogitsOf"),
     "R-ASR is high, what now": ("howto/high_r_asr.html", "--calibrate"),
-    "which attack for a detector": ("howto/attack_for_a_detector.html", "OrthogonalPGD"),
     "resume a killed run": ("howto/resume.html", "it resumes where it stopped"),
     "run on Slurm": ("howto/slurm.html", "--nworkers"),
     "what does inconclusive mean": ("howto/inconclusive.html", "too few samples"),
-    "add my attack": ("howto/add_an_attack.html", "sign_steps"),
-    "use it in pytest": ("howto/pytest.html", "attack_test"),
     "compare two runs": ("howto/compare.html", "gained and lost"),
 }
 

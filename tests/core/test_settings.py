@@ -320,13 +320,6 @@ class Group:
     def make(depth=1):
         return BASE + depth
 """
-NOT_THERE = {
-    "no_such_file.py:make": "there is none at",
-    "no_such_package.module:make": "there is no no_such_package",
-    "pathlib:Paht": "did you mean Path",
-    "pathlib:Path.hmoe": "did you mean home",
-    "some/folder:make": "path/to/file.py:name",
-}
 
 
 def test_objects_are_loaded_from_modules_and_files_as_they_are_now(tmp_path, monkeypatch):
@@ -344,6 +337,6 @@ def test_objects_are_loaded_from_modules_and_files_as_they_are_now(tmp_path, mon
         assert resolve_object(f"{file}:VALUE") == value
     monkeypatch.chdir(tmp_path)
     assert resolve_object("module_beside_me:VALUE") == "longer"
-    for text, expected in NOT_THERE.items():
-        with refused(rf"--model: got [\s\S]*{re.escape(expected)}"):
+    for text, meant in (("pathlib:Paht", "Path"), ("pathlib:Path.hmoe", "home")):
+        with refused(rf"--model: got [\s\S]*did you mean {meant}"):
             resolve_object(text, argument="--model")

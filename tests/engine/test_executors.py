@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -272,38 +271,32 @@ robust_ext.robust_accuracy(network, {"mine": attack}, inputs, labels, threat_mod
 """
 
 
-@contextmanager
-def script(out, seconds, where="here"):
-    """The script, which has no file, as in a notebook, and no guard against being run again in a worker."""
-    command = [sys.executable, "-c", SCRIPT, str(out), str(seconds), where]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+@pytest.mark.exhaustive
+def test_what_a_notebook_defines_and_ctrl_c(tmp_path):
+    """Workers end at once, also while they work, and the same call goes on.
+
+    The script has no file, as in a notebook, and no guard against being run again in a worker.
+    """
+    script, pipes = [sys.executable, "-c", SCRIPT], {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    command = [*script, str(tmp_path / "there"), "600", "local:2"]
     with subprocess.Popen(command, start_new_session=True, **pipes) as process:
         try:
-            yield process
-            assert process.wait(timeout=120) == 0 or seconds, process.stderr.read()
+            worker = int(process.stdout.readline().split()[1])
+            time.sleep(1)
+            begun = time.monotonic()
+            # As a terminal sends it, to all of them.
+            os.killpg(process.pid, signal.SIGINT)
+            process.wait(timeout=60)
+            assert time.monotonic() - begun < 10
+            assert "KeyboardInterrupt" in process.stderr.read()
         finally:
             # The block would wait for one that is still there.
             process.kill()
-
-
-@pytest.mark.exhaustive
-def test_what_a_notebook_defines_and_ctrl_c(tmp_path):
-    """Workers end at once, also while they work, and the same call goes on."""
-    with script(tmp_path / "there", 600, "local:2") as process:
-        worker = int(process.stdout.readline().split()[1])
-        time.sleep(1)
-        begun = time.monotonic()
-        # As a terminal sends it, to all of them.
-        os.killpg(process.pid, signal.SIGINT)
-        process.wait(timeout=60)
-        assert time.monotonic() - begun < 10
-        assert "KeyboardInterrupt" in process.stderr.read()
     assert gone(worker, seconds=1)
     (kept,) = records(tmp_path / "there").values()
     assert 0 < len(kept) < 12
     for folder in ("there", "here"):
-        with script(tmp_path / folder, 0):
-            pass
+        subprocess.run([*script, str(tmp_path / folder), "0", "here"], timeout=120, check=True)
     assert records(tmp_path / "there") == records(tmp_path / "here")
 
 

@@ -8,13 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from robust_ext.attacks.base import CallableAttack
 from robust_ext.core.errors import AttackError
 from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
 from robust_ext.engine.recorder import record_queries
-from robust_ext.engine.running import attack_worker
-from robust_ext.engine.task import Task
 from robust_ext.engine.trace import COLUMNS, LONGEST_CURVE, mean_curve, plain_curve
 
 EPSILON = 0.1
@@ -182,17 +179,6 @@ def test_queries_that_are_no_batch_of_inputs_are_let_be_and_no_hook_stays():
     assert (trace.rows(), trace.curve) == ([None, None], [])
     assert not module._forward_hooks
     assert not module._forward_pre_hooks
-
-
-@pytest.mark.parametrize("isolate", [False, True])
-def test_a_trace_from_a_process_of_its_own_is_that_of_this_one(isolate):
-    attack = CallableAttack(lambda model, x, y: x + 0.01 * len(model(x + 0.05)))
-    given = {"inputs": torch.full((2, 4), 0.5), "labels": torch.zeros(2, dtype=torch.int64)}
-    with attack_worker(isolate=isolate) as worker:
-        task = Task(attack=attack, target=target_of(Linear()), threat_model=LINF, stream=(0,), **given)
-        trace = worker(task).trace
-    assert [row["queries"] for row in trace.rows()] == [1, 1]
-    assert trace.curve[0]["distance"] == pytest.approx(0.5, abs=1e-3)
 
 
 def test_what_another_process_states_is_a_curve_or_refused_and_means_are_over_what_is_there():
