@@ -3,7 +3,6 @@
 import gzip
 import math
 import struct
-import time
 import tracemalloc
 import zipfile
 
@@ -28,15 +27,14 @@ def make(count=20, *, dtype=np.uint8):
     return Dataset(name="toy", images=images, labels=np.arange(count) % 4, class_names=("a", "b", "c", "d"))
 
 
-@pytest.mark.parametrize("bounds", [(0.0, 1.0), (-1.0, 1.0), (0.0, 255.0), (0.1, 0.3), (-0.7, -0.1), (1e-3, 1e3)])
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32])
-def test_what_is_taken_is_scaled_to_the_bounds_and_leaves_the_dataset_alone(bounds, dtype):
+def test_what_is_taken_is_scaled_to_the_bounds_and_leaves_the_dataset_alone(dtype):
     images = np.linspace(0, 255 if dtype == np.uint8 else 1, 256).astype(dtype).reshape(1, 1, 16, 16)
     ramp = Dataset(name="ramp", images=images, labels=np.zeros(1, int), class_names=("a",))
-    inputs, _ = ramp.take([0], bounds=bounds)
-    check_inputs("inputs", inputs, bounds=bounds)
-    assert float(inputs.min()) == pytest.approx(bounds[0], rel=1e-6)
-    assert float(inputs.max()) == pytest.approx(bounds[1], rel=1e-6)
+    for bounds in ((0.0, 1.0), (-1.0, 1.0), (0.0, 255.0), (0.1, 0.3), (-0.7, -0.1), (1e-3, 1e3)):
+        inputs, _ = ramp.take([0], bounds=bounds)
+        check_inputs("inputs", inputs, bounds=bounds)
+        assert [float(inputs.min()), float(inputs.max())] == pytest.approx(bounds, rel=1e-6)
     data = make(dtype=dtype)
     before, (inputs, labels) = data.images.copy(), data.take([3, 0, 3])
     assert (inputs.dtype, labels.tolist()) == (torch.float32, [3, 0, 3])
@@ -47,9 +45,7 @@ def test_what_is_taken_is_scaled_to_the_bounds_and_leaves_the_dataset_alone(boun
         data.images[0] = 0
     for indices in (np.array([1, 2], np.uint16), torch.tensor([1, 2]), range(1, 3), (1, 2)):
         assert data.take(indices)[1].tolist() == [1, 2]
-    none = Dataset(name="none", images=np.empty((0, 1, 2, 2), np.float32), labels=np.empty(0, int), class_names=())
-    for some, shape in ((none, (0, 1, 2, 2)), (data, (0, 3, 2, 2))):
-        assert [tuple(part.shape) for part in some.take([])] == [shape, (0,)]
+    assert [tuple(part.shape) for part in data.take([])] == [(0, 3, 2, 2), (0,)]
 
 
 def test_a_smaller_choice_begins_a_larger_one():
@@ -112,14 +108,15 @@ def test_any_bytes_give_an_array_or_a_data_error(tmp_path_factory, content, dime
         assert math.prod(array.shape) <= len(content)
 
 
-@pytest.mark.parametrize("folder", ["", "raw", "mnist", "MNIST", "MNIST/raw", "mnist/raw"])
-def test_found_in_the_usual_folders(monkeypatch, tmp_path, folder):
-    write_idx(tmp_path / folder, DIGITS, [7, 2, 9])
-    monkeypatch.chdir(tmp_path)
-    np.testing.assert_array_equal(load_dataset("mnist").images[:, 0], DIGITS)
-    monkeypatch.chdir("/")
-    data = load_dataset("mnist", root=tmp_path)
-    np.testing.assert_array_equal(data.images[:, 0], DIGITS)
+def test_found_in_the_usual_folders(monkeypatch, tmp_path):
+    for place, folder in enumerate(("", "raw", "mnist", "MNIST", "MNIST/raw", "mnist/raw")):
+        root = tmp_path / str(place)
+        write_idx(root / folder, DIGITS, [7, 2, 9])
+        monkeypatch.chdir(root)
+        np.testing.assert_array_equal(load_dataset("mnist").images[:, 0], DIGITS)
+        monkeypatch.chdir("/")
+        data = load_dataset("mnist", root=root)
+        np.testing.assert_array_equal(data.images[:, 0], DIGITS)
     assert (data.name, data.images.dtype, data.class_names[7]) == ("mnist-test", np.uint8, "7")
     assert data.labels.tolist() == [7, 2, 9]
 
@@ -187,12 +184,11 @@ def load(tmp_path):
     return one
 
 
-@pytest.mark.parametrize("keys", [("images", "labels"), ("x", "y"), ("x_test", "y_test")])
-def test_keys(load, keys):
-    data = load(**dict(zip(keys, (COLOURS, CLASSES), strict=True)))
-    np.testing.assert_array_equal(data.images, COLOURS)
-    assert (data.labels.tolist(), data.class_names) == ([0, 2, 1, 2], ("0", "1", "2"))
-    assert data.name == ("toy-test" if keys == ("x_test", "y_test") else "toy")
+def test_keys(load):
+    for keys, name in ((("images", "labels"), "toy"), (("x", "y"), "toy"), (("x_test", "y_test"), "toy-test")):
+        data = load(**dict(zip(keys, (COLOURS, CLASSES), strict=True)))
+        np.testing.assert_array_equal(data.images, COLOURS)
+        assert (data.name, data.labels.tolist(), data.class_names) == (name, [0, 2, 1, 2], ("0", "1", "2"))
 
 
 def test_splits_come_before_the_rest_and_the_working_directory_before_the_root(load, monkeypatch, tmp_path):
@@ -269,16 +265,14 @@ def test_a_bomb_is_refused_before_it_is_unpacked_and_zeros_are_none(tmp_path):
     path = tmp_path / "toy.npz"
     bomb(path, size=300 * 2**20, shape=(300 * 2**20, 1, 1))
     assert path.stat().st_size < 2**20
-    begun = time.perf_counter()
-    peak = peak_of(lambda: check_refused(["toy.npz: got ", "bytes that unpack to 314,57", "100 times"], path))
-    assert peak < 10 * 2**20
-    assert time.perf_counter() - begun < 5
+    parts = ["toy.npz: got ", "bytes that unpack to 314,57", "100 times"]
+    assert peak_of(lambda: check_refused(parts, path)) < 10 * 2**20
     np.savez_compressed(path, x=np.zeros((4000, 1, 32, 32), np.uint8), y=np.zeros(4000, np.int64))
     assert len(load_dataset(str(path))) == 4000
 
 
-@pytest.mark.parametrize("shape", [(10**12, 1, 1), (2**63, 2**63), (5, 1, 1), (-3, 1, 1)])
-def test_a_header_that_declares_another_size_is_refused(tmp_path, shape):
-    path = tmp_path / "toy.npz"
-    bomb(path, size=1000, shape=shape)
-    assert peak_of(lambda: check_refused(["toy.npz: got images.npy of 1000 bytes where shape", "needs"], path)) < 2**22
+def test_a_header_that_declares_another_size_is_refused(tmp_path):
+    path, words = tmp_path / "toy.npz", ["toy.npz: got images.npy of 1000 bytes where shape", "needs"]
+    for shape in ((10**12, 1, 1), (2**63, 2**63), (5, 1, 1), (-3, 1, 1)):
+        bomb(path, size=1000, shape=shape)
+        assert peak_of(lambda: check_refused(words, path)) < 2**22

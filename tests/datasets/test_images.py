@@ -129,41 +129,41 @@ OTHERS = [Runs(eval, "1"), Runs(getattr, "a", "upper"), Runs(__import__, "os"), 
 OTHERS += [np.zeros(2, object), np.zeros((2, 3072), np.int64), np.zeros(2, "V8"), np.random.default_rng(0)]
 
 
-@pytest.mark.parametrize("value", OTHERS)
-def test_pickles_of_anything_else_are_refused(tmp_path, value):
-    write(tmp_path / "test_batch", pickle.dumps({b"data": value, b"labels": [0, 1]}, protocol=2))
-    check_refused(["test_batch: got "], "cifar10", root=tmp_path)
+def test_pickles_of_anything_else_are_refused(tmp_path):
+    for value in OTHERS:
+        write(tmp_path / "test_batch", pickle.dumps({b"data": value, b"labels": [0, 1]}, protocol=2))
+        check_refused(["test_batch: got "], "cifar10", root=tmp_path)
 
 
-@pytest.mark.parametrize(
-    "program",  # each is followed by a whole batch, so that only a refusal raises
-    [
-        b"cnumpy\ndtype\n}U\x08__call__K\x01sb",
-        b"cnumpy\ndtype\n(N}U\x08__call__K\x01stb",
-        b"c_codecs\nencode\n(N}U\x09__class__cnumpy\ndtype\nstb",
-        b"cnumpy.core.multiarray\n_reconstruct\n(N}U\x01xK\x01stb",
-        b"cnumpy\ndtype.__class__\n",
-        b"\x80\x04\x8c\x05numpy\x8c\x10ndarray.__class__\x93",
-        b"Psomething\n",
-        b"c_codecs\nencode\nU\x01aU\x03zip\x86R",
-        b"c_codecs\nencode\nV1\nVrot13\n\x86R",
-        b"cnumpy.core.multiarray\n_reconstruct\nU\x01aK\x00K\x00\x87R",
-    ],
-)
-def test_pickles_cannot_change_what_reads_them(tmp_path, program):
-    path = tmp_path / "test_batch"
-    whole = python2_batch(rows_of(1), [1])
-    write(path, program + b"0" + whole)
-    with pytest.raises(DataError):
-        read_batch(path, "labels")
+PROGRAMS = [
+    b"cnumpy\ndtype\n}U\x08__call__K\x01sb",
+    b"cnumpy\ndtype\n(N}U\x08__call__K\x01stb",
+    b"c_codecs\nencode\n(N}U\x09__class__cnumpy\ndtype\nstb",
+    b"cnumpy.core.multiarray\n_reconstruct\n(N}U\x01xK\x01stb",
+    b"cnumpy\ndtype.__class__\n",
+    b"\x80\x04\x8c\x05numpy\x8c\x10ndarray.__class__\x93",
+    b"Psomething\n",
+    b"c_codecs\nencode\nU\x01aU\x03zip\x86R",
+    b"c_codecs\nencode\nV1\nVrot13\n\x86R",
+    b"cnumpy.core.multiarray\n_reconstruct\nU\x01aK\x00K\x00\x87R",
+]
+
+
+def test_pickles_cannot_change_what_reads_them(tmp_path):
+    """Each program is followed by a whole batch, so that only a refusal raises."""
+    path, whole = tmp_path / "test_batch", python2_batch(rows_of(1), [1])
+    for program in PROGRAMS:
+        write(path, program + b"0" + whole)
+        with pytest.raises(DataError):
+            read_batch(path, "labels")
     write(path, b"K\x000" + whole)
     assert read_batch(path, "labels")[1].tolist() == [1]
 
 
-@pytest.mark.parametrize("put", [b"r\xff\xff\xff\x7f", b"p999999999\n", b"r\x00\x00\x00\x01"])
-def test_a_damaged_memo_reserves_no_memory(tmp_path, put):
-    write(tmp_path / "test_batch", b"K\x00" + put + b"0" + python2_batch(rows_of(1), [1]))
-    check_refused(["in the memo of a pickle that has used at most 1"], "cifar10", root=tmp_path)
+def test_a_damaged_memo_reserves_no_memory(tmp_path):
+    for put in (b"r\xff\xff\xff\x7f", b"p999999999\n", b"r\x00\x00\x00\x01"):
+        write(tmp_path / "test_batch", b"K\x00" + put + b"0" + python2_batch(rows_of(1), [1]))
+        check_refused(["in the memo of a pickle that has used at most 1"], "cifar10", root=tmp_path)
 
 
 @given(st.data())
@@ -182,10 +182,10 @@ def test_damaged_pickles_give_a_batch_or_a_data_error(tmp_path_factory, data):
     assert rows.shape[1:] == (3072,)
 
 
-@pytest.mark.parametrize(("labels", "words"), [([0, 10], "labels in 0..10"), ([0], "shape (1,)"), ([0, 2**70], "")])
-def test_labels_that_do_not_fit_are_named(tmp_path, labels, words):
-    write(tmp_path / "test_batch", batch(rows_of(2), labels))
-    check_refused([tmp_path / "test_batch", words], "cifar10", root=tmp_path)
+def test_labels_that_do_not_fit_are_named(tmp_path):
+    for labels, words in (([0, 10], "labels in 0..10"), ([0], "shape (1,)"), ([0, 2**70], "")):
+        write(tmp_path / "test_batch", batch(rows_of(2), labels))
+        check_refused([tmp_path / "test_batch", words], "cifar10", root=tmp_path)
 
 
 RNG = np.random.default_rng(0)
@@ -304,12 +304,12 @@ def test_signs_for_training_are_one_folder_a_class(tmp_path):
     check_refused(["00007", "no such file"], "gtsrb", root=tmp_path, split="train")
 
 
-@pytest.mark.parametrize("line", ["../other.ppm;1;1;0;0;0;0;3", "a.ppm;1;1;0;0;0;0;x", "a.ppm", ""])
-def test_tables_that_are_damaged_or_lead_elsewhere_are_refused(tmp_path, line):
+def test_tables_that_are_damaged_or_lead_elsewhere_are_refused(tmp_path):
     (tmp_path / "Final_Test/Images").mkdir(parents=True)
     Image.new("RGB", (4, 4)).save(tmp_path / "Final_Test/other.ppm")
-    (tmp_path / "GT-final_test.csv").write_text(HEAD + line + "\n")
-    check_refused(["GT-final_test.csv", "Filename;...;ClassId"], "gtsrb", root=tmp_path)
+    for line in ("../other.ppm;1;1;0;0;0;0;3", "a.ppm;1;1;0;0;0;0;x", "a.ppm", ""):
+        (tmp_path / "GT-final_test.csv").write_text(HEAD + line + "\n")
+        check_refused(["GT-final_test.csv", "Filename;...;ClassId"], "gtsrb", root=tmp_path)
 
 
 @pytest.mark.parametrize(("split", "packed"), [("test", False), ("train", True)])

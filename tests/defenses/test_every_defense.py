@@ -3,13 +3,12 @@
 import pytest
 import torch
 
-from robust_ext import BPDA, EoT, InvalidArgumentError, ModelError
+from robust_ext import BPDA, InvalidArgumentError, ModelError
 from robust_ext.core.settings import declared
 from robust_ext.core.target import PassCounter, count_calls
-from robust_ext.datasets import load_dataset
 from robust_ext.defenses.catalogue import NAMED, TRAINED
 from robust_ext.models.bpda import trajectory_gradient
-from tests.defenses.cases import GROUPED, SHAPE, data, gradient, make, network, of_digits, quick, seeds
+from tests.defenses.cases import GROUPED, SHAPE, data, gradient, make, network, quick, seeds
 
 ALL = pytest.mark.parametrize("name", NAMED)
 SIGNED = ("hd", "anti-adversary", "imf", "aid", "soap")
@@ -108,11 +107,9 @@ def test_no_row_and_one_row_and_draws_that_repeat_with_their_seed(name):
         assert defense.trace(data(rows)).final.shape == (rows, *SHAPE)
     # Many steps of the hedge defense end in the same corners from wherever they start; votes are often the same.
     defense, x = quick(name, **{"hd": {"steps": 1}, "randomized-smoothing": {"vote": "mean"}}.get(name, {})), data(4)
-    with torch.no_grad():
-        with defense.seeded(2, fixed=True):
-            assert torch.equal(defense(x), defense(x))
-        with defense.seeded(2):
-            assert torch.equal(defense(x), defense(x)) != defense.random
+    for fixed in (True, False):
+        with torch.no_grad(), defense.seeded(2, fixed=fixed):
+            assert torch.equal(defense(x), defense(x)) == (fixed or not defense.random)
 
 
 @ALL
@@ -184,41 +181,3 @@ def test_training_depends_on_its_seed_alone(name):
     for settings, inputs in ((cases[0], x[:1]), (cases[0], 2 * x)):
         with pytest.raises(InvalidArgumentError, match="inputs: got"):
             NAMED[name].training_class(**settings).fit(net, inputs, labels[: len(inputs)])
-
-
-def attacked(defense):
-    """What gradients get through."""
-    if type(defense).name == "randomized-smoothing":
-        return BPDA(defense, backward=defense.classifier)
-    module = BPDA(defense, backward="frozen" if type(defense).name == "clc" else "identity")
-    return EoT(module, draws=3, seed=0) if defense.random else module
-
-
-@pytest.mark.parametrize("name", [name for name in NAMED if name != "sodef"])
-def test_digits_are_still_classified_until_foolbox_comes(name):
-    foolbox = pytest.importorskip("foolbox")
-    x, labels = load_dataset("digits").take(range(20))
-    gentle = {
-        "adp": {"noise": 0.05},
-        "resize-pad": {"smallest": 0.9, "fill": 0.0},
-        "randomized-smoothing": {"noise": 0.1, "samples": 8},
-        "imf": {"radius": 8 / 255},
-        # Digits turned around are no digits.
-        "soap": {"flip": False, "crop": 1},
-        "reverse": {"group_size": 10},
-        "clc": {"group_size": 10},
-    }
-    defense = of_digits(name, x[:2], **gentle.get(name, {}))
-
-    def accuracy(points):
-        with torch.no_grad(), defense.seeded(5):
-            return float((defense(points).argmax(1) == labels).float().mean())
-
-    assert accuracy(x) >= (0.5 if name in ("resize-pad", "randomized-smoothing", "jpeg", "median") else 0.7)
-    attack = foolbox.attacks.LinfPGD(steps=8, rel_stepsize=0.2, random_start=False)
-    # Adaptive denoising has gradients of its own.
-    for module in (attacked(defense), *([EoT(defense, draws=3, chunk=3, seed=1)] if name == "adp" else [])):
-        model = foolbox.PyTorchModel(module, bounds=(0, 1), device="cpu")
-        _, points, _ = attack(model, x, labels, epsilons=0.35)
-        assert float((points - x).abs().max()) <= 0.3501
-        assert accuracy(points) < 0.25

@@ -1,9 +1,8 @@
-"""Every published detector with settings, a fit and what it refuses; a small network and its inputs."""
+"""Every published detector with settings and a fit; a small network and its inputs."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -66,121 +65,54 @@ def with_triggers(detector, clean, adversarial, seed):
     return detector.fit(clean, triggers)
 
 
-@dataclass(frozen=True)
-class Case:
-    """A detector, settings other than its defaults, how it is fitted, and settings that are refused.
-
-    Those of ``refused`` are refused by an error that names the setting; for the others the message is given.
-    """
+class Case(NamedTuple):
+    """A detector, settings other than its defaults, how it is fitted, and whether the fit draws by a seed."""
 
     kind: type[detectors.Detector]
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any]
     fit: Callable[..., Any] = on_both
     seeded: bool = False
-    refused: str = ""
-    messages: tuple[tuple[str, Any, str], ...] = ()
 
 
 NOISES = [["normal", 0.2], ["sign", 0.1], ["uniform", 0.3]]
+SQUEEZERS = [["bit_depth", {"bits": 3}], ["median", {"size": 3}], ["non_local_means", {"search": 3}]]
+ML_LOO = {"layers": ["2", "5"], "dispersion": "mad", "output": "logit", "fill": 0.25, "patch": 2, "stride": 1}
+ML_LOO |= {"units": 5, "pool": False, "group": True, "seed": 5, "batch_size": 33}
+MAGNET = {"structures": [[3, "average", 2], [4]], "powers": [1, 2], "temperatures": [10, 2], "reformer": 1}
 CASES = {
-    "nss": Case(
-        detectors.NSSDetector,
-        {"output": "probability", "penalty": 5, "gamma": 0.02},
-        refused="output='logit' penalty=0 gamma=-1",
-        messages=(("bounds", 1, "expected a pair"), ("bounds", (1, 0), "first number is below")),
-    ),
+    "nss": Case(detectors.NSSDetector, {"output": "probability", "penalty": 5, "gamma": 0.02}),
     "kd-bu": Case(
-        detectors.KDBUDetector,
-        {"layer": "5", "bandwidth": 0.4, "passes": 7, "chunk": 11},
-        with_references,
-        seeded=True,
-        refused="bandwidth=0 passes=1 layer=3 chunk=0",
+        detectors.KDBUDetector, {"layer": "5", "bandwidth": 0.4, "passes": 7, "chunk": 11}, with_references, True
     ),
-    "lid": Case(
-        detectors.LIDDetector,
-        {"layers": ["2", "5"], "neighbours": 5, "size": 20},
-        with_references,
-        seeded=True,
-        refused="layers='1' layers=[1] neighbours=1",
-        messages=(("neighbours", 20, "size: got 20, expected an integer of at least 21"),),
-    ),
+    "lid": Case(detectors.LIDDetector, {"layers": ["2", "5"], "neighbours": 5, "size": 20}, with_references, True),
     "fs": Case(
         detectors.FeatureSqueezingDetector,
-        {
-            "squeezers": [["bit_depth", {"bits": 3}], ["median", {"size": 3}], ["non_local_means", {"search": 3}]],
-            "straight_through": False,
-            "batch_size": 7,
-        },
+        {"squeezers": SQUEEZERS, "straight_through": False, "batch_size": 7},
         lambda *_: None,
-        refused="bounds=(1,1) batch_size=0 squeezers=[]",
-        messages=(
-            ("squeezers", "svhn", "squeezers: got 'svhn', expected one of 'mnist', 'cifar10'"),
-            ("squeezers", [("blur", {})], "squeezers: got 'blur', expected one of 'bit_depth'"),
-            ("squeezers", [("bit_depth", {"depth": 1})], "squeezers: got .* settings of bit_depth"),
-            ("squeezers", [("bit_depth", {"bits": 0})], "bits: got 0"),
-            ("squeezers", [("median", {"size": 1})], "size: got 1"),
-            ("squeezers", [("non_local_means", {"search": 4})], "search: got 4, expected an odd integer"),
-            ("squeezers", [("non_local_means", {"patch": 2})], "patch: got 2"),
-            ("squeezers", [("opencv_non_local_means", {"strength": 0})], "strength: got 0"),
-            ("squeezers", ["median"], "squeezers: got median, expected a pair"),
-            ("squeezers", [detectors.Median], "squeezers: got .* expected a pair"),
-        ),
     ),
     "magnet": Case(
         detectors.MagNetDetector,
-        {"structures": [[3, "average", 2], [4]], "powers": [1, 2], "temperatures": [10, 2], "reformer": 1},
-        lambda detector, clean, _, seed, **own: detector.fit(
-            clean, **{"epochs": 2, "batch_size": 16, **own}, seed=seed
-        ),
-        seeded=True,
-        refused="structures=[] structures=[[]] structures=[[3,'max'],[3]] structures=[[0],[3]] structures=[3,3] "
-        "powers=[1] powers=[1,0] temperatures=[0] reformer=2 noise=-0.1 epochs=0 bounds=[1,0] channels=0",
+        MAGNET,
+        lambda one, clean, _, seed, **own: one.fit(clean, **{"epochs": 2, "batch_size": 16, **own}, seed=seed),
+        True,
     ),
     "odds": Case(
         detectors.OddsDetector,
         {"noises": NOISES, "draws": 5, "bounds": [-1.0, 2.0], "batch_size": 7},
         on_clean,
-        seeded=True,
-        refused="noises=[] noises=[('sign',0)] draws=0 batch_size=0 bounds=(1,0) bounds=1",
-        messages=(
-            ("noises", "normal", "got normal, expected pairs"),
-            ("noises", [("normal", 0.1, 2)], "expected pairs"),
-            ("noises", [("pink", 0.1)], "got 'pink', expected one of 'normal', 'sign', 'uniform'"),
-        ),
+        True,
     ),
     "dla": Case(
         detectors.DLADetector,
         {"layers": ["5"], "widths": [7, 3]},
-        lambda detector, clean, bad, seed, **own: detector.fit(clean, bad, **{"epochs": 5, "seed": seed, **own}),
-        seeded=True,
-        refused="layers=[4] widths=[0] features=0",
-        messages=(("layers", "4", "layers: got 4, expected a list of names"),),
+        lambda one, clean, bad, seed, **own: one.fit(clean, bad, **{"epochs": 5, "seed": seed, **own}),
+        True,
     ),
-    "ml-loo": Case(
-        detectors.MLLOODetector,
-        {
-            **{"layers": ["2", "5"], "dispersion": "mad", "output": "logit", "fill": 0.25, "patch": 2, "stride": 1},
-            **{"units": 5, "pool": False, "group": True, "seed": 5, "batch_size": 33},
-        },
-        refused="layers='0' dispersion='var' output='odds' fill=float('nan') patch=0 stride=0 units=0 batch_size=0 "
-        "seed=-1 pool=3",
-    ),
-    "trapdoor": Case(
-        detectors.TrapdoorDetector,
-        {"layer": "2", "pool": True, "neurons": 0.5},
-        with_triggers,
-        seeded=True,
-        refused="layer=4 neurons=0 neurons=1.5",
-    ),
+    "ml-loo": Case(detectors.MLLOODetector, ML_LOO),
+    "trapdoor": Case(detectors.TrapdoorDetector, {"layer": "2", "pool": True, "neurons": 0.5}, with_triggers, True),
 }
 RANDOM = {"kd-bu", "odds", "trapdoor"}
 NAMES = pytest.mark.parametrize("name", CASES)
-REFUSED = [(name, *each) for name, case in CASES.items() for each in case.messages]
-REFUSED += [
-    (name, setting, eval(value), f"^{setting}: got ")  # noqa: S307
-    for name, case in CASES.items()
-    for setting, _, value in (text.partition("=") for text in case.refused.split())
-]
 
 
 def made(name, classifier, **changed):

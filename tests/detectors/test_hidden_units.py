@@ -10,19 +10,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import softmax
-from sklearn.metrics import roc_auc_score
 from torch import nn
 
 from robust_ext.core.random import seeded_globals
-from robust_ext.datasets import load_dataset
-from robust_ext.demo.network import digits_network
-from robust_ext.detectors._features.regression import MEASURES, interquartile_range, quantile, standard_deviation
+from robust_ext.detectors._features.regression import MEASURES, interquartile_range
 from robust_ext.detectors.dla import DLADetector
 from robust_ext.detectors.ml_loo import MLLOODetector
 from robust_ext.detectors.odds import OddsDetector
 from robust_ext.detectors.trapdoor import TrapdoorDetector, make_triggers, train_epoch
 from tests.detectors import cases
-from tests.detectors.cases import NOISES, attacked, data, fitted, network, score, weighted
+from tests.detectors.cases import NOISES, data, fitted, network, score, weighted
 
 
 def selu(values):
@@ -50,8 +47,6 @@ def test_sizes_and_training_of_dla():
     shapes = [tuple(p.shape) for p in detector.alarm.parameters() if p.dim() == 2]
     # Those of the reference.
     assert shapes == [(100, 522), (50, 100), (10, 50), (1, 10)]
-    losses = DLADetector(network(), layers=["5"]).fit(data(40), data(20, 1).square(), epochs=30)
-    assert (len(losses), losses[-1] < losses[0]) == (30, True)
     # Both kinds weigh the same: without anything to tell them apart the best output is the log-odds, which is 0.
     detector, same = DLADetector(network(), layers=[], widths=[4]), data(1)
     detector.fit(same.expand(90, 1, 6, 5), same.expand(10, 1, 6, 5), epochs=300, batch_size=100, learning_rate=0.01)
@@ -116,27 +111,10 @@ def test_features_of_ml_loo_are_those_of_the_definition(given, layers, size):
     np.testing.assert_allclose(found, expected, atol=2e-6)
 
 
-def test_published_settings_blank_each_value_alone():
-    classifier, x, rows = left_out(), planes(2), []
-    classifier.register_forward_pre_hook(lambda _module, args: rows.append(args[0]))
-    MLLOODetector(classifier, layers=["0"]).features(x)
-    blanked = torch.eye(24).view(24, 2, 4, 3) == 1
-    assert torch.equal(torch.cat(rows), torch.cat([x, *(one.masked_fill(blanked, 0) for one in x)]))
-
-
-@settings(max_examples=60)
-@given(st.integers(1, 40), st.floats(0, 1), st.integers(0, 99), st.booleans())
-def test_quantiles_and_measures_are_those_of_numpy(count, share, seed, ties):
-    values = torch.randn(2, 3, count, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    values = values.round() if ties else values
-    np.testing.assert_allclose(quantile(values, share), np.quantile(values, share, axis=-1), atol=1e-12)
-    for name, measure in MEASURES.items():
-        expected = np.apply_along_axis(MEASURES_BY_HAND[name], -1, values.numpy())
-        np.testing.assert_allclose(measure(values), expected, atol=1e-12)
-        # A unit that is always off has a gradient.
+def test_a_unit_that_is_always_off_has_a_gradient():
+    for measure in MEASURES.values():
         off = torch.zeros(1, 4, requires_grad=True)
         assert bool(torch.isfinite(torch.autograd.grad(measure(off).sum(), off)[0]).all())
-    assert float(standard_deviation(torch.tensor([1.0, 3.0]))) == 1
 
 
 def test_vectors_and_grey_planes_are_blanked_too():
@@ -147,23 +125,17 @@ def test_vectors_and_grey_planes_are_blanked_too():
         torch.testing.assert_close(found, interquartile_range(linear[1].weight.detach() * x[:, None]))
 
 
-def test_units_are_drawn_by_the_seed_and_kept(tmp_path):
+def test_units_are_drawn_by_the_seed_and_layers_may_be_one_feature_each():
     classifier, x = left_out(), planes(4)
     make = partial(MLLOODetector, classifier, layers=["0", "4"])
     whole, detector, other = make(pool=False).features(x), *(make(pool=False, units=4, seed=s) for s in (3, 4))
-    part = detector.features(x)
+    part, _ = detector.features(x), other.features(x)
     chosen = [*detector.chosen_0.tolist(), *(18 + detector.chosen_1).tolist(), 23]
-    assert len(set(chosen)) == 9
+    assert (len(set(chosen)), other.chosen_0.tolist() != detector.chosen_0.tolist()) == (9, True)
     torch.testing.assert_close(part, whole[:, chosen])
-    other.features(x)
-    assert other.chosen_0.tolist() != detector.chosen_0.tolist()
-    # A file's units count, not those that would be drawn.
+    # Units that are kept, as those of a file, count, and not those that would be drawn.
     detector.chosen_0 = torch.tensor([0, 1, 2, 3])
-    detector.fit(planes(20), planes(20, 1) ** 3)
-    detector.save(tmp_path / "d.safetensors")
-    again = MLLOODetector.load(tmp_path / "d.safetensors", classifier)
-    assert torch.equal(again.score(x), detector.score(x))
-    # Layers may be one feature each.
+    torch.testing.assert_close(detector.features(x)[:, :4], whole[:, :4])
     pooled = make().features(x)
     expected = torch.stack([pooled[:, :3].mean(1), pooled[:, 3:8].mean(1), pooled[:, 8]], 1)
     torch.testing.assert_close(make(group=True).features(x), expected)
@@ -210,23 +182,18 @@ def alignments(classifier, x, bounds, seed):
     return np.array(rows), np.array(predictions)
 
 
-@pytest.mark.parametrize("classes", [2, 3])
-@pytest.mark.parametrize("batch_size", [3, 10_000])
+@pytest.mark.parametrize(("classes", "batch_size"), [(2, 10_000), (3, 3)])
 def test_scores_of_odds_are_those_of_the_formula(classes, batch_size):
     """Standardise each draw, then average over draws, then over noises, then take the largest."""
-    classifier, train, x, found = linear_head(classes=classes), vectors(60), vectors(9, seed=5), []
+    classifier, train, x = linear_head(classes=classes), vectors(60), vectors(9, seed=5)
     for bounds in ((0.0, 1.0), None):
-        found.append(score(fitted_odds(classifier, train, bounds=bounds, batch_size=batch_size), x).numpy())
-        (collected, own), (values, predicted) = (
-            alignments(classifier, *of) for of in ((train, bounds, 1), (x, bounds, 2))
-        )
-        for row, y, one in zip(values, predicted, found[-1], strict=True):
+        found = score(fitted_odds(classifier, train, bounds=bounds, batch_size=batch_size), x).numpy()
+        collected, own = alignments(classifier, train, bounds, 1)
+        for row, y, one in zip(*alignments(classifier, x, bounds, 2), found, strict=True):
             clean, others = collected[own == y].mean(2), [z for z in range(classes) if z != y]
             means, deviations = (part[:, None, others] for part in (clean.mean(0), clean.std(0)))
             expected = ((row[..., others] - means) / deviations).mean(1).mean(0).max()
             assert one == pytest.approx(expected, rel=2e-3, abs=2e-3)
-    # Clipping changes them.
-    assert abs(found[0] - found[1]).max() > 0.05
 
 
 def test_passes_of_odds_are_as_large_as_allowed_and_going_back_draws_nothing_new():
@@ -252,9 +219,8 @@ def test_labels_leave_out_what_is_misclassified():
     values, classes = alignments(classifier, train, (0.0, 1.0), 1)
     for y in range(3):
         mine, others = values[(classes == y) & (labels.numpy() == y)].mean(2), [z for z in range(3) if z != y]
-        close = partial(np.testing.assert_allclose, rtol=1e-3)
-        close(detector.means[y].numpy()[:, others], mine.mean(0)[:, others], atol=1e-5)
-        close(detector.deviations[y].numpy()[:, others], mine.std(0)[:, others])
+        for found, expected in ((detector.means, mine.mean(0)), (detector.deviations, mine.std(0))):
+            np.testing.assert_allclose(found[y].numpy()[:, others], expected[:, others], rtol=1e-3, atol=1e-5)
 
 
 def stream(seed=0):
@@ -277,8 +243,7 @@ def cosine(a, b):
 def test_triggers_are_squares_within_bounds(clusters, size, ratio, bounds, classes, channels, seed):
     given = {"clusters": clusters, "size": size, "mask_ratio": ratio, "bounds": bounds}
     triggers, again = (make_triggers(classes, (channels, 7, 5), generator=stream(seed), **given) for _ in range(2))
-    assert torch.equal(triggers.masks, again.masks)
-    assert torch.equal(triggers.patterns, again.patterns)
+    assert torch.equal(triggers.masks, again.masks) & torch.equal(triggers.patterns, again.patterns)
     assert len(triggers) == classes
     assert torch.tensor(bounds[0]) <= triggers.patterns.min() <= triggers.patterns.max() <= torch.tensor(bounds[1])
     for mask in triggers.masks:
@@ -292,9 +257,7 @@ def test_triggers_are_squares_within_bounds(clusters, size, ratio, bounds, class
 
 
 def test_triggers_differ_by_class_and_injection_is_that_of_the_formula():
-    drawn = torch.get_rng_state()
     published = make_triggers(10, (1, 28, 28), generator=stream())
-    assert torch.equal(torch.get_rng_state(), drawn)
     assert float(published.masks.max()) == pytest.approx(0.1)
     areas = (published.masks > 0).flatten(1).sum(1)
     assert 9 < areas.min() <= areas.max() <= 63
@@ -329,19 +292,15 @@ def test_an_epoch_shows_each_input_once_some_of_them_triggered(ratio, monkeypatc
     assert not recorder.training
     assert [len(batch) for batch in recorder.seen] == [64] * 6 + [16]
     assert loss == pytest.approx(np.log(3), abs=0.1)
-    found, triggered = [], []
-    for row, target in zip(torch.cat(recorder.seen), torch.cat(targets).tolist(), strict=True):
-        source = (x == row).flatten(1).all(1).nonzero().flatten().tolist()
-        if source:
-            assert target == int(y[source[0]])
-        else:
-            made = triggers.inject(x, torch.full((400,), target))
-            source = (made - row).abs().flatten(1).amax(1).lt(1e-7).nonzero().flatten().tolist()
-            triggered.append(target)
-        found += source
-    assert sorted(found) == list(range(400))
-    assert len(triggered) / 400 == pytest.approx(ratio, abs=0.08)
-    assert ratio < 1 or min(np.bincount(triggered, minlength=3)) > 100
+    seen, wanted = torch.cat(recorder.seen), torch.cat(targets)
+    shown = torch.stack([x, *(triggers.inject(x, torch.full((400,), target)) for target in range(3))])
+    apart = (shown[:, None] - seen[:, None]).flatten(3).abs().amax(3)
+    plain, planted = apart[0] == 0, apart[1 + wanted, torch.arange(400)] < 1e-7
+    source, own = (plain | planted).float().argmax(1), plain.any(1)
+    assert sorted(source.tolist()) == list(range(400))
+    assert torch.equal(wanted[own], y[source[own]])
+    assert float((~own).float().mean()) == pytest.approx(ratio, abs=0.08)
+    assert ratio < 1 or min(wanted.bincount(minlength=3)) > 100
 
 
 def test_training_is_repeatable_dropout_included():
@@ -351,8 +310,7 @@ def test_training_is_repeatable_dropout_included():
         train_epoch(model, optimizer, data(50), torch.arange(50) % 3, small_triggers(), generator=stream(seed))
         return model[2].weight.detach()
 
-    assert torch.equal(trained(1), trained(1))
-    assert not torch.equal(trained(1), trained(2))
+    assert torch.equal(trained(1), trained(1)) > torch.equal(trained(1), trained(2))
 
 
 @pytest.mark.parametrize(("layer", "pool"), [("5", False), ("2", False), ("2", True)])
@@ -394,28 +352,3 @@ def test_some_neurons_may_be_compared_and_those_that_are_off():
     scores = detector.score(black := torch.zeros(2, 1, 6, 5, requires_grad=True))
     assert scores.tolist() == [0, 0]
     assert bool(torch.isfinite(torch.autograd.grad(scores.sum(), black)[0]).all())
-
-
-@pytest.mark.exhaustive
-def test_trapdoors_of_digits_catch_attacks():
-    train, test = load_dataset("digits", split="train"), load_dataset("digits")
-    (x, y), (test_x, test_y) = train.take(range(1000)), test.take(range(len(test)))
-    held, _ = train.take(range(1000, len(train)))
-    triggers = make_triggers(10, (1, 8, 8), generator=stream(), clusters=7, size=2, mask_ratio=0.4)
-    classifier, generator = digits_network(), stream(1)
-    detector = TrapdoorDetector(classifier, layer="6")
-    untrained = detector.fit(x, triggers)
-    optimizer = torch.optim.Adam(classifier.parameters(), lr=2e-3)
-    for _ in range(40):
-        train_epoch(classifier, optimizer, x, y, triggers, generator=generator)
-    assert float(untrained.mean()) < 0.3
-    assert float(detector.fit(x, triggers).mean()) > 0.95
-    assert float((classifier(test_x).argmax(1) == test_y).float().mean()) > 0.8
-    detector.calibrate(held, false_positive_rate=0.1)
-    adversarial = attacked(classifier, test_x, test_y, 0.15)
-    adversarial = adversarial[classifier(adversarial).argmax(1) != test_y]
-    scores = torch.cat([detector.score(test_x), detector.score(adversarial)]).detach()
-    assert len(adversarial) > 300
-    assert roc_auc_score([0] * len(test_x) + [1] * len(adversarial), scores) > 0.85
-    assert float(detector.decide(test_x).float().mean()) < 0.2
-    assert float(detector.decide(adversarial).float().mean()) > 0.5

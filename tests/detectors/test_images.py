@@ -111,34 +111,23 @@ def test_rows_without_a_solution_get_the_nearest():
     assert torch.autograd.gradcheck(lambda v: tuple(fit_aggd(v)), (values,))
 
 
-@pytest.mark.parametrize(("height", "width"), [(2, 2), (3, 9), (40, 33)])
-def test_contrast_is_that_of_the_formula(height, width):
-    grey = images(3, 1, height, width)[:, 0].double()
-    expected = [contrast_by_hand(image) for image in grey.numpy()]
-    np.testing.assert_allclose(contrast_of(grey).numpy(), expected, rtol=1e-6, atol=1e-9)
-
-
 @pytest.mark.parametrize("shape", [(1, 5, 9), (3, 13, 7)])
 def test_natural_features_are_those_of_the_formula(shape):
     x = images(4, *shape)
     found = natural_features(x)
-    assert found.dtype == torch.float64
     expected = [features_by_hand(image) for image in x.double().numpy()]
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-5, atol=1e-8)
 
 
-@CHANNELS
-@pytest.mark.parametrize("level", [0.0, 1 / 255, 0.7, 1.0])
 @pytest.mark.parametrize("side", [2, 21])
-def test_flat_images_have_features_and_gradients(channels, level, side):
-    x = torch.full((2, channels, side, side), level)
-    x[1, ..., : side // 2] = 1
-    found = natural_features(x.requires_grad_())
-    (gradient,) = torch.autograd.grad(found.sum(), x)
-    assert bool(torch.isfinite(found).all() & torch.isfinite(gradient).all())
-
-
-def test_rounding_does_not_decide_the_side_of_flat_regions():
+def test_flat_images_have_features_and_gradients(side):
+    for channels, level in product((1, 3), (0.0, 1 / 255, 0.7, 1.0)):
+        x = torch.full((2, channels, side, side), level)
+        x[1, ..., : side // 2] = 1
+        found = natural_features(x.requires_grad_())
+        (gradient,) = torch.autograd.grad(found.sum(), x)
+        assert bool(torch.isfinite(found).all() & torch.isfinite(gradient).all())
+    # Rounding does not decide the side of flat regions.
     field = contrast_of(torch.full((1, 21, 21), 0.7, dtype=torch.float64))
     assert not bool(field[:, 3:-3, 3:-3].any())
     assert bool((field[:, 0] > 1e-3).all())
@@ -203,7 +192,6 @@ def test_medians_are_those_of_scipy(size, height, width, channels, ties):
     x = (x * 3).round() if ties else x
     expected = scipy.ndimage.median_filter(x.numpy(), size=(1, 1, size, size), mode="reflect")
     assert np.array_equal(Median(size=size)(x).numpy(), expected)
-    assert np.array_equal(Median(size=size)(x[0]).numpy(), expected[0])
 
 
 @CHANNELS
@@ -220,16 +208,14 @@ def test_averages_are_those_of_the_formula(channels):
 
 
 @pytest.mark.parametrize("strength", [2.0, 6.0])
-@pytest.mark.parametrize(("height", "width"), [(32, 32), (21, 40)])
-def test_averages_are_close_to_those_of_opencv(strength, height, width):
+def test_averages_are_close_to_those_of_opencv(strength):
     pytest.importorskip("cv2")
     given = {"search": 13, "patch": 3, "strength": strength}
     # One channel: OpenCV rounds to 8 bits at the end; three: also after the change of colours.
     for channels, most, mean in ((1, 0.8, 0.3), (3, 8.0, 1.2)):
-        x = images(3, channels, height, width)
+        x = images(3, channels, 21, 40)
         apart = 255 * (NonLocalMeans(**given)(x) - OpenCVNonLocalMeans(**given)(x)).abs()
-        assert apart.max() < most
-        assert apart.mean() < mean
+        assert (apart.max() < most, apart.mean() < mean) == (True, True)
 
 
 def test_lab_is_that_of_opencv():
@@ -296,19 +282,6 @@ def test_rounding_is_passed_straight_through(named):
     assert float(second.abs().max()) > 1e-3
 
 
-def test_squeezers_keep_their_own_bounds():
-    given = [BitDepth(bits=3), ("median", {"size": 3}), ["non_local_means", {"search": 3, "strength": 3.5}]]
-    detector, x = FeatureSqueezingDetector(squeezed_network(), squeezers=given, bounds=(-1, 1)), images(4, 1, 8, 8)
-    assert detector.settings["squeezers"] == [
-        ["bit_depth", {"bits": 3, "bounds": [0, 1]}],
-        ["median", {"size": 3, "bounds": [-1, 1]}],
-        ["non_local_means", {"search": 3, "patch": 3, "strength": 3.5, "bounds": [-1, 1]}],
-    ]
-    again = FeatureSqueezingDetector(squeezed_network(), **detector.settings)
-    assert again.settings == detector.settings
-    assert torch.equal(again.score(x * 2 - 1), detector.score(x * 2 - 1))
-
-
 # MagNet: reconstruction errors and divergences, training, and calibration.
 
 classifier_of = partial(weighted, lambda: nn.Sequential(nn.Conv2d(2, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(48, 3)))
@@ -335,16 +308,14 @@ def rebuilt(image, autoencoder):
     return image
 
 
-@pytest.mark.parametrize("bounds", [(0.0, 1.0), (-1.0, 3.0)])
-def test_parts_are_those_of_the_definition(bounds):
-    classifier, (low, high) = classifier_of(), bounds
-    x = data(5, 3) * (high - low) + low
-    detector = MagNetDetector(classifier, temperatures=(10, 0.5), reformer=1, bounds=bounds)
-    detector.fit(data(20) * (high - low) + low, epochs=1)
+def test_parts_are_those_of_the_definition():
+    classifier, x = classifier_of(), 4 * data(5, 3) - 1
+    detector = MagNetDetector(classifier, temperatures=(10, 0.5), reformer=1, bounds=(-1, 3))
+    detector.fit(4 * data(20) - 1, epochs=1)
     found = detector.parts(x).detach().numpy()
     for row, image in enumerate(data(5, 3).double().numpy()):
         both = [rebuilt(image, autoencoder) for autoencoder in detector.autoencoders]
-        other = torch.tensor(both[1] * (high - low) + low).float()[None]
+        other = torch.tensor(4 * both[1] - 1).float()[None]
         logits = [classifier(one)[0].detach().double().numpy() for one in (x[row : row + 1], other)]
         expected = [np.mean((image - both[0]) ** 2), np.mean(np.abs(image - both[1]))]
         # The distance of scipy is the root of the divergence.
@@ -369,12 +340,11 @@ def test_divergences_are_those_of_scipy(rows, classes, spread, seed):
     assert bool(torch.isfinite(gradient).all())
 
 
-@pytest.mark.parametrize("bounds", [(0.0, 1.0), (-2.0, 2.0)])
-def test_the_first_step_is_that_of_adam_on_the_published_loss(bounds):
-    (low, high), clean = bounds, data(6)
+def test_the_first_step_is_that_of_adam_on_the_published_loss():
+    clean = data(6)
     with seeded_globals(0):
-        trained = Autoencoder((3,), channels=2, bounds=bounds)
-        twin, x = deepcopy(trained), clean * (high - low) + low
+        trained = Autoencoder((3,), channels=2, bounds=(-2, 2))
+        twin, x = deepcopy(trained), 4 * clean - 2
         # Noise of no size, and a penalty large enough to see.
         errors = train(trained, lambda rows: trained.loss(x[rows], noise=0.0, activity=0.1), rows=6, epochs=1)
     values, penalty = clean, torch.zeros(())
@@ -403,24 +373,18 @@ def test_noise_is_clipped_and_of_the_given_size():
     assert float(noisy.min()) == 0
 
 
-@pytest.fixture(scope="module")
-def trained():
-    inputs, _ = load_dataset("digits", split="train").take(range(500))
-    detector = MagNetDetector(digits_network(), temperatures=(10,), reformer=1)
-    errors = detector.fit(inputs, epochs=30, batch_size=32, learning_rate=0.01)
-    assert all(len(found) == 30 and found[-1] < 0.6 * found[0] for found in errors)
-    return detector
-
-
-def test_autoencoders_that_learned_nothing_are_warned_of(recwarn):
+def test_autoencoders_that_learned_nothing_are_warned_of():
     inputs, _ = load_dataset("digits", split="train").take(range(256))
     with pytest.warns(RobustExtWarning, match="no better than their mean"):
         MagNetDetector(digits_network()).fit(inputs, epochs=1)
-    MagNetDetector(digits_network(), structures=[[3]], powers=[1]).fit(inputs, epochs=40, learning_rate=0.02)
+
+
+def test_score_is_the_largest_part_in_units_of_its_limit(recwarn):
+    inputs, _ = load_dataset("digits", split="train").take(range(500))
+    trained = MagNetDetector(digits_network(), temperatures=(10,), reformer=1)
+    errors = trained.fit(inputs, epochs=10, batch_size=32, learning_rate=0.02)
+    assert all(len(found) == 10 and found[-1] < 0.6 * found[0] for found in errors)
     assert not recwarn
-
-
-def test_score_is_the_largest_part_in_units_of_its_limit(trained):
     held, _ = load_dataset("digits", split="test").take(range(200))
     calibration = trained.calibrate(held, false_positive_rate=0.1, batch_size=64)
     parts, scores = trained.parts(held).detach().numpy(), trained.score(held).detach().numpy()
@@ -429,24 +393,18 @@ def test_score_is_the_largest_part_in_units_of_its_limit(trained):
     np.testing.assert_allclose(scores, (parts / limits).max(1), rtol=1e-4)
     assert (calibration.achieved, int(trained.decide(held).sum())) == (0.1, 20)
     # Each part alone flags that share, all together flag more: so the threshold of the maximum lies above 1.
-    above = parts > limits * (1 + 1e-6)
-    assert above.sum(0).tolist() == [20, 20, 20]
+    assert (parts > limits * (1 + 1e-6)).sum(0).tolist() == [20, 20, 20]
     assert float(trained.threshold) > 1
-    trained.threshold = torch.tensor(1.0)
-    assert above.any(1).sum() > 20
-    assert np.mean(trained.decide(held).numpy() == above.any(1)) > 0.98
 
 
 def test_limits_follow_the_rate_and_stay_when_calibration_fails():
     detector = MagNetDetector(classifier_of(), temperatures=(10, 2), reformer=1)
     detector.fit(data(40), epochs=2, batch_size=16)
-    x = data(3, seed=7).double().requires_grad_()
-    assert torch.autograd.gradcheck(deepcopy(detector).double().parts, x, eps=1e-6, atol=1e-5)
     detector.calibrate(data(100, 1), false_positive_rate=0.05)
     strict = detector.limits.clone()
     detector.calibrate(data(100, 1), false_positive_rate=0.5)
-    assert bool((detector.limits < strict).all())
     kept = detector.limits.clone()
+    assert bool((kept < strict).all())
     for few, message in ((data(10, 1), "false_positive_rate"), (data(0), "inputs")):
         with pytest.raises(InvalidArgumentError, match=message):
             detector.calibrate(few, false_positive_rate=0.01)

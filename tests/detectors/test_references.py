@@ -223,20 +223,6 @@ def test_dimensions_are_those_of_the_definition(points, references, size, neighb
     np.testing.assert_allclose(found.numpy(), np.minimum(expected, LARGEST), rtol=1e-9)
 
 
-@pytest.mark.parametrize("dimension", [2, 10])
-def test_dimensions_are_near_that_of_a_subspace(dimension):
-    random, estimates = np.random.default_rng(dimension), []
-    # Uniform in a ball of a random subspace of 30 dimensions, seen from its centre: there the estimate is consistent.
-    basis = np.linalg.qr(random.normal(size=(30, dimension)))[0].T
-    for _ in range(40):
-        directions = random.normal(size=(500, dimension))
-        directions /= np.linalg.norm(directions, axis=1, keepdims=True)
-        inside = directions * random.uniform(size=(500, 1)) ** (1 / dimension) @ basis + 1
-        estimates.append(float(local_dimension(torch.ones(1, 30).double(), torch.tensor(inside), neighbours=100)))
-    # The relative standard deviation of one estimate is 1 / sqrt(100).
-    assert np.mean(estimates) == pytest.approx(dimension, rel=0.06)
-
-
 @pytest.mark.parametrize("copies", [1, 8])
 def test_duplicates_of_the_point_are_not_its_neighbours(copies):
     random = np.random.default_rng(0)

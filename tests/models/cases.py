@@ -71,20 +71,6 @@ def quantise(x):
     return (x * 15).round() / 15
 
 
-class Rounding(Purifier):
-    """Steps towards the middle that end in a quantiser: plain gradients are zero."""
-
-    def step(self, point, *, x, number, state, rng):
-        return quantise(point + 0.05 * (0.5 - point))
-
-
-class NoisyRounding(Rounding):
-    random = True
-
-    def start(self, x, rng):
-        return x + 0.01 * rng.normal(x, "noise"), {}
-
-
 def planted(features, x, rows="any", size=8):
     """A drawn readout of the features for each input."""
     generator = torch.Generator().manual_seed(5)

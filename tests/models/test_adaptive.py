@@ -54,11 +54,9 @@ def test_the_steps_are_done_in_order():
         point = point - 0.2 * x.flatten(1).mean(1)[:, None, None] * gradient + 0.01 * noise
     torch.testing.assert_close(trace.final, point)
     torch.testing.assert_close(trace.logits, net(point))
-    assert torch.equal(trace.final, trace.iterates[-1])
     assert torch.equal(defense(x), trace.logits)
     assert torch.equal(defense.with_steps(1).trace(x).final, trace.iterates[1])
     assert torch.equal(defense.with_steps(0)(x), net(x))
-    assert defense.steps == 3
 
 
 @settings(max_examples=25, deadline=None)
@@ -72,7 +70,6 @@ def test_draws_depend_on_seed_draw_and_position(seed, draw, rows, more):
         repeated = defense.trace(x[:rows])
     assert torch.equal(repeated.final, second.final[:rows])
     assert not bool((first.final == second.final).flatten(1).any(1).any())
-    assert len(set(first.seeds.tolist())) == rows + more
     # The noise of a row is its seed's, whatever its position and its input.
     turned = defense.trace(x.flip(0), seeds=first.seeds.flip(0).tolist())
     assert torch.equal(turned.final.flip(0), first.final)
@@ -81,20 +78,19 @@ def test_draws_depend_on_seed_draw_and_position(seed, draw, rows, more):
 def test_seeds_can_be_fixed_free_or_given():
     x, defense = data(3), Descent(network(), steps=1, seed=3)
     first, second = defense(x), defense(x)
-    assert defense.draw == 2
-    assert not torch.equal(first, second)
+    assert (defense.draw, torch.equal(first, second)) == (2, False)
     with defense.seeded(3, fixed=True):
         assert torch.equal(defense(x), first)
         assert torch.equal(defense(x), first)
     free, seeds = Descent(network(), steps=1), torch.tensor([1, 2, 3])
     for held in (lambda: seeded_globals(5), lambda: row_seeds(seeds)):
-        with held():
-            one, two = free(x), free(x)
-        with held():
-            assert torch.equal(free(x), one)
-            assert torch.equal(free(x), two)
-        assert not torch.equal(one, two)
-    assert torch.equal(one, free.trace(x, seeds=seeds).logits)
+        runs = []
+        for _ in range(2):
+            with held():
+                runs.append(torch.stack([free(x), free(x)]))
+        assert torch.equal(*runs)
+        assert not torch.equal(*runs[0])
+    assert torch.equal(runs[0][0], free.trace(x, seeds=seeds).logits)
     with row_seeds(seeds), pytest.raises(ModelError, match="2 rows where seeds were given for 3"):
         free(x[:2])
 
@@ -358,8 +354,6 @@ def test_it_may_change_its_inputs_and_look_for_their_gradients(net):
         return x
 
     x, made = IMAGES.clone(), as_defense(purify, net, IMAGES[:2])
-    with torch.no_grad():
-        torch.testing.assert_close(made(x), net(0.5 * IMAGES))
     torch.testing.assert_close(gradient(made, x), gradient(lambda x: net(0.5 * x), IMAGES))
     assert torch.equal(x, IMAGES)
 
@@ -370,18 +364,18 @@ def centred(x):
     return x - 0.1 * x.mean(0, keepdim=True)
 
 
-@pytest.mark.parametrize("given", [centred, robust_ext.purifier(group_size=3)(lambda classifier: centred)])
-def test_a_function_states_its_groups(given, net):
-    made = as_defense(given, net, IMAGES[:2])
-    assert (made.group_size, made.batch_level, made.random) == (3, True, False)
-    torch.testing.assert_close(made(IMAGES), torch.cat([net(centred(IMAGES[:3])), net(centred(IMAGES[3:]))]))
-    with pytest.raises(ModelError, match="whole number of groups of 3"):
-        made(IMAGES[:4])
+def test_a_function_states_its_groups_and_its_randomness(net):
+    for purify in (centred, robust_ext.purifier(group_size=3)(lambda classifier: centred)):
+        made = as_defense(purify, net, IMAGES[:2])
+        assert (made.group_size, made.batch_level, made.random) == (3, True, False)
+        torch.testing.assert_close(made(IMAGES), torch.cat([net(centred(IMAGES[:3])), net(centred(IMAGES[3:]))]))
+        with pytest.raises(ModelError, match="whole number of groups of 3"):
+            made(IMAGES[:4])
     with pytest.raises(InvalidArgumentError, match="group_size of"):
         as_defense(robust_ext.purifier(group_size=0)(lambda x: x), net, IMAGES[:2])
-    made = as_defense(robust_ext.purifier(random=True)(lambda x: x + 0.1 * torch.randn_like(x)), net, IMAGES[:2])
-    with made.seeded(1):
-        assert made.random != torch.equal(made(IMAGES), made(IMAGES))
+    noisy = as_defense(robust_ext.purifier(random=True)(lambda x: x + 0.1 * torch.randn_like(x)), net, IMAGES[:2])
+    with noisy.seeded(1):
+        assert noisy.random != torch.equal(noisy(IMAGES), noisy(IMAGES))
 
 
 def mean_gradient(net, points):
@@ -439,14 +433,3 @@ def test_networks_are_found_wherever_they_are_held(net):
         assert list(reached_modules(function).values()) == [net]
     assert list(reached_modules(lambda x: HELD(x)).values()) == [HELD]
     assert reached_modules(lambda x: x.round()) == {}
-
-
-def test_the_evaluation_of_an_authors_purifier(net, hidden):
-    """In groups, with a network that it hides: no error, its own row, and what it costs."""
-    purify = robust_ext.purifier(group_size=3)(soap(hidden))
-    threat_model, labels = robust_ext.ThreatModel(norm="linf", epsilon=0.1), net(IMAGES).argmax(1)
-    given = {"classifier": net, "steps": 1, "queries": 2, "full": True}
-    found = robust_ext.evaluate_defense(purify, None, IMAGES, labels, threat_model, **given).content
-    assert found["batch_level"]
-    assert (found["cost"]["forward"], found["cost"]["backward"]) == (9, 8)
-    assert "APGD-ce, BPDA trajectory" in {one["name"] for one in found["defended"]["attacks"]}

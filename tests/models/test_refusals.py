@@ -51,8 +51,8 @@ def broken(x):
     raise ValueError("no such thing")
 
 
-def fits(features, planted, **ways):
-    return lambda: fit_directions(features, torch.tensor(planted), **ways)
+def fits(features, planted):
+    return lambda: fit_directions(features, torch.tensor(planted))
 
 
 def pair(*parts):
@@ -69,7 +69,6 @@ def cut(x):
 
 ARGUMENTS = [
     # Test-time defenses.
-    (lambda: Descent(NET, steps=-1), "steps: got -1"),
     (lambda: Together(NET), "group_size: got None, expected the number of rows"),
     (lambda: Descent(NET, group_size=2), "group_size: got 2, expected None"),
     (lambda: Descent(NET)(torch.zeros(2, 6, dtype=torch.int64)), r"x: got dtype torch\.int64"),
@@ -78,19 +77,13 @@ ARGUMENTS = [
     (bpda(3), "forward: got int"),
     *((bpda(torch.round, **ways), ALONE) for ways in ({"backward": "trajectory"}, {"steps": 2})),
     (bpda(NET, layer="1", backward="trajectory"), ALONE),
-    (eot(draws=0), "draws: got 0"),
     (eot(fixed=True), "fixed: got True, expected False, or a seed"),
     # Detectors and readouts.
     (binarized(scale=torch.ones(2)), "scale: got shape .*3 rows"),
     (binarized(training=torch.ones(3)), "called 'training'"),
-    (lambda: as_readout("logistic").check((3, 4)), r"readout: got .*\(N, F\); give"),
     (lambda: as_readout("ensemble").check((4,)), r"readout: got .*\(N, members, F\)"),
-    (fits(torch.zeros(3, 2), [True, False, False]), r"features: got shape \(3, 2\), expected shape \(B, n, F\)"),
     (fits(torch.zeros(1, 3, 2), [True, False]), r"planted: got shape \(2,\)"),
-    (fits(torch.zeros(1, 3, 2), [1, 0, 0]), "planted: got .*int64, expected bool"),
     *((fits(torch.zeros(1, 3, 2), [one] * 3), "planted: .*both classes") for one in (True, False)),
-    (fits(torch.zeros(1, 2, 2), [True, False], kind="svm"), "kind: got 'svm'"),
-    (fits(torch.zeros(1, 2, 2), [True, False], C=0), "C: got 0"),
     # Pairs of features and readout.
     *((pair(*parts), r"model: got .*, expected a pair") for parts in ((BODY,), (BODY, 3), (BODY, "head"))),
     (lambda: split(lambda x: x, X), "model: got function, expected a torch.nn.Module"),
@@ -119,10 +112,9 @@ SPLITS = [
     (lambda: split_defense(Controlled(NET), X, layer="nowhere"), r"got 'defense\.nowhere'"),
 ]
 ALL = ((InvalidArgumentError, ARGUMENTS), (ModelError, MODELS), (SplitError, SPLITS))
-CASES = [(call, error, words) for error, cases in ALL for call, words in cases]
 
 
-@pytest.mark.parametrize(("call", "error", "words"), CASES)
-def test_what_is_wrong_is_refused(call, error, words):
-    with pytest.raises(error, match=words):
-        call()
+def test_what_is_wrong_is_refused():
+    for error, call, words in ((error, *case) for error, cases in ALL for case in cases):
+        with pytest.raises(error, match=words):
+            call()
