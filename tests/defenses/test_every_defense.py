@@ -7,11 +7,9 @@ from robust_ext import BPDA, InvalidArgumentError, ModelError
 from robust_ext.core.settings import declared
 from robust_ext.core.target import PassCounter, count_calls
 from robust_ext.defenses.catalogue import NAMED, TRAINED
-from robust_ext.models.bpda import trajectory_gradient
 from tests.defenses.cases import GROUPED, SHAPE, data, gradient, make, network, quick, seeds
 
 ALL = pytest.mark.parametrize("name", NAMED)
-SIGNED = ("hd", "anti-adversary", "imf", "aid", "soap")
 # Rows forward and backward through the classifier for a row, by default and for k steps.
 COUNTS = {
     "hd": ((21, 20), lambda k: (k + 1, k)),
@@ -126,29 +124,6 @@ def test_other_bounds_are_the_same_stretched(name, bounds):
         trace = quick(name, torch.bfloat16, bounds).trace(bounds[0] + width * data(2, torch.float32))
         assert {point.dtype for point in trace.iterates} == {torch.bfloat16}
         assert bool(torch.isfinite(trace.logits).all())
-
-
-@pytest.mark.parametrize("name", SIGNED)
-def test_gradients_under_bpda(name):
-    # Far from the bounds, where signs and boxes have the derivative of the identity.
-    defense, x = make(name, steps=2), data(3, low=0.4, high=0.6)
-    weights = torch.randn(3, 4, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-
-    def given(backward):
-        with defense.seeded(4):
-            return gradient(BPDA(defense, backward=backward), x, weights)
-
-    with defense.seeded(4):
-        trace = defense.trace(x)
-    at_end = gradient(defense.classifier, trace.final.detach(), weights)
-    assert bool((at_end.flatten(1).abs().amax(1) > 0).all())
-    for backward in ("identity", "frozen", "unrolled"):
-        torch.testing.assert_close(given(backward), at_end)
-    along = [gradient(defense.classifier, point.detach(), weights) for point in trace.iterates[1:]]
-    torch.testing.assert_close(given("trajectory"), torch.stack(along).mean(0))
-    labels = torch.zeros(3, dtype=torch.int64)
-    found = trajectory_gradient(defense, x, labels, lambda z, _: (z * weights).sum(1), seeds=trace.seeds)
-    torch.testing.assert_close(found, torch.stack(along).mean(0))
 
 
 @pytest.mark.parametrize("name", [name for name in NAMED if "checkpoint" in declared(NAMED[name])])

@@ -187,27 +187,18 @@ def test_the_parts_of_sodef_follow_one_another_and_pass_gradients():
         torch.testing.assert_close(pulled(BPDA(model, backward=backward), X), pulled(model, X))
 
 
-def test_training_makes_a_stable_classifier_that_foolbox_breaks():
+def test_training_makes_a_stable_classifier():
     net, (x, labels) = digits_network(), load_dataset("digits").take(range(60))
     inputs, known = load_dataset("digits", split="train").take(range(400))
     head = StableHeadTraining(hidden=32, epochs=3, seed=4).fit(net, inputs, known)
     model = SODEF(net, split(net, inputs[:2]).features, head, solver="rk4", steps=8)
-
-    def accuracy(x):
-        return float((model(x).argmax(1) == labels).float().mean())
-
-    assert accuracy(x) > 0.8
+    assert float((model(x).argmax(1) == labels).float().mean()) > 0.8
     with seeded_globals(0), torch.no_grad():
         start = model.trace(x[:8]).state["start"]
         # The states are nearer to rest than in an untrained field, and the Jacobian's diagonal is negative there.
         speed = [float(field(torch.zeros(()), start).norm()) for field in (head.field, StableField(64, hidden=32))]
-        diagonal = float(head.field.jacobian(start).diagonal(dim1=1, dim2=2).mean())
-    assert speed[0] < speed[1]
-    assert diagonal < 0
-    assert not any(p.requires_grad or p.grad is not None for p in head.parameters())
-    foolbox = pytest.importorskip("foolbox")
-    attack = foolbox.attacks.LinfPGD(steps=10, rel_stepsize=0.2, random_start=False)
-    assert accuracy(attack(foolbox.PyTorchModel(model, bounds=(0, 1)), x, labels, epsilons=0.3)[1]) < 0.1
+        assert speed[0] < speed[1]
+        assert float(head.field.jacobian(start).diagonal(dim1=1, dim2=2).mean()) < 0
 
 
 # ADP.

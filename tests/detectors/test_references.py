@@ -1,4 +1,4 @@
-"""KD-BU, LID and what is learned with references beside: scikit-learn, direct loops, and known dimensions."""
+"""KD-BU, LID and what is learned with references beside: scikit-learn and direct loops."""
 
 import math
 from functools import partial

@@ -138,67 +138,58 @@ TOKENS |= {"intermediate_size": 64}
 SWIN = {"image_size": 32, "patch_size": 4, "embed_dim": 16, "depths": (1, 1), "num_heads": (1, 2), "window_size": 4}
 CONV_HEAD = "1x1 convolution, ReLU, pooling"
 ROWS = "row by row, without gradients"
-THREE = "networks.0.fc,networks.1.fc,networks.2.fc"
 
 
 def _linear(name, make, layer, features, **options):
     return Architecture(name, "linear", make, layer, features, **options)
 
 
+def _replayed(name, head, make, layer="", features=32, **options):
+    return Architecture(name, head, make, layer, features, **{"kind": "replayed", **options})
+
+
 def _small(name, head, function, layer="", features=32, **options):
-    return Architecture(name, head, lambda: small(function), layer, features, "replayed", **options)
+    return _replayed(name, head, lambda: small(function), layer, features, **options)
 
 
 TWO, TEACHER = "mean of two linear", "WithTeacher"
 BOTH = "cls_classifier,distillation_classifier"
 LEVIT = "head.linear,head_dist.linear"
+DEIT, NORMED = "deit_tiny_distilled_patch16_224", f"{TWO}, each after batch normalisation"
+THREE, HEADS = [small(seed=seed) for seed in range(3)], "networks.0.fc,networks.1.fc,networks.2.fc"
+BESIDE = {"kind": "beside", "size": 96}
 RESNET = {"embedding_size": 16, "hidden_sizes": (16, 32), "depths": (1, 1)}
 ARCHITECTURES = [
     _linear("torchvision resnet18", lambda: tv("resnet18"), "fc", 512, size=64),
     _linear("torchvision mobilenet_v3_small", lambda: tv("mobilenet_v3_small"), "classifier.3", 1024),
     _linear("torchvision efficientnet_b0", lambda: tv("efficientnet_b0"), "classifier.1", 1280),
     _linear("torchvision regnet_y_400mf", lambda: tv("regnet_y_400mf"), "fc", 440, size=64),
-    *[
-        Architecture(f"torchvision squeezenet1_1, {size} px", CONV_HEAD, lambda: tv("squeezenet1_1"), *found, size=size)
-        for size, found in ((32, ("classifier.1", 512, "replayed")), (96, ("classifier.1", 522, "beside")))
-    ],
+    _replayed("torchvision squeezenet1_1, 32 px", CONV_HEAD, lambda: tv("squeezenet1_1"), "classifier.1", 512),
+    _replayed(
+        "torchvision squeezenet1_1, 96 px", CONV_HEAD, lambda: tv("squeezenet1_1"), "classifier.1", 522, **BESIDE
+    ),
     _linear("timm vit_tiny_patch16_224", lambda: tm("vit_tiny_patch16_224", img_size=64), "head", 192, size=64),
-    *[
-        Architecture(
-            f"timm {name}", head, lambda name=name: tm(name, img_size=64), layers, features, "replayed", size=64
-        )
-        for name, head, layers, features in (
-            ("deit_tiny_distilled_patch16_224", TWO, "head,head_dist", 384),
-            ("levit_128s", f"{TWO}, each after batch normalisation", LEVIT, 768),
-        )
-    ],
-    Architecture("timm resnetv2_18", "1x1 convolution", lambda: tm("resnetv2_18"), "head.fc", 512, "replayed", size=64),
+    _replayed(f"timm {DEIT}", TWO, lambda: tm(DEIT, img_size=64), "head,head_dist", 384, size=64),
+    _replayed("timm levit_128s", NORMED, lambda: tm("levit_128s", img_size=64), LEVIT, 768, size=64),
+    _replayed("timm resnetv2_18", "1x1 convolution", lambda: tm("resnetv2_18"), "head.fc", 512, size=64),
     _linear("timm convnext_atto", lambda: tm("convnext_atto"), "head.fc", 320, size=64),
     _linear("timm mobilenetv4_conv_small", lambda: tm("mobilenetv4_conv_small"), "classifier", 1280, size=64),
     _linear("timm edgenext_xx_small", lambda: tm("edgenext_xx_small"), "head.fc", 168, size=64),
     _linear("transformers ViT", lambda: hf("ViT", **TOKENS), "classifier", 32),
-    Architecture("transformers DeiT with teacher", TWO, lambda: hf("DeiT", TEACHER, **TOKENS), BOTH, 64, "replayed"),
+    _replayed("transformers DeiT with teacher", TWO, lambda: hf("DeiT", TEACHER, **TOKENS), BOTH, 64),
     _linear("transformers Swin", lambda: hf("Swin", **SWIN), "classifier", 32),
     _linear("transformers Dinov2", lambda: hf("Dinov2", **TOKENS), "classifier", 64),
     _linear("transformers ResNet", lambda: hf("ResNet", **RESNET), "classifier.1", 32),
     Architecture("torch.jit.script", "not seen", lambda: torch.jit.script(sequential()), "", 10, "logits", quick=True),
     Architecture("torch.jit.trace", "not seen", lambda: torch.jit.trace(sequential(), X[:1]), "", 10, "logits"),
     _linear("torch.compile", lambda: torch.compile(sequential()), "5", 64),
-    Architecture("torch.export", "linear", exported, "", 64, "replayed"),
+    _replayed("torch.export", "linear", exported, "", 64),
     Architecture("dynamic int8", f"quantised linear, {ROWS}", quantised, "", 10, "logits", gradient=False),
     _linear("half", lambda: small().half(), "fc", 32),
     _linear("bfloat16", lambda: small().bfloat16(), "fc", 32),
     _linear("double", lambda: small().double(), "fc", 32),
     _linear("autocast", lambda: Around(in_autocast, small()), "networks.0.fc", 32),
-    Architecture(
-        "mean of three networks",
-        "three linear",
-        lambda: Around(mean, *[small(seed=seed) for seed in range(3)]),
-        THREE,
-        96,
-        "replayed",
-        quick=True,
-    ),
+    _replayed("mean of three networks", "three linear", lambda: Around(mean, *THREE), HEADS, 96, quick=True),
     _small("temperature", "linear, divided", lambda net, x: net.fc(pooled(x)) / 2.5, "fc"),
     _small("log-softmax", "linear, log-softmax", lambda net, x: net.fc(pooled(x)).log_softmax(1), "fc"),
     _small("functional", "F.linear", lambda net, x: F.linear(pooled(x), net.fc.weight, net.fc.bias)),
