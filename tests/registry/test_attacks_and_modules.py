@@ -51,6 +51,9 @@ def test_own_attacks_are_built_by_name_class_and_settings():
     assert attack.name == "robust_ext:APGD(steps=7, loss='margin')"
     for form in ("robust_ext:APGD", APGD, (APGD, {"steps": 7})):
         assert (type(as_attack(form, name="mine")), as_attack(form, name="mine").name) == (APGD, "mine")
+    own = adapters()["robust_ext"]
+    for listing in own.list_attacks():
+        assert own.build_attack(listing.name, listing.trial, name="x").traits == listing.traits
 
 
 class Shelf(Adapter):
