@@ -16,17 +16,7 @@ from robust_ext.core.errors import RobustExtWarning
 from robust_ext.core.random import seeded_globals
 from robust_ext.registry.base import adapters
 from tests.adapters import common
-from tests.adapters.common import (
-    UNIT,
-    Brightness,
-    Downhill,
-    Recorder,
-    conv_network,
-    predicted,
-    require,
-    target_of,
-    uniform,
-)
+from tests.adapters.common import UNIT, Brightness, Downhill, Recorder, conv_network, predicted, require, uniform
 
 foolbox = require("foolbox")
 NeverFlat = common.import_module("robust_ext.adapters.foolbox.target").NeverFlat
@@ -192,7 +182,7 @@ def test_points_are_adversarial_and_close_to_the_boundary(bounds):
     x = uniform(6, (1, 4, 4)) * 0.6 * width + bounds[0]
     labels = module(x).argmax(1)
     module.queries.clear()
-    target = target_of(module, (1, 4, 4), bounds=bounds, classes=2)
+    target = common.target_of(module, (1, 4, 4), bounds=bounds, classes=2)
     points, found = starting_points(target, x, labels, generator=torch.Generator().manual_seed(1))
     assert set(module.sizes) == {6}
     assert bool(found.all())
@@ -207,7 +197,7 @@ def test_points_are_adversarial_and_close_to_the_boundary(bounds):
 def test_points_and_distances_are_stretched(ends, norm, seed):
     bounds, generator = (ends[0], ends[0] + ends[1]), torch.Generator().manual_seed(seed)
     true = ThreatModel(norm=norm, epsilon=0.1, bounds=bounds)
-    unit = UnitSpace(target_of(nn.Linear(5, 2).eval(), (5,), bounds=bounds, classes=2), true)
+    unit = UnitSpace(common.target_of(nn.Linear(5, 2).eval(), (5,), bounds=bounds, classes=2), true)
     x = (torch.rand(4, 5, generator=generator) * ends[1] + ends[0]).clamp(*bounds)
     entered, moved = unit.enter(x), unit.enter(x)
     assert torch.equal(entered, entered.clamp(0, 1))
