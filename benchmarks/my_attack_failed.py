@@ -18,7 +18,7 @@ from common import page_options
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from robust_ext.evaluations.causes.finding import CODES
-from tests.evaluations.diagnosis.test_my_attack_failed import PAGE, PAGES, change, results, sections, shown
+from tests.evaluations.diagnosis.test_my_attack_failed import PAGE, PAGES, RUN, SECTIONS, change, run, shown
 
 BEGIN, END = "<!-- begin: contents -->\n", "<!-- end: contents -->"
 
@@ -52,15 +52,15 @@ def contents() -> str:
 def main() -> None:
     """Run all and print what they came to."""
     arguments = page_options(__doc__, runs="examples")
-    for title, section in sections().items():
-        if not section.runs or not re.search(arguments.only, title):
+    for title in RUN:
+        if not re.search(arguments.only, title):
             continue
         begun = time.perf_counter()
-        before, after = results(title)
+        before, after = run(title, "+"), run(title, "-")
         changed, codes = change(before, after), [[one.code for one in result.findings] for result in (before, after)]
         print(f"{title}: {codes[0]}, fixed {codes[1]}. {changed} ({time.perf_counter() - begun:.1f} s)", flush=True)
         if arguments.write:
-            (page,) = (page for page in PAGES if section.text in page.read_text(encoding="utf-8"))
+            (page,) = (page for page in PAGES if SECTIONS[title] in page.read_text(encoding="utf-8"))
             text = written(page.read_text(encoding="utf-8"), title, shown(before, title), changed)
             page.write_text(text, encoding="utf-8")
     if arguments.write:

@@ -20,11 +20,11 @@ from robust_ext.core.errors import OutOfTimeError
 from robust_ext.engine.context import current_context, run_context
 from robust_ext.evaluations.causes.probes import probe_model
 from tests.evaluations.diagnosis.zoo.layers import Rounding
-from tests.evaluations.small import LINF, call
+from tests.evaluations.small import call
 from tests.evaluations.steps import gradient
 from tests.evaluations.subjects import SMALL, random_classifier, rounded
 
-APGD, OTHER, PGD = "robust_ext:APGD(steps=10)", "foolbox:LinfPGD(steps=4)", "foolbox:LinfPGD(steps=12)"
+APGD, OTHER = "robust_ext:APGD(steps=10)", "foolbox:LinfPGD(steps=4)"
 NETWORK, INPUTS, LABELS = random_classifier()
 MANY = torch.rand(32, 1, 4, 4, generator=torch.Generator().manual_seed(0))
 THEIRS, NEAR = NETWORK(MANY).argmax(1), ThreatModel(norm="linf", epsilon=0.05)
@@ -108,42 +108,12 @@ def test_a_dry_run_of_a_command_prints_its_cost_and_writes_nothing(tmp_path, wor
     assert not (tmp_path / "run").exists()
 
 
-def estimated(call):
-    """The rows forward and back that are stated before, and the result."""
-    stated = robust_ext.estimate(call).total
-    return [stated.forward, stated.backward], call().content
-
-
-@pytest.mark.parametrize(
-    ("attacks", "forward", "backward"),
-    [
-        (["robust_ext:APGD(steps=5,restarts=2,loss='margin')"], 12, 10),
-        (["robust_ext:ObjectivePGD(steps=7,objective='kl',best=True)"], 9, 7),
-        (["robust_ext:SpatialTransformation(mode='random',samples=4)"], 4, 0),
-        ([APGD, PGD], 11 + 13, 22),
-        (["art:ProjectedGradientDescent(max_iter=6)"], 7, 6),
-    ],
-)
-def test_of_robust_accuracy(attacks, forward, backward):
-    stated, content = estimated(lambda: robust_ext.robust_accuracy(NETWORK, attacks, INPUTS, LABELS, LINF))
-    # One row an attack to verify what it found.
-    assert stated == [8 * (forward + len(attacks)), 8 * backward]
-    counted = [sum(one["passes"][way] for one in content["attacks"]) for way in ("forward", "backward")]
-    assert counted[0] <= stated[0] <= 1.5 * counted[0]
-    assert counted[1] <= stated[1] <= 1.5 * counted[1]
-
-
-class Twice(nn.Module):
-    def forward(self, x):
-        return NETWORK(x) + NETWORK(x.flip(3))
-
-
 class Sleeps(nn.Module):
     """A layer that takes seconds for each pass."""
 
     def __init__(self, seconds):
         super().__init__()
-        self.seconds, self.passes, self.inner = seconds, [], nn.Identity()
+        self.seconds, self.passes = seconds, []
 
     def forward(self, x):
         self.passes.append(len(x))
@@ -151,20 +121,9 @@ class Sleeps(nn.Module):
         return x * 1
 
 
-class Tries(Sleeps):
-    """One that catches whatever is raised inside."""
-
-    def forward(self, x):
-        try:
-            return self.inner(super().forward(x))
-        except Exception:
-            return x.detach()
-
-
-@pytest.mark.parametrize("layer", [Sleeps, Tries])
 @pytest.mark.parametrize("seconds", [0.0, 0.1])
-def test_probes_end_with_the_time_and_blame_nothing(layer, seconds):
-    slow = layer(0.05)
+def test_probes_end_with_the_time_and_blame_nothing(seconds):
+    slow = Sleeps(0.05)
     model, begun = nn.Sequential(slow, NETWORK).eval(), time.monotonic()
     ended = run_context(replace(current_context(), deadline=begun + seconds))
     with ended, pytest.warns(RobustExtWarning, match="the time is over"):

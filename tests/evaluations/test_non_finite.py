@@ -1,8 +1,4 @@
-"""Samples on which an attack ended, and networks that return NaN: neither makes a model look more robust.
-
-Comparisons with NaN are false, so that attacks step over such points, and used to leave a network that returns NaN
-wherever it is wrong looking robust. What was not attacked is counted apart, warned about, and makes numbers bounds.
-"""
+"""Samples on which an attack ended, and networks that return NaN: neither makes a model look more robust."""
 
 from contextlib import contextmanager
 from dataclasses import replace

@@ -8,7 +8,7 @@ from torch import nn
 
 import robust_ext
 from robust_ext import MultiLabel, Targeted, TopK
-from robust_ext.core.errors import AttackError, DataError, InconsistentModelError, ModelError, RobustExtError
+from robust_ext.core.errors import DataError, InconsistentModelError, ModelError, RobustExtError
 from robust_ext.core.threat import ThreatModel
 from robust_ext.detectors import Detector
 from robust_ext.engine.context import RunContext
@@ -36,11 +36,8 @@ def evaluate(kind, *, epsilon=0.1, norm="linf", **given):
 
 OF_EVERY = {
     "samples": ({"x": X[:0], "y": torch.zeros(0, dtype=torch.int64)}, "inputs: got no samples"),
-    "values": ({"x": X * 2}, r"inputs: got values in .* \[0, 1\]"),
     "device": ({"device": "meta"}, "device: got 'meta', expected a device this torch computes on"),
-    "labels": ({"y": torch.zeros(3, dtype=torch.int64)}, "labels: got"),
     "unknown": ({"batchsize": 5}, "did you mean batch_size"),
-    "ids": ({"sample_ids": [0, 0, 1, 2]}, "^sample_ids: got an id twice"),
     "folder": ({"out": ""}, "out: got '', expected the name of a folder"),
     "epsilon": ({"norm": "l2", "epsilon": 1e-6}, "epsilon: got 1e-06, expected at least .* in l2: float32"),
     "callbacks": ({"callbacks": [print]}, r"callbacks: got .* method on_result\(result\)"),
@@ -79,14 +76,11 @@ def through(function):
 
 ROBUST, TEST, MEAD, DEFENSE = "robust_accuracy", "binarization", "mead", "test_time"
 OF_ONE = [
-    (TEST, {"kappa": 1.0}, r"kappa: got 1.0, expected a finite number in \[0, 1\)"),
     (TEST, {"readout": "ensemble"}, r"^readout: got Ensemble.* for features of shape \(N, 40\)"),
     (TEST, {"inner_point": 5}, "inner_point: got an unknown setting, expected .* did you mean inner_points"),
     *((TEST, {"depths": depths}, "depths") for depths in ((), (2, 4), (1, 2, 2), "1,2", 2, (1, float("nan")))),
     (TEST, {"attack": []}, "at least one attack"),
     (TEST, {"model": through(lambda z: z / 0)}, "NaN or infinite"),
-    (TEST, {"attack": lambda model, x, y: x[:1]}, r"returned shape \(1, 1, 4, 4\)"),
-    (TEST, {"attack": lambda model, x, y: 1 / 0}, "raised ZeroDivisionError"),
     (TEST, {"attack": "foolbox:LinfPGD", "norm": "l1"}, "not for l1"),
     (TEST, {"detector": Bare(MODEL)}, "detector_data: got nothing, and a detector without a threshold"),
     (TEST, {"detector": Bare(MODEL), "detector_data": X}, r"0\.05 with 4 clean inputs, expected at least 20"),
@@ -178,20 +172,6 @@ def test_arguments_of_others(number, tmp_path, monkeypatch):
         call(tmp_path)
 
 
-@pytest.mark.parametrize("bounds", [None, 1, (0,), (1, 0), (0, "1"), (0, 1e300), torch.zeros(2)], ids=str)
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda **given: ThreatModel(norm="linf", epsilon=0.1, **given),
-        lambda **given: load_suite("quick", **given),
-        lambda **given: as_defense("bit-depth", MODEL, X, **given),
-    ],
-)
-def test_bounds(call, bounds):
-    with pytest.raises(RobustExtError, match=r"^bounds: got"):
-        call(bounds=bounds)
-
-
 @pytest.mark.parametrize("kind", ["detector", "detectors"])
 @pytest.mark.parametrize("error", [KeyError("score"), SystemExit(0)], ids=repr)
 def test_a_detector_that_raises_is_named(error, kind):
@@ -206,8 +186,6 @@ def test_a_failed_attack_on_a_defense_stands_beside_the_others():
 
     result = evaluate("test_time", attack=[fails, ATTACK], draws=1, repeats=1, epsilon=1e-3)
     assert [entry["name"] for entry in result.content["refused"]] == ["fails"]
-    with pytest.raises(AttackError, match="no attack was run"):
-        evaluate("test_time", attack=fails, draws=1, repeats=1)
 
 
 class Declared(nn.Module):

@@ -121,9 +121,8 @@ def spent():
     return used
 
 
-@pytest.mark.parametrize(
-    ("inputs", "labels", "words"),
-    [
+def test_what_is_no_batch_is_refused():
+    for inputs, labels, words in (
         (SPLIT, LABELS, "labels: .*None"),
         (spent(), None, "inputs: .*a list or DataLoader"),
         (TensorDataset(INPUTS, LABELS), None, r"inputs: .*DataLoader\(data"),
@@ -131,11 +130,9 @@ def spent():
         ([(INPUTS, LABELS[:-1])], None, r"inputs: .*batches \(inputs, labels\)"),
         ([SPLIT[0], (INPUTS, ONE_HOT)], None, "inputs: .*those of the batches before"),
         ([(2 * INPUTS, LABELS)], None, "inputs: .*bounds"),
-    ],
-)
-def test_what_is_no_batch_is_refused(inputs, labels, words):
-    with pytest.raises(InvalidArgumentError, match=f"^{words}"):
-        robust_accuracy(NETWORK, "robust_ext:APGD(steps=1)", inputs, labels, LINF)
+    ):
+        with pytest.raises(InvalidArgumentError, match=f"^{words}"):
+            robust_accuracy(NETWORK, "robust_ext:APGD(steps=1)", inputs, labels, LINF)
 
 
 # Outputs that are anything but logits: taken by agreement with the labels, or refused by the name of their task.
@@ -265,18 +262,14 @@ def test_without_labels_several_candidates_are_refused_and_named_and_with_them_t
     assert (result.verdict, result.score) == (named.verdict, named.score)
 
 
-@pytest.mark.parametrize(
-    "function",
-    [
-        lambda z, f: z,
+def test_logits_are_taken_in_silence():
+    for function in (
         lambda z, f: (z / 100 + 0.5).clamp(0, 1),
         lambda z, f: z.sigmoid() * 5,
         lambda z, f: z[:, :2],
         lambda z, f: (z, z.softmax(1)),
         lambda z, f: z.log_softmax(1),
-    ],
-)
-def test_logits_are_taken_in_silence(function):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        prepared(Returns(function), Y.clamp(max=1))
+    ):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            prepared(Returns(function), Y.clamp(max=1))

@@ -150,8 +150,9 @@ def test_no_defense_at_all():
 
 @pytest.mark.exhaustive
 def test_a_random_defense_is_asked_afresh():
-    first, again, other = (evaluate(Noise(), repeats=3, draws=2, seed=seed) for seed in (0, 0, 1))
-    single = evaluate(Noise(), repeats=1, draws=1)
+    short = partial(evaluate, Noise(), None, INPUTS[:8], LABELS[:8], losses=["ce"], steps=3)
+    first, again, other = (short(repeats=3, draws=2, seed=seed) for seed in (0, 0, 1))
+    single = short(repeats=1, draws=1)
     assert plain(first.content) == plain(again.content)
     assert plain(first.content) != plain(other.content)
     assert first.content["random"]
@@ -245,7 +246,7 @@ def records_of(folder):
     return {one.run["settings"].get("name", "clean"): one.records() for one in runs_of(folder).values()}
 
 
-@pytest.mark.parametrize("epsilon", [0.3, 0.1, 0.05])
+@pytest.mark.parametrize("epsilon", [0.1, 0.05])
 @pytest.mark.parametrize("defense", [rounded, lambda x: x], ids=["rounded", "none"])
 def test_what_would_be_left_is_stated_only_where_all_others_were_run(defense, epsilon):
     """What a category's absence would leave is what a run of everything on everything says."""
@@ -356,13 +357,6 @@ def test_categories_are_chosen(tmp_path):
     assert more.defended <= result.defended
 
 
-def test_transfer_is_not_weaker_than_the_naive_attack():
-    """However few steps go through the defense."""
-    found = by_name(cascaded(lambda x: x, steps=1, only=("naive", "transfer"), full=True))
-    transfer = min(value for name, value in found.items() if name.startswith("APGD"))
-    assert transfer <= found["PGD-20 on the static model"]
-
-
 def test_no_attack_goes_beyond_the_quarter():
     """Nor one that comes after no other; naive ones come first in any case."""
     kinds = {"a": "naive", "b": "white-box", "c": "white-box", **dict.fromkeys("defgh", "black-box")}
@@ -380,18 +374,14 @@ def test_no_attack_goes_beyond_the_quarter():
     assert cascaded(lambda x: x, steps[1], threat=WEAK).content["not_run"] == []
 
 
-def samples_of(*counts):
-    """How many samples each attack is run on, of those that come after a first one and take so many passes."""
-    later = [step(Still(f"{count} {place}", passes=count), after="first") for place, count in enumerate(counts)]
-    first = step(Still("first", passes=10), "naive")
-    return by_name(cascaded(lambda x: x, [first, *later], threat=WEAK), "samples")
-
-
 def test_what_costs_next_to_nothing_comes_before_costly_attacks_on_all_samples():
     """One pass, and three to be judged: on all 20 samples less than a twentieth of what there is for all attacks."""
-    samples = samples_of(*[100] * 6, 1)
-    assert list(samples)[:2] == ["first", "1 6"]
-    assert samples["1 6"] == samples["first"] > max(samples[f"100 {place}"] for place in range(6))
+    counts = {**dict.fromkeys("abcdef", 100), "cheap": 1}
+    later = [step(Still(name, passes=count), after="first") for name, count in counts.items()]
+    first = step(Still("first", passes=10), "naive")
+    samples = by_name(cascaded(lambda x: x, [first, *later], threat=WEAK), "samples")
+    assert list(samples)[:2] == ["first", "cheap"]
+    assert samples["cheap"] == samples["first"] > max(samples[name] for name in "abcdef")
 
 
 def test_a_samples_draws_do_not_depend_on_what_is_judged_beside_it():
@@ -430,7 +420,7 @@ def test_a_cascade_is_gone_on_with(tmp_path, defense):
 
     def run(folder, error=None):
         mine = step(Still("mine", does=Mock(side_effect=error)))
-        more = {"queries": 500, "repeats": 2, "draws": 2, "out": tmp_path / folder}
+        more = {"queries": 500, "steps": 2, "losses": ["ce"], "repeats": 2, "draws": 2, "out": tmp_path / folder}
         return cascaded(defense, ["recommended", mine], threat=WEAK, **more)
 
     whole = run("whole")

@@ -351,18 +351,6 @@ def test_planted_points_survive_batched_and_alone(text, network, digits, linf):
     assert planted.score(planted.inputs) == 0
 
 
-@pytest.mark.parametrize("text", READOUTS)
-def test_attacks_are_judged(text, network, digits, linf):
-    """One that climbs finds more than one that does not move, and every reach fits its outcome."""
-    options = {"readout": text, "depths": (1,), "kappa": 0.9 if text == "nearest" else 0.999, "canaries": 2, **SIZES}
-    attacks = {"apgd": APGD, "still": lambda model, x, y: x}
-    result = binarization_test(subject(network, digits, text), attacks, digits[:12], linf, **options)
-    assert result.attacks["still"]["score"] == 0
-    assert result.attacks["apgd"]["score"] >= 0.9
-    for done in (done for record in result.records for done in record["attacks"].values()):
-        assert (done["outcome"] == "found") == (done["reach"] > options["kappa"])
-
-
 def test_a_random_model_is_judged_by_majorities_and_attacks_are_shown_single_draws(network, digits, linf):
     model, seen = noisy(network), []
     options = {"draws": 9, "depths": (1,), "canaries": 2, **SIZES, "inner_points": 60}

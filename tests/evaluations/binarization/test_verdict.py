@@ -273,3 +273,31 @@ def test_sequential_rules_are_wagers_that_pay_enough(samples, data):
         # Where its numbers are near the bar they show nothing.
         assert shown == (paid > 1) or 0.97 < paid < 1.03
     assert rules.graded(samples) == (samples >= 16)
+
+
+def test_random_search_that_solves_half_of_all_is_rarely_settled():
+    """At any look of the sequential rule, in simulated tests: half of the error is that of R-ASR."""
+    rules = Rules(BinarizationSettings(threat_model=LINF, sequential=True, depths=DEEP))
+    hits = (np.random.default_rng(0).random((2000, 200)) < 0.5).cumsum(1)[:, 7::8]
+    low = [sum(rules.proves_hard(row(0, hit, look, 1.0)) for hit in range(look + 1)) for look in range(8, 201, 8)]
+    assert low == sorted(low)
+    assert (hits < low).any(1).mean() <= 0.05 / 2 + 4 * np.sqrt(0.025 / 2000)
+    assert rules.random_error_rate() + 3 * rules.random_error_rate(8.0) == pytest.approx(0.05)
+
+
+# Options, the problems that random search found and all, and whether R-ASR is settled.
+SETTLED = [
+    ({}, 0, 7, False), ({}, 0, 8, True), ({}, 1, 11, False), ({}, 1, 12, True),
+    # Deeper problems need it where planted ones are too easy.
+    ({}, 30, 30, False), ({"depths": (1,)}, 30, 30, True), ({"depths": (1,)}, 0, 7, True),
+    ({"least_depth": 2.0}, 0, 30, False), ({"maximum_random_score": 1.0}, 0, 30, False),
+    ({"random_stops": False}, 0, 30, False), ({"sequential": False, "random_stops": False}, 0, 30, False),
+    ({"sequential": False}, 0, 7, False), ({"sequential": False}, 0, 8, True), ({"sequential": False}, 1, 16, True),
+    ({"sequential": False}, 2, 16, True), ({"sequential": False}, 3, 16, False),
+]  # fmt: skip
+
+
+def test_where_random_search_is_settled():
+    for options, found, samples, settled in SETTLED:
+        rules = Rules(BinarizationSettings(threat_model=LINF, **{"sequential": True, **options}))
+        assert rules.random_settled(row(0, found, samples, 1.0)) == settled, options

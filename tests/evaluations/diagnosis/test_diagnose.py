@@ -1,12 +1,10 @@
 """A diagnosis as a whole: what it runs, finds and tries; attacks that raise, refused models; trials and references."""
 
 import copy
-from functools import partial
 
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 import robust_ext
 from robust_ext import AttackError, ModelError, ThreatModel
@@ -24,9 +22,8 @@ from robust_ext.evaluations.diagnosis.examination import Examination
 from robust_ext.evaluations.diagnosis.examining import Examiner
 from robust_ext.evaluations.diagnosis.settings import DiagnosisSettings
 from robust_ext.evaluations.diagnosis.trying import Trials, reordered
-from tests.evaluations.diagnosis.zoo import cases
 from tests.evaluations.diagnosis.zoo.layers import Rounding
-from tests.evaluations.diagnosis.zoo.networks import convolutional, digits, scaled
+from tests.evaluations.diagnosis.zoo.networks import convolutional, scaled
 from tests.evaluations.small import INPUTS, LABELS, LINF, NETWORK
 from tests.evaluations.steps import climb, into_ball
 
@@ -47,13 +44,15 @@ def crawl(model, x, y, threat_model):
     return climb(model, x, y, epsilon=threat_model.epsilon, step=0.01)
 
 
-def climbed(model, x, y, *, epsilon, steps=20, step=0.1, loss=None, mask=1.0):
-    """Sign steps from the input, of which other losses, and moves times a mask, are faults."""
-    loss, points = loss or partial(F.cross_entropy, reduction="sum"), x
-    for _ in range(steps):
+def flattened(model, x, y, *, epsilon):
+    """Sign steps along a margin that is flat where it should be climbed."""
+    points = x
+    for _ in range(20):
         points = points.detach().requires_grad_()
-        (gradient,) = torch.autograd.grad(loss(model(points), y), points)
-        points = into_ball(points.detach() + step * epsilon * gradient.sign() * mask, x, epsilon)
+        logits = model(points)
+        lead = logits.scatter(1, y[:, None], -torch.inf).amax(1) - logits.gather(1, y[:, None]).squeeze(1)
+        (gradient,) = torch.autograd.grad(lead.relu().sum(), points)
+        points = into_ball(points.detach() + 0.1 * epsilon * gradient.sign(), x, epsilon)
     return points.detach()
 
 
@@ -79,10 +78,6 @@ def test_numbers_are_those_of_the_evaluations():
             assert found["robust_accuracy"] == alone.robust_accuracy(epsilon)
         planted = robust_ext.binarization_test(NETWORK, given, INPUTS[:6], LINF, **settings)
         assert (attacks[name]["score"], attacks[name]["planted"]) == (planted.score, 6)
-        indicators = attacks[name]["ioaf"]
-        assert indicators["unavailable_gradients"] == indicators["unconstrained_attack_failure"] == 0.0
-        assert 0 < indicators["unstable_predictions"] <= 1
-        assert indicators["transfer_failure"] is None
     assert attacks["crawl"]["score"] < attacks["strong"]["score"]
     assert result.likely.attack == "crawl"
 
@@ -107,10 +102,6 @@ def test_a_model_that_cannot_be_evaluated_is_a_finding():
     assert tried["confirmed"]
     assert tried["after"]["score"] == diagnose(copy.deepcopy(network).eval()).content["attacks"][0]["score"]
     assert network.training, "the model is left as it was"
-    # Where the mode is refused, gradients are not talked about.
-    rounding = nn.Sequential(nn.Dropout(0.5), Rounding(), NETWORK).train()
-    assert {*codes(diagnose(rounding, **ALONE))} == {"train_mode"}
-    NETWORK.eval()
 
 
 def test_remedies_are_tried_on_the_same_samples():
@@ -134,21 +125,18 @@ TRIED |= {"remedy": FAULT.remedies[0].to_dict(), "text": TEXT}
 BESIDE = {"name": "Y", "text": "Y", "robust_accuracy": 0.4}
 
 
-@pytest.mark.parametrize(
-    ("likely", "tried", "expected"),
-    [
+def test_what_to_run_next():
+    for likely, tried, expected in (
         (None, None, "binarization --model m.py --attack A --eps=8/255 --layer fc --attack=B"),
         (FAULT, None, f"{GIVEN} --try-remedies"),
         (FAULT, [TRIED], f'binarization --model m.py --eps=8/255 --layer fc --attack "{TEXT}"'),
         (FAULT, [TRIED | {"outcome": "within noise"}], GIVEN),
         (FAULT, [TRIED | {"beside": [BESIDE]}], "binarization --model m.py --eps=8/255 --layer fc --attack Y"),
         (MODEL, None, GIVEN),
-    ],
-)
-def test_what_to_run_next(likely, tried, expected):
-    with run_context(RunContext(command=GIVEN.split())):
-        steps = next_steps(likely, tried, refused=False, plantable=True)
-    assert steps[0]["command"] == f"robust-ext {expected}"
+    ):
+        with run_context(RunContext(command=GIVEN.split())):
+            steps = next_steps(likely, tried, refused=False, plantable=True)
+        assert steps[0]["command"] == f"robust-ext {expected}"
 
 
 def key(model, x, y):
@@ -178,39 +166,6 @@ def test_what_cuts_the_graph_comes_before_what_was_raised_for_it():
     result = diagnose(Does(lambda network, x: network(x.detach())), {"mine": crawl}, references=False)
     assert codes(result) == ["cut_gradient", "crashed"]
     assert result.content["attacks"][0]["error"].startswith("mine: ")
-
-
-def label(z, y):
-    return z.gather(1, y[:, None]).sum()
-
-
-# Some run on a model and not on planted problems, which have two classes.
-OF_TEN = {
-    "one-hot of ten": (
-        partial(climbed, steps=10, step=0.25, loss=lambda z, y: ((1 - F.one_hot(y, 10)) * z).sum()),
-        "RuntimeError",
-    ),
-    "targets among the classes": (
-        partial(climbed, steps=10, step=0.25, loss=lambda z, y: -F.cross_entropy(z, (y + 1) % z.shape[1])),
-        None,
-    ),
-}
-
-
-@pytest.mark.parametrize("name", OF_TEN)
-def test_the_samples_are_shown_and_judged_beside_what_an_attack_raised_on_planted_problems(name):
-    function, error = OF_TEN[name]
-    settings = {"planted": 4, "inner_points": 60, "references": False}
-    result = robust_ext.diagnose(digits_network(), function, *digits(6), cases.LINF, **settings)
-    (attack,) = result.content["attacks"]
-    assert attack["robust_accuracy"] is not None
-    assert attack["error"] is None
-    assert (attack["score"] is None) == (error is not None)
-    raised = [one for one in result.findings if one.code.startswith("crashed")]
-    assert [one.code for one in raised] == ([] if error is None else ["crashed_planted"])
-    for one in raised:
-        assert error in one.evidence[0]
-        assert "10" in one.cause  # With ten classes, of which eight are empty, it runs.
 
 
 def of_size(*sizes):
@@ -277,69 +232,25 @@ def _noisy(x):
     return x + 0.05 * torch.randn_like(x)
 
 
-@pytest.mark.parametrize(
-    ("front", "expected"),
-    [
+def test_gradients_that_are_none_come_before_randomness_as_their_mean_is_none():
+    for front, expected in (
         (lambda x: Rounding()(_noisy(x)), ["zero_gradient", "random_output"]),
-        (lambda x: _noisy(Rounding()(x)), ["zero_gradient", "random_output"]),
         (lambda x: _noisy(x).detach(), ["cut_gradient", "random_output"]),
-        (_noisy, ["random_output"]),
         (lambda x: torch.sigmoid(500 * (_noisy(x) - 0.45)), ["random_output"]),
-    ],
-)
-def test_gradients_that_are_none_come_before_randomness_as_their_mean_is_none(front, expected):
-    assert codes(diagnose(Does(lambda network, x: network(front(x))), **ALONE)) == expected
+    ):
+        assert codes(diagnose(Does(lambda network, x, front=front: network(front(x))), **ALONE)) == expected
 
 
 # Remedies that are tried, and attacks to compare with.
 IMAGES, DIGITS = load_dataset("digits").take(range(32))
 BALL = ThreatModel(norm="linf", epsilon=0.12)
-FAULTY = {
-    "moves half of the image": (partial(climbed, mask=(torch.arange(8).view(8, 1) < 4).float()), "loop_at_fault"),
-    "sum of all logits": (partial(climbed, loss=lambda z, y: z.sum()), "loop_at_fault"),
-    "FGSM": ("foolbox:LinfFastGradientAttack(random_start=False)", "weaker_kind"),
-    "few queries": ("robust_ext:Square(queries=10)", "weaker_kind"),
-}
-SOUND = {"PGD of 7 steps": partial(climbed, steps=7, step=0.25), "DeepFool": "foolbox:LinfDeepFoolAttack(steps=50)"}
-
-
-def diagnosed(attack, model=None, **settings):
-    """A diagnosis by the samples alone, where nothing else is given."""
-    return robust_ext.diagnose(model or digits_network(), attack, IMAGES, DIGITS, BALL, **{"planted": 0, **settings})
-
-
-@pytest.mark.parametrize("name", FAULTY)
-def test_an_attack_that_a_reference_beats_has_a_finding(name):
-    attack, code = FAULTY[name]
-    result = diagnosed(attack)
-    found = {one.code: one for one in result.findings}
-    assert code in found
-    # What others find by the same gradients is no sign that these mislead.
-    others = {"loop_at_fault", "weaker_kind", "gradient_free_wins", "transfer_wins"} - {code}
-    assert found.keys().isdisjoint(others)
-    (remedy,) = found[code].remedies
-    assert robust_ext.as_attack(remedy.attack)
-    lowest = min(one["robust_accuracy"] for one in result.content["references"])
-    assert lowest < result.content["attacks"][0]["robust_accuracy"]
-
-
-@pytest.mark.parametrize("name", SOUND)
-def test_a_sound_attack_is_beaten_by_chance_only(name):
-    assert diagnosed(SOUND[name]).likely is None
 
 
 SHORT = {"planted": 6, "inner_points": 50, "queries": 50, "random_points": 20, "try_remedies": True}
 
 
-def flattened(z, y):
-    """A margin that is flat where it should be climbed."""
-    true = z.gather(1, y[:, None]).squeeze(1)
-    return F.relu(z.scatter(1, y[:, None], -torch.inf).amax(1) - true).sum()
-
-
-@pytest.mark.parametrize("loss", [flattened, lambda z, y: z.gather(1, y[:, None]).sum()])
-def test_what_changes_nothing_on_the_model_is_not_confirmed(loss):
-    result = diagnosed(partial(climbed, loss=loss), **SHORT)
+def test_what_changes_nothing_on_the_model_is_not_confirmed():
+    result = robust_ext.diagnose(digits_network(), flattened, IMAGES, DIGITS, BALL, **SHORT)
     for one in result.content["tried"]:
         before, after = one["before"], one["after"]
         solved = 32 * (before["robust_accuracy"] - after["robust_accuracy"]) + 6 * (after["score"] - before["score"])
@@ -357,7 +268,8 @@ VIEWS = {
 @pytest.mark.parametrize("name", VIEWS)
 def test_references_run_through_the_view_that_helps(name):
     make, view = VIEWS[name]
-    result = diagnosed("foolbox:LinfPGD(steps=4, rel_stepsize=0.4)", make(), **SHORT)
+    weak = "foolbox:LinfPGD(steps=4, rel_stepsize=0.4)"
+    result = robust_ext.diagnose(make(), weak, IMAGES, DIGITS, BALL, **SHORT)
     entry = next(one for one in result.content["tried"] if one["confirmed"])
     assert result.content["reason"].startswith("The confirmed cause")
     through = next(one for one in entry["beside"] if "through" in one["name"])
@@ -369,17 +281,9 @@ def test_references_run_through_the_view_that_helps(name):
     assert (best["text"] in result.content["next"][0]["command"].replace("\\'", "'")) == lower
 
 
-@pytest.mark.parametrize(
-    ("view", "outcome"),
-    [
-        ({"temperature": 1.5}, "changes nothing"),
-        ({"one_by_one": True}, "changes nothing"),
-        ({"noise": 30.0}, "worse"),
-        ({"aimed": True}, "worse"),
-    ],
-)
+@pytest.mark.parametrize(("view", "outcome"), [({"temperature": 1.5}, "changes nothing"), ({"noise": 30.0}, "worse")])
 def test_what_makes_a_sound_attack_worse_is_said(view, outcome):
-    attack = robust_ext.as_attack(partial(climbed, step=0.2))
+    attack = robust_ext.as_attack(climb, name="climb")
     data = {"sample_ids": range(16), "batch_size": 16}
     given = prepare_inputs(digits_network(), IMAGES[:16], DIGITS[:16], threat_model=BALL, **data)
     examiner = Examiner(given=given, settings=DiagnosisSettings(planted=4, inner_points=50), out=None, worker=run_task)

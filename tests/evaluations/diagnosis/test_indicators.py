@@ -1,5 +1,7 @@
 """What is wrong with an attack, from made records, alone and beside others; published indicators; its remedies."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -109,16 +111,13 @@ def test_the_first_cause_of_many_samples_and_none_of_one_in_many(name):
         assert first([entry(**changes), *entries(20)]) is None
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
+def test_minimum_norm_attacks_may_come_from_outside():
+    for changes in (
         {"outcome": "beyond_epsilon", "distance": 0.3},
         {"trace": {"reach": 3.0, "outside": 41, "best": -8.0, "zero": 30, "zero_loss": 30}},
         {"trace": {"reach": 0.4, "end": 0.4, "step": 0.01, "late": 1.0}},
-    ],
-)
-def test_minimum_norm_attacks_may_come_from_outside(changes):
-    assert first(entries(**changes), as_attack("foolbox:DDNAttack")) is None
+    ):
+        assert first(entries(**changes), as_attack("foolbox:DDNAttack")) is None
 
 
 def test_a_fault_of_the_model_is_named_with_its_layer_before_its_symptoms():
@@ -208,18 +207,15 @@ def codes(mine, theirs=(), attack=None, **others):
     return [one.code for one in found]
 
 
-@pytest.mark.parametrize(
-    ("trace", "attack", "expected"),
-    [
+def test_a_weaker_kind_wins_by_three_samples_and_a_tenth():
+    for trace, attack, expected in (
         (FREE, Square(), "gradient_free_wins"),
         (FREE, APGD(), "gradient_free_wins"),
         (SINGLE, APGD(), "single_step_wins"),
-    ],
-)
-@pytest.mark.parametrize(("solved", "wins"), [(5, False), (7, False), (8, True), (20, True)])
-def test_a_weaker_kind_wins_by_three_samples_and_a_tenth(trace, attack, expected, solved, wins):
-    found = codes(left(5, trace=MANY), left(solved, trace=trace), attack=attack)
-    assert found == ([expected] if wins else [])
+    ):
+        for solved, wins in ((5, False), (7, False), (8, True), (20, True)):
+            found = codes(left(5, trace=MANY), left(solved, trace=trace), attack=attack)
+            assert found == [expected] * wins
 
 
 @pytest.mark.parametrize(
@@ -257,18 +253,15 @@ def test_what_the_same_gradients_find_is_no_sign_that_they_mislead():
     assert not found(left(80, 100, trace=MANY), square=left(86, 100, trace=FREE), many=left(84, 100, trace=MANY))
 
 
-@pytest.mark.parametrize(
-    ("attack", "expected"),
-    [
+def test_examples_made_on_another_model_or_on_the_smoothed_one():
+    theirs = left(12, trace=MANY)
+    for attack, expected in (
         (Transfer(surrogates={"static": nn.Linear(4, 3)}), ["transfer_wins"]),
         (AdaptedAttack(attack=APGD(), noise=0.5, eot=4), ["transfer_wins"]),
         (AdaptedAttack(attack=APGD(), temperature=2.0), ["loop_at_fault"]),
-    ],
-)
-def test_examples_made_on_another_model_or_on_the_smoothed_one(attack, expected):
-    theirs = left(12, trace=MANY)
-    assert codes(left(5, trace=MANY), theirs, attack) == expected
-    assert codes(left(5, trace=SINGLE), theirs, attack) == ["weaker_kind"]
+    ):
+        assert codes(left(5, trace=MANY), theirs, attack) == expected
+        assert codes(left(5, trace=SINGLE), theirs, attack) == ["weaker_kind"]
 
 
 @pytest.mark.parametrize(("rows", "expected"), [(2, []), (3, ["random_wins"])])
@@ -280,20 +273,16 @@ def test_random_points_that_solve_what_the_attack_does_not(rows, expected):
     assert codes(mine) == expected
 
 
-@pytest.mark.parametrize(
-    ("solved", "others", "expected"),
-    [
-        (10, {"larger": {"mine": left(10)}}, []),
-        (10, {"larger": {"mine": left(20)}}, []),
+def test_samples_lost_with_a_larger_budget_or_kept_without_any():
+    for solved, kind, others, expected in (
+        (10, "larger", left(10), []),
+        (10, "larger", left(20), []),
         # As many solved as before, but others.
-        (10, {"larger": {"mine": left(10)[::-1]}}, ["larger_budget_less"]),
-        (5, {"unbounded": {"mine": left(20)}}, []),
-        (5, {"unbounded": {"mine": left(15)}}, []),
-        (5, {"unbounded": {"mine": left(5)}}, ["unbounded_fails"]),
-    ],
-)
-def test_samples_lost_with_a_larger_budget_or_kept_without_any(solved, others, expected):
-    assert codes(left(solved), **others) == expected
+        (10, "larger", left(10)[::-1], ["larger_budget_less"]),
+        (5, "unbounded", left(15), []),
+        (5, "unbounded", left(5), ["unbounded_fails"]),
+    ):
+        assert codes(left(solved), **{kind: {"mine": others}}) == expected
 
 
 def test_samples_that_were_misclassified_or_not_attacked_do_not_count():
@@ -306,24 +295,21 @@ ADVERSARIAL = {"best": 1.0, "lowest": -3.0, "adversarial_at": 4, "recent": 0.0}
 RISING = {"best": -1.0, "lowest": -3.0}
 
 
-@pytest.mark.parametrize(
-    ("name", "bad", "good"),
-    [
-        ("unavailable_gradients", {"trace": {"zero": 3}}, {"trace": {"zero": 0}}),
-        ("unavailable_gradients", {"trace": {"graphs": 4, "gradients": 0}}, {"trace": {"graphs": 0, "gradients": 0}}),
-        ("silent_success", {"trace": ADVERSARIAL}, {"trace": {"adversarial_at": None}}),
-        ("silent_success", {"trace": ADVERSARIAL}, {"trace": ADVERSARIAL, "outcome": "found"}),
-        ("incomplete_optimization", {"trace": RISING | {"recent": 0.101}}, {"trace": RISING | {"recent": 0.099}}),
-        # A loss that never moves is finished, by their definition.
-        (
-            "incomplete_optimization",
-            {"trace": RISING | {"recent": 2.0}},
-            {"trace": {"best": -3.0, "lowest": -3.0, "recent": 0.0}},
-        ),
-    ],
-)
-def test_shares_of_samples(name, bad, good):
-    assert ioaf([entry(**bad), entry(**good), entry(**good), entry(**good)])[name] == 0.25
+# An indicator, the trace of a sample that it counts, and what another's is or has.
+SHARES = [
+    ("unavailable_gradients", {"zero": 3}, {"zero": 0}, {}),
+    ("unavailable_gradients", {"graphs": 4, "gradients": 0}, {"graphs": 0, "gradients": 0}, {}),
+    ("silent_success", ADVERSARIAL, {"adversarial_at": None}, {}),
+    ("silent_success", ADVERSARIAL, ADVERSARIAL, {"outcome": "found"}),
+    ("incomplete_optimization", RISING | {"recent": 0.101}, RISING | {"recent": 0.099}, {}),
+    # A loss that never moves is finished, by their definition.
+    ("incomplete_optimization", RISING | {"recent": 2.0}, {"best": -3.0, "lowest": -3.0, "recent": 0.0}, {}),
+]
+
+
+def test_shares_of_samples():
+    for name, bad, good, more in SHARES:
+        assert ioaf([entry(trace=bad), *[entry(trace=good, **more)] * 3])[name] == 0.25, (name, bad)
 
 
 def test_what_was_not_measured_is_none_and_transfer_and_unbounded_attacks():
@@ -354,69 +340,55 @@ def test_unstable_predictions_in_closed_form():
 WIDE = ThreatModel(norm="linf", epsilon=0.1, bounds=(-1, 1))
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "foolbox:LinfPGD",
+def test_a_text_is_kept_and_the_same_attack_under_another_name_gets_one():
+    for text in (
         "foolbox:L2CarliniWagnerAttack(binary_search_steps=3)",
         "art:ProjectedGradientDescent(max_iter=20, eps_step=0.01)",
         "torchattacks:PGD(steps=7, alpha=0.01)",
         "adv_lib:pgd_linf(steps=10, loss_function='dlr')",
-        "robust_ext:APGD(steps=12)",
         "robust_ext:AdaptedAttack(attack='foolbox:LinfPGD(steps=20)', bpda='net.quantise', eot=8)",
-    ],
-)
-def test_a_text_is_kept_and_the_same_attack_under_another_name_gets_one(text):
-    for attack in (as_attack(text), as_attack(text, name="mine")):
-        again = as_attack(call_of(attack).changed())
-        assert again.description.replace("APGD-CE", "") == attack.description.replace("APGD-CE", "")
+    ):
+        for attack in (as_attack(text), as_attack(text, name="mine")):
+            assert as_attack(call_of(attack).changed()).description == attack.description
 
 
-@pytest.mark.parametrize(
-    ("text", "fixed"),
-    [
-        # A step of that scale stays the same part of epsilon; one that is larger than the epsilon was of another.
-        ("torchattacks:PGD(eps=0.2/255, alpha=0.05/255)", {"alpha": 0.0125}),
-        ("torchattacks:PGD(eps=0.2/255, alpha=0.01)", {"alpha": 0.01}),
-        ("art:ProjectedGradientDescent(eps=8, eps_step=2, max_iter=7)", {"eps_step": 0.025, "max_iter": 7}),
-    ],
-)
-def test_epsilon_is_left_to_the_threat_model(text, fixed):
-    (remedy,) = remedies.for_epsilon(as_attack(text), WIDE)
-    assert parse_call(remedy.attack).arguments == fixed
+EPSILON = partial(remedies.for_epsilon, threat_model=WIDE)
+LONGER = partial(remedies.for_length, steps=20, step=1 / 30, threat_model=WIDE)
+SHORTER = partial(remedies.for_step, steps=20, threat_model=WIDE)
+LOSS = partial(remedies.for_loss, scale=1000.0)
+# What makes remedies, the attack, and what the first ones set.
+IN_WORDS = [
+    # A step of that scale stays the same part of epsilon; one that is larger than the epsilon was of another.
+    (EPSILON, "torchattacks:PGD(eps=0.2/255, alpha=0.05/255)", ["(alpha=0.0125)"]),
+    (EPSILON, "torchattacks:PGD(eps=0.2/255, alpha=0.01)", ["(alpha=0.01)"]),
+    (EPSILON, "art:ProjectedGradientDescent(eps=8, eps_step=2, max_iter=7)", ["(eps_step=0.025, max_iter=7)"]),
+    (LONGER, "foolbox:LinfPGD(steps=20)", ["rel_stepsize=0.125", "steps=80"]),
+    (LONGER, "foolbox:LinfPGD(steps=20, abs_stepsize=0.00334)", ["abs_stepsize=0.0125", "steps=80"]),
+    (LONGER, "art:ProjectedGradientDescent(max_iter=20, eps_step=0.00334)", ["eps_step=0.0125", "max_iter=80"]),
+    # Its inputs are in [0, 1], where those of this threat model go from -1 to 1.
+    (LONGER, "torchattacks:PGD(steps=20, alpha=0.00167)", ["alpha=0.00625", "steps=80"]),
+    (LONGER, "adv_lib:pgd_linf(steps=20)", ["relative_step_size=0.125", "steps=80"]),
+    (LONGER, "robust_ext:ObjectivePGD(steps=20, rel_step_size=0.0334)", ["rel_step_size=0.125", "steps=80"]),
+    (SHORTER, "foolbox:LinfPGD(steps=20, rel_stepsize=1.0)", ["rel_stepsize=0.125", ""]),
+    (SHORTER, "art:ProjectedGradientDescent(max_iter=20, eps_step=0.1)", ["eps_step=0.0125", ""]),
+    (SHORTER, "torchattacks:PGD(steps=20, alpha=0.05)", ["alpha=0.00625", ""]),
+    (LOSS, "art:AutoProjectedGradientDescent", ["loss_type='difference_logits_ratio'"]),
+    (LOSS, "torchattacks:APGD", ["loss='dlr'"]),
+    (LOSS, "adv_lib:pgd_linf", ["loss_function='dlr'"]),
+    (LOSS, "robust_ext:APGD", ["loss='margin'"]),
+    (LOSS, "foolbox:LinfPGD", ["temperature=100.0"]),
+]
 
 
-@pytest.mark.parametrize(
-    ("text", "steps", "step"),
-    [
-        ("foolbox:LinfPGD(steps=20)", "steps=80", "rel_stepsize=0.125"),
-        ("foolbox:LinfPGD(steps=20, abs_stepsize=0.00334)", "steps=80", "abs_stepsize=0.0125"),
-        ("art:ProjectedGradientDescent(max_iter=20, eps_step=0.00334)", "max_iter=80", "eps_step=0.0125"),
-        # Its inputs are in [0, 1], where those of this threat model go from -1 to 1.
-        ("torchattacks:PGD(steps=20, alpha=0.00167)", "steps=80", "alpha=0.00625"),
-        ("adv_lib:pgd_linf(steps=20)", "steps=80", "relative_step_size=0.125"),
-        ("robust_ext:ObjectivePGD(steps=20, rel_step_size=0.0334)", "steps=80", "rel_step_size=0.125"),
-    ],
-)
-def test_longer_paths_in_each_librarys_words(text, steps, step):
-    larger, more = remedies.for_length(as_attack(text), steps=20, step=1 / 30, threat_model=WIDE)
-    assert step in larger.attack
-    assert steps in more.attack
-    assert {parse_call(one.attack).name for one in (larger, more)} == {parse_call(text).name}
-
-
-@pytest.mark.parametrize(
-    ("text", "step"),
-    [
-        ("foolbox:LinfPGD(steps=20, rel_stepsize=1.0)", "rel_stepsize=0.125"),
-        ("art:ProjectedGradientDescent(max_iter=20, eps_step=0.1)", "eps_step=0.0125"),
-        ("torchattacks:PGD(steps=20, alpha=0.05)", "alpha=0.00625"),
-    ],
-)
-def test_shorter_steps_in_each_librarys_words(text, step):
-    smaller, schedule = remedies.for_step(as_attack(text), steps=20, threat_model=WIDE)
-    assert step in smaller.attack
-    assert as_attack(schedule.attack).traits.batching
+@pytest.mark.parametrize("number", range(len(IN_WORDS)))
+def test_remedies_are_in_each_librarys_words(number):
+    make, text, expected = IN_WORDS[number]
+    found = make(as_attack(text))
+    for remedy, words in zip(found, expected, strict=make is not LOSS):
+        assert words in remedy.attack
+        assert as_attack(remedy.attack).traits.batching
+    assert make is not LONGER or {parse_call(one.attack).name for one in found} == {parse_call(text).name}
+    assert make is not LOSS or any("scatter" in one.code for one in found[1:])
 
 
 def _stepping(model, x, y, steps=100):
@@ -459,23 +431,6 @@ def test_only_what_makes_a_path_longer_is_proposed(name):
 def test_more_steps_only_where_all_were_taken(steps, most, more):
     found = remedies.for_more_steps(as_attack("foolbox:LinfPGD(steps=40)"), steps=steps, most=most)
     assert ("steps=160" in (found[0].attack or "")) is more
-
-
-@pytest.mark.parametrize(
-    ("text", "setting"),
-    [
-        ("art:AutoProjectedGradientDescent", "loss_type='difference_logits_ratio'"),
-        ("torchattacks:APGD", "loss='dlr'"),
-        ("adv_lib:pgd_linf", "loss_function='dlr'"),
-        ("robust_ext:APGD", "loss='margin'"),
-        ("foolbox:LinfPGD", "temperature=100.0"),
-    ],
-)
-def test_losses_that_do_not_saturate(text, setting):
-    first, *others = remedies.for_loss(as_attack(text), scale=1000.0)
-    assert setting in first.attack
-    assert as_attack(first.attack)
-    assert any("scatter" in one.code for one in others)
 
 
 def test_a_view_of_an_attack_with_a_view_keeps_both():

@@ -1,13 +1,10 @@
 """The examples of docs/causes, taken from the pages and run: what fails has the finding of its section, the fixed none.
 
-Under each heading stands at most one ``diff`` block. Its lines without ``+`` are what fails, those without ``-``
-what is fixed. Both begin with the ``python`` block of
-docs/my_attack_failed.md, and end with a diagnosis or a ``result`` of their own.
+In the ``diff`` block under a heading, lines without ``+`` are what fails, those without ``-`` what is fixed. Both begin
+with the ``python`` block of docs/my_attack_failed.md, and end with a diagnosis or a ``result`` of their own.
 """
 
 import re
-from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 
 import pytest
@@ -21,9 +18,9 @@ from robust_ext.evaluations.causes.probes import probe_model
 DOCS = Path(__file__).parents[3] / "docs"
 # The table of all findings and what the examples share; the sections themselves, in the table's order.
 PAGE = DOCS / "my_attack_failed.md"
-_NAMES = ("setup", "gradients", "losses", "directions", "steps", "lengths")
-_NAMES += ("returns", "model", "comparisons", "depth", "other_verdicts")
-PAGES = [DOCS / "causes" / f"{name}.md" for name in _NAMES]
+TEXT = PAGE.read_text(encoding="utf-8")
+_NAMES = "setup gradients losses directions steps lengths returns model comparisons depth other_verdicts"
+PAGES = [DOCS / "causes" / f"{name}.md" for name in _NAMES.split()]
 # Findings that need other attacks on the same samples.
 COMPARED = ("random_wins", "gradient_free_wins", "single_step_wins", "transfer_wins", "larger_budget_less")
 COMPARED += ("unbounded_fails", "loop_at_fault", "weaker_kind")
@@ -34,56 +31,37 @@ def _block(kind, text):
     return found
 
 
-@dataclass(frozen=True)
-class Section:
-    """What stands under a heading, which is the code of a finding or words."""
-
-    text: str
-
-    @property
-    def runs(self):
-        return "```diff" in self.text
-
-    @property
-    def printed(self):
-        return " ".join(_block("text", self.text).split())
-
-    @property
-    def change(self):
-        (found,) = re.findall(r"^\*\*Before and after\.\*\* (.*)$", self.text, re.MULTILINE)
-        return found
-
-
-@lru_cache
-def sections():
-    """All sections of the pages, by code and in their order."""
+def _sections():
+    """What stands under each heading, which is the code of a finding or words."""
     found = {}
     for page in PAGES:
         parts = re.split(r"^## `?(.+?)`?\n", page.read_text(encoding="utf-8"), flags=re.M)
-        found |= {code: Section(text) for code, text in zip(parts[1::2], parts[2::2], strict=True)}
+        found |= dict(zip(parts[1::2], parts[2::2], strict=True))
     return found
+
+
+SECTIONS = _sections()
+
+
+def printed(title):
+    return " ".join(_block("text", SECTIONS[title]).split())
 
 
 def shared():
     names = {}
-    exec(_block("python", PAGE.read_text(encoding="utf-8")), names)  # noqa: S102 - our own page
+    exec(_block("python", TEXT), names)  # noqa: S102 - our own page
     return names
 
 
 def run(code, dropped):
     """The result of what fails (``"+"`` is dropped) or of what is fixed (``"-"``)."""
-    names, diff = shared(), _block("diff", sections()[code].text)
+    names, diff = shared(), _block("diff", SECTIONS[code])
     lines = [line[1:] for line in diff.splitlines() if not line.startswith(dropped)]
     exec("\n".join(lines), names)  # noqa: S102 - our own page
     if "result" in names:
         return names["result"]
     given = (names[name] for name in ("model", "attack", "inputs", "labels", "threat_model"))
     return robust_ext.diagnose(*given, references=code in COMPARED)
-
-
-@lru_cache
-def results(code):
-    return run(code, "+"), run(code, "-")
 
 
 def shown(result, title):
@@ -131,7 +109,7 @@ def change(before, after):
     return f"{words[0].upper()}{words[1:]}."
 
 
-RUN = [title for title, section in sections().items() if section.runs]
+RUN = [title for title, text in SECTIONS.items() if "```diff" in text]
 FIGURE = r"\d+\.?\d*"
 
 
@@ -149,7 +127,8 @@ def shares(words):
     "title", [pytest.param(title, marks=() if title == "zero_gradient" else pytest.mark.exhaustive) for title in RUN]
 )
 def test_the_failing_lines_have_the_finding_and_the_fixed_ones_find_more(title):
-    section, (before, after) = sections()[title], results(title)
+    before, after = run(title, "+"), run(title, "-")
+    (stated,) = re.findall(r"^\*\*Before and after\.\*\* (.*)$", SECTIONS[title], re.MULTILINE)
     if title in CODES:
         assert before.findings[0].code == title
     assert [one.code for one in after.findings if one.weight != "low" or one.code == title] == []
@@ -158,25 +137,25 @@ def test_the_failing_lines_have_the_finding_and_the_fixed_ones_find_more(title):
     else:
         assert all(more >= less for less, more in zip(found(before), found(after), strict=True))
         assert found(after) > found(before)
-    for now, stated in ((shown(before, title), section.printed), (change(before, after), section.change)):
-        assert re.sub(FIGURE, "#", now) == re.sub(FIGURE, "#", stated)
+    for now, on_page in ((shown(before, title), printed(title)), (change(before, after), stated)):
+        assert re.sub(FIGURE, "#", now) == re.sub(FIGURE, "#", on_page)
     # Other machines round otherwise: a sample more or less.
-    assert shares(change(before, after)) == pytest.approx(shares(section.change), abs=0.07)
+    assert shares(change(before, after)) == pytest.approx(shares(stated), abs=0.07)
 
 
 def test_logarithms_of_probabilities_are_all_that_needs_no_mending():
-    assert {*sections()} - {*RUN} == {"log_probabilities"}
+    assert {*SECTIONS} - {*RUN} == {"log_probabilities"}
     names = shared()
     model = nn.Sequential(names["network"], nn.LogSoftmax(1))
     (found,) = probe_model(model, names["inputs"], names["labels"], threat_model=names["threat_model"]).findings
     assert found.code == "log_probabilities"
-    assert f"[low] {found.cause}" == sections()["log_probabilities"].printed
+    assert f"[low] {found.cause}" == printed("log_probabilities")
 
 
 def test_every_finding_has_a_section_and_every_section_stands_in_the_contents():
-    assert {*CODES} <= {*sections()}
+    assert {*CODES} <= {*SECTIONS}
     contents = r"\[`?([^`\]]+)`?\]\(causes/\w+\.md#[\w-]+\) \|$"
-    assert re.findall(contents, PAGE.read_text(encoding="utf-8"), re.MULTILINE) == [*sections()]
+    assert re.findall(contents, TEXT, re.MULTILINE) == [*SECTIONS]
 
 
 def test_keys_of_a_trace_are_documented():

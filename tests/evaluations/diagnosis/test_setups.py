@@ -10,11 +10,8 @@ from robust_ext import RobustExtWarning, ThreatModel
 from robust_ext.core.finding_texts import SETUP
 from robust_ext.demo.network import digits_network
 from robust_ext.evaluations.causes.scale import find_scale
-from robust_ext.evaluations.causes.setup import judge_setup
 from tests.evaluations.diagnosis import setups
-from tests.evaluations.diagnosis.models import Apply
-from tests.evaluations.diagnosis.setups import ATTACK, MISTAKES, SOUND, digits, grey, haze, linf, noise, setup
-from tests.evaluations.diagnosis.zoo import published
+from tests.evaluations.diagnosis.setups import ATTACK, MISTAKES, SOUND, digits, linf, setup
 
 
 def diagnosed(one):
@@ -51,36 +48,6 @@ def test_a_mistake_is_named_first_the_attack_is_not_blamed_and_the_remedy_as_pri
         stated = f"({100 * fixed.content['clean_accuracy']:.1f}%)"
         # Of channels that are last, none is known: the model raised.
         assert words == "channels last" or stated in result.likely.evidence[0]
-
-
-def _gaussian(x, strength):
-    return strength * torch.randn(x.shape, generator=torch.Generator().manual_seed(0))
-
-
-@pytest.mark.parametrize("flat", [False, True])
-@pytest.mark.parametrize(
-    ("change", "code"),
-    [
-        (lambda x: (x + _gaussian(x, 0.5)).clamp(0, 1), []),
-        (lambda x: (x + noise(x, 0.5)).clamp(0, 1), []),
-        (lambda x: (x + 0.5).clamp(0, 1), []),
-        (lambda x: haze(x, 1.0), []),
-        (grey, []),
-        (lambda x: x / 255, ["input_scale"]),
-        (lambda x: x * 255, ["input_scale"]),
-        (lambda x: (_gaussian(x, 0.2) + x).clamp(0, 1) / 255, ["input_scale"]),
-    ],
-)
-def test_a_network_of_clean_mnist_is_not_given_another_scale_for_corrupted_images(change, code, flat):
-    network, x, y = published.mnist()
-    inputs, model = change(x), network
-    if flat:
-        inputs, model = inputs.flatten(1), Apply(lambda x: network(x.view(-1, 1, 28, 28)))
-    with torch.no_grad():
-        logits = model(inputs)
-    bounds = (min(0.0, float(inputs.min())), max(1.0, float(inputs.max())))
-    found = judge_setup(model, inputs, y, logits, bounds=bounds, budgets=[], seed=0)
-    assert [one.code for one in found if one.code.startswith("input")] == code
 
 
 def test_a_shuffle_is_told_from_a_weak_model_by_more_than_accuracy():
@@ -140,18 +107,12 @@ def test_other_evaluations_warn_of_it_once(words):
         assert sum(found.cause in str(entry.message) for entry in caught if entry.category is RobustExtWarning) == 1
 
 
-@pytest.mark.parametrize(
-    ("model", "threat_model", "codes"),
-    [
+def test_a_binarization_test_doubts_scale_and_constant_outputs_without_labels():
+    for model, threat_model, codes in (
         ("always class 3", linf(), []),
         ("outputs that ignore the input", linf(), ["constant_output"]),
         (None, linf(8), ["threat_scale"]),
-        (None, linf(), []),
-    ],
-)
-def test_a_binarization_test_doubts_scale_and_constant_outputs_without_labels(model, threat_model, codes):
-    network, inputs = MISTAKES[model]().model if model else digits_network(), setups.IMAGES[:8]
-    assert (
-        doubts(robust_ext.binarization_test(network, ATTACK, inputs, threat_model, inner_points=50, depths=(1,)))
-        == codes
-    )
+    ):
+        network = MISTAKES[model]().model if model else digits_network()
+        given = network, ATTACK, setups.IMAGES[:8], threat_model
+        assert doubts(robust_ext.binarization_test(*given, inner_points=50, depths=(1,))) == codes

@@ -1,8 +1,6 @@
 """Known faults are named, their healthy twins are not, and remedies fix what they are for, as they are printed.
 
-What a fault does is measured without the diagnosis first: a fault that does no harm would be none. Remedies are pasted
-by the caller that they were printed for: in Python with a module, a Foolbox model or an ART classifier, or at a
-terminal.
+What a fault does is measured without the diagnosis first: a fault that does no harm would be none.
 """
 
 import shlex

@@ -123,7 +123,7 @@ _OF_WAVES = {
     "harm": "accuracy",
 }
 _OF_CIFAR = {"threat_model": ThreatModel(norm="linf", epsilon=8 / 255), "published": True}
-_AVERAGED = AdaptedAttack(attack=as_attack(FOOLBOX), eot=16)
+_AVERAGED = AdaptedAttack(attack=as_attack(SHORTER), eot=4)
 _SMALL = "foolbox:LinfPGD(steps=20, rel_stepsize=0.02)"
 _ABSOLUTE = "adv_lib:pgd_linf(steps=40, absolute_step_size=0.0005)"
 _LEAPS, _SHORT = (f"foolbox:LinfPGD(steps=40, abs_stepsize={step})" for step in (0.125, 0.005))
