@@ -56,8 +56,6 @@ def test_two_tests_of_the_same_samples_and_the_command_that_compares_them(tmp_pa
     assert change["same"] == {"network": True, "code of the network": True, "samples": True}
     assert change["settings"].keys() >= {"batch_size", "attack weak"}
     assert change["settings"]["batch_size"][1] == 5
-    assert "seed" not in change["settings"]
-    assert change["versions"] == {}
     (row,) = change["scores"]
     one, other = (
         {record["sample"] for record in result.records if record["attacks"][name]["outcome"] == "found"}
@@ -91,6 +89,3 @@ def test_robust_accuracy_is_compared_sample_by_sample():
     assert row["p_value"] is None
     assert row["difference_low"] < row["difference"] < row["difference_high"]
     assert change["only"] == [["attack"], ["still", "step"]]
-    # Settings of an attack stand one by one.
-    two, three = (accuracy(robust_ext.as_attack(f"robust_ext:APGD(steps={steps})", name="a")) for steps in (2, 3))
-    assert robust_ext.compare(two, three).content["changes"][0]["settings"] == {"attack a steps": ["2", "3"]}

@@ -17,15 +17,7 @@ from robust_ext.engine import task as engine_task
 from robust_ext.evaluations.unfinished import show_run
 from tests.evaluations.small import EVALUATIONS, INPUTS, LABELS, LINF, NETWORK, essence, evaluate, sign_step
 
-# All evaluations, of which two are tested at every install.
-every = pytest.mark.parametrize(
-    "name",
-    [
-        "robust_accuracy",
-        "test_time",
-        *(pytest.param(x, marks=pytest.mark.exhaustive) for x in ("binarization", "mead")),
-    ],
-)
+every = pytest.mark.parametrize("name", EVALUATIONS)
 
 
 @pytest.fixture(autouse=True)

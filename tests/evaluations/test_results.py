@@ -71,7 +71,7 @@ def test_copies_and_what_is_loaded_are_equal(results, folder, kind):
 
 @every_kind
 def test_tables_agree(results, kind, tmp_path):
-    pandas = pytest.importorskip("pandas")
+    pytest.importorskip("pandas")
     result, rows = results[kind], results[kind].rows()
     frame = result.to_frame()
     assert list(frame.columns) == list(result.columns)
@@ -86,7 +86,6 @@ def test_tables_agree(results, kind, tmp_path):
     assert [row[result.keys[0]] for row in read] == [row[result.keys[0]] for row in rows]
     value = result.value
     assert [row[value] for row in read] == ["" if row[value] is None else repr(row[value]) for row in rows]
-    assert pandas.read_csv(io.StringIO(text)).shape == frame.shape
 
 
 @every_kind

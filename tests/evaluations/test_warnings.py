@@ -197,7 +197,4 @@ def test_a_rounding_layer_is_named_in_every_result_with_a_remedy(kind, tmp_path)
 @pytest.mark.parametrize("kind", OWN)
 def test_a_healthy_attack_has_no_findings_and_no_probe(kind, monkeypatch):
     monkeypatch.setattr(attaching, "probe_model", Mock(side_effect=AssertionError))
-    content = call(kind, digits_network(), HEALTHY, X, Y, **OWN[kind]).content
-    assert content["findings"] == []
-    without = {key: value for key, value in content.items() if key != "findings"}
-    assert report_text(without) == report_text(content), "results of earlier versions have no findings"
+    assert call(kind, digits_network(), HEALTHY, X, Y, **OWN[kind]).content["findings"] == []

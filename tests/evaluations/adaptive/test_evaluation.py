@@ -170,7 +170,7 @@ def test_judged_by_fresh_answers():
 
 
 def test_groups_keep_their_composition():
-    result = evaluate(Centred, batch_size=10)
+    result = evaluate(Centred, [step(Still("in order"))], batch_size=10)
     assert result.content["batch_level"]
     # Blocks of two whole groups; one of ten rows would be refused by the defense.
     expected = float((Centred(NETWORK)(INPUTS).argmax(1) == LABELS).double().mean())
@@ -214,7 +214,7 @@ def test_signs_of_a_weak_evaluation():
 
 
 def test_points_are_transferred_from_further_networks(tmp_path):
-    run = {"classifier": Rounded(NETWORK), "surrogates": {"bare": NETWORK}, "out": tmp_path}
+    run = {"classifier": Rounded(NETWORK), "surrogates": {"bare": NETWORK}, "only": ["transfer"], "out": tmp_path}
     result = evaluate(lambda x: x, **run)
     static, defended = by_name(result, part="static"), by_name(result)
     assert min(static[f"{name} on the static model"] for name in APGD) > 0.9

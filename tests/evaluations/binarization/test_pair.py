@@ -365,12 +365,8 @@ def test_no_attack_passes_whose_gradients_die_in_the_head(name, digits, linf):
     assert (found["code"] in OF_HEAD, found["weight"], bool(found["remedies"])) == (True, "high", True)
 
 
-BEHIND = ["opposite sign", "log-softmax"]
-BEHIND += [pytest.param(name, marks=pytest.mark.exhaustive) for name in ("mostly without a graph", "cosine")]
-
-
 @pytest.mark.parametrize("kind", ["random", "detector"])
-@pytest.mark.parametrize("name", BEHIND)
+@pytest.mark.parametrize("name", ["opposite sign", "log-softmax"])
 @pytest.mark.filterwarnings("ignore:.* the gradient of some rows was zero")
 def test_random_models_and_those_with_a_detector_are_planted_behind_their_heads(kind, name, digits, linf):
     """A sound head is passed, one that masks gradients is named, and no attack passes there."""
@@ -397,4 +393,3 @@ def test_a_head_behind_which_nothing_is_planted_is_said_not_to_be_tested(digits,
     with pytest.warns(RobustExtWarning, match="Nothing could be planted at the logits"):
         result = binarization_test(model, "robust_ext:APGD(steps=10)", digits[:32], linf, **settings)
     assert result.content["findings"] == []
-    assert "at_logits" not in result.content["attacks"][0]

@@ -67,12 +67,12 @@ def test_passes_are_counted_by_hand(network, digits, linf, pgd):
 
 def test_sequential_stops_when_decided(network, digits, linf, pgd):
     inputs, attacks = torch.cat([digits, digits.flip(3), digits.flip(2)]), {"strong": pgd(), "nothing": nothing}
-    settings = {"inner_points": 300, "maximum_random_score": 0.9, "depths": (1,)}
+    settings = {"inner_points": 100, "maximum_random_score": 0.9, "depths": (1,)}
     result = binarization_test(network, attacks, inputs, linf, sequential=True, **settings)
     strong, still = result.attacks["strong"], result.attacks["nothing"]
     # Of two attacks, a perfect one needs 38 samples, in groups of eight.
     assert (still["samples"], strong["samples"], strong["verdict"]) == (8, 40, "passed")
-    full = binarization_test(network, nothing, inputs[:40], linf, batch_size=8, inner_points=300, depths=(1,))
+    full = binarization_test(network, nothing, inputs[:40], linf, batch_size=8, inner_points=100, depths=(1,))
     # R-ASR is settled by the first group, and the search needed for no other.
     assert [r["random_reach"] for r in result.records] == [r["random_reach"] for r in full.records[:8]] + [None] * 32
     assert all(bool(r["random_draws"]) == (r["index"] < 8) for r in result.records)

@@ -434,6 +434,14 @@ def test_without_a_certificate_no_text_says_that_one_passed():
         assert "passes" not in sentence + publish.publishable(content)
 
 
+def test_rows_are_escaped():
+    content = make_evaluation("APGD-CE") | {"settings": {"budget": "quick", "model_origin": "a|b_c & 50% {x}"}}
+    assert publish.markdown_row(content).splitlines()[2].startswith(r"| a\|b_c & 50% {x} | ")
+    comment, row = publish.latex_row(content).splitlines()
+    assert comment.startswith("% model & threat model")
+    assert row.startswith(r"a\textbar{}b\_c \& 50\% \{x\} & $\ell_\infty$, $\epsilon = 8/255$")
+
+
 ATTACKS = {
     "linf": "robust_ext:APGD(steps=9, loss='margin', stop_early=True)",
     "l2": "robust_ext:APGD(steps=9, loss='targeted-margin', target_classes=2)",
