@@ -151,7 +151,7 @@ def test_mead_counts_them_as_successes_and_gives_the_numbers_without_them(subjec
     # A detector that returns NaN there lets none of them pass, and none counts as detected either.
     scored, met = broken.detectors["nan"]["results"][0], sum(arm["successes"] for arm in broken.content["arms"])
     assert (scored["unscored"], scored["positives"], scored["auroc"]) == (met, 0, None)
-    assert any("NaN" in warning for warning in broken.content["warnings"])
+    assert any("nan scored NaN" in warning for warning in broken.content["warnings"])
 
 
 def test_test_time_defenses_and_static_models_break_down_apart(subject):
