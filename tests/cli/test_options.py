@@ -110,9 +110,8 @@ def test_model_and_data_options(command, invoke, files):
     place = 1 if command == "evaluate" else 2
     inputs, origin = call.positional[place], call.context.origin
     assert len(inputs) == {"mead": 8, "robust-accuracy": 100, "diagnose": 32, "test-time": 64}.get(command, 128)
-    assert float(inputs.min()) == 0.0
     assert (origin["model"], origin["data"]) == ("digits", "digits-test, order random")
-    assert (call.out, call.output) == (None, "the result\n")
+    assert (float(inputs.min()), call.out, call.output) == (0.0, None, "the result\n")
     model = ["--model", f"{files / 'mine.py'}:make", "--weights", str(files / "w.safetensors"), "--device", "cpu"]
     data = ["--bounds=-1,1", "--data-root", str(files), "--samples", "5", "--order", "first", "--data-split"]
     # The commands that fit detectors take the train split for that.
@@ -121,8 +120,7 @@ def test_model_and_data_options(command, invoke, files):
     weights = digits_network().state_dict()
     model = call.classifier if command == "test-time" else call.positional[0]
     assert all(torch.equal(value, weights[key] + 1) for key, value in model.state_dict().items())
-    assert call.sample_ids == [0, 1, 2, 3, 4]
-    assert float(call.positional[place].min()) == -1.0
+    assert (call.sample_ids, float(call.positional[place].min())) == ([0, 1, 2, 3, 4], -1.0)
     assert call.context.origin["data"] == f"digits-{split}, order first"
     assert call.context.origin["model"].endswith("w.safetensors")
     assert (call.out, call.progress) == (files / "run", False)
