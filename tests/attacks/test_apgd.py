@@ -297,6 +297,7 @@ def test_no_allowed_point_is_nearer(norm, bounds, epsilon, reach, values, edge, 
     theirs = solver(point[0].numpy(), x[0].numpy(), threat_model)
     near, far = float((ours - point).norm()), float(np.linalg.norm(theirs - point[0].numpy()))
     assert near <= far + 1e-6
+    assert project(point[:0], x[:0], threat_model).shape == (0, values)
     # The angle at a projection on a convex set is not acute, so that a point inside that is as near is the same point.
     assert float(np.linalg.norm(theirs - ours[0].numpy())) ** 2 <= far**2 - near**2 + 1e-5
 
