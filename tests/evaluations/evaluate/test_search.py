@@ -29,7 +29,7 @@ class Detaching(Rounding):
 
 
 def searched(network, **settings):
-    inputs, labels = digits(24)
+    inputs, labels = digits(12)
     findings = probe_model(network, inputs, labels, threat_model=LINF).findings
     given = {"module": network, "inputs": inputs, "ids": range(len(inputs)), "threat_model": LINF, "seed": 0}
     return search_recipe(**given, judge_seed=1, findings=findings, **settings)
