@@ -84,8 +84,8 @@ class AdversarialInterpolation(CaseStudy[nn.Sequential]):
         "The paper's harness feeds the network inputs of [0, 1] instead of [-1, 1], so neither score is that of the "
         "defense. Fed so, this network classifies a third of the digits rightly, and the authors' recipe passes (63 of "
         "64); fed rightly it solves 54 to 61, by the seed of the planted points, at the edge of a pass, and the right "
-        "one 64. Cross-entropy is not at fault: in two classes its gradient has the direction of the margin's, and APGD "
-        "on it does as well. What misleads is the step."
+        "one 64. Cross-entropy is not at fault: in two classes its gradient has the direction of the margin's, and "
+        "APGD on it does as well. What misleads is the step."
     )
 
     def build(self, shape: Sequence[int], classes: int) -> nn.Sequential:
