@@ -125,5 +125,6 @@ def test_attacks_of_a_suite_go_equally_far(suite, bounds):
             given = {"threat_model": model, "generator": stream(0)}
             points = run_attack(arm.resolved, target, units.inputs[:1], LABELS[:1], **given)
             found.append((points - units.inputs[:1]).double().flatten(1).norm(dim=1) / units.width)
-        near = {"rtol": 0, "atol": 0} if bounds == EXACT else {"rtol": 0.05, "atol": 1e-3}
+        # Where units round otherwise, so may single steps of a path; an error of units is a factor of 2.5.
+        near = {"rtol": 0, "atol": 0} if bounds == EXACT else {"rtol": 0.1, "atol": 1e-3}
         torch.testing.assert_close(*found, **near, msg=f"{unit[number].name}: {found}")
