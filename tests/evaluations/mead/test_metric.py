@@ -14,6 +14,7 @@ from robust_ext.evaluations.arms import Arm
 from robust_ext.evaluations.mead import MeadSettings
 from robust_ext.evaluations.mead.metric import (
     Detection,
+    _Curve,
     attribution,
     average,
     curve_at,
@@ -129,6 +130,20 @@ def test_intervals_are_as_wide_as_delongs(paired):
     found = detect(natural, positives, resamples=2000, seed=0)
     half = 1.96 * delong(natural, positives)
     np.testing.assert_allclose(found.auroc_interval, [found.auroc - half, found.auroc + half], atol=0.12 * half)
+
+
+def test_a_resample_has_the_numbers_of_the_samples_it_holds():
+    generator = np.random.default_rng(5)
+    natural, positives = generator.normal(size=40).round(1), generator.normal(1, size=40).round(1)
+    positives[::4] = NAN
+    counts = generator.integers(0, 4, size=(40, 8)).astype(np.int32)
+    for column, numbers in zip(counts.T, _Curve(natural, positives).numbers(counts), strict=True):
+        clean, attacked = np.sort(natural.repeat(column)), np.sort(positives.repeat(column))
+        attacked = attacked[~np.isnan(attacked)]
+        auroc = roc_auc_score([0] * len(clean) + [1] * len(attacked), [*clean, *attacked])
+        fpr = (clean >= attacked[len(attacked) - math.ceil(0.95 * len(attacked))]).mean()
+        tpr = (attacked > clean[len(clean) - 1 - len(clean) // 20]).mean()
+        assert numbers.tolist() == pytest.approx([auroc, fpr, tpr])
 
 
 def test_a_perfect_detector_has_an_interval_too():
