@@ -78,12 +78,12 @@ def test_the_edges_of_the_ball_and_of_the_bounds(norm, bounds):
     result, _ = check(inputs.double() + each, inputs, threat_model, torch.tensor([2, 2]))
     assert result.outcomes == ("found", "beyond_epsilon")
     np.testing.assert_allclose(result.distances, [limit - 1e-12, limit + 1e-12], rtol=0, atol=1e-14)
-    # Just outside of the bounds, and further.
-    slack, ends = 1e-6 * max(map(abs, bounds)), torch.tensor(bounds).repeat(2)[:, None]
-    steps = torch.tensor([[-0.99], [0.99], [-1.1], [1.1]], dtype=torch.float64) * slack
-    result, _ = check(ends.double() + steps, ends, threat_model, torch.full((4,), 2))
-    assert result.outcomes == ("found", "found", "out_of_bounds", "out_of_bounds")
-    assert torch.equal(result.candidates, ends)
+    slack = 1e-6 * max(map(abs, bounds))
+    edges = [end + side * share * slack for side, end in ((-1, bounds[0]), (1, bounds[1])) for share in (0.9, 1, 1.1)]
+    candidates, ends = torch.tensor(edges, dtype=torch.float64)[:, None], [*[bounds[0]] * 3, *[bounds[1]] * 3]
+    result, _ = check(candidates, torch.tensor(ends)[:, None], threat_model, torch.full((6,), 2))
+    assert result.outcomes == ("found", "found", "out_of_bounds") * 2
+    assert result.candidates.flatten().tolist() == ends
 
 
 @pytest.mark.parametrize("by_entry", [False, True])
