@@ -301,3 +301,18 @@ def test_where_random_search_is_settled():
     for options, found, samples, settled in SETTLED:
         rules = Rules(BinarizationSettings(threat_model=LINF, **{"sequential": True, **options}))
         assert rules.random_settled(row(0, found, samples, 1.0)) == settled, options
+
+
+@pytest.mark.parametrize(("options", "attacks", "fewest"), [({}, 1, 29), ({}, 2, 36), ({"proven_rate": 0.0}, 1, 5)])
+def test_too_few_samples_are_warned_of_and_how_many_it_takes_is_stated(options, attacks, fewest, recwarn):
+    """.9^29 is below the error rate; without a proven rate R-ASR alone has to show that it is at most a half."""
+    rules = Rules(BinarizationSettings(threat_model=LINF, depths=(1,), **options), attacks)
+    assert rules.needed(Solved(found=0, random_found=0, samples=0)) == fewest
+    with pytest.warns(UserWarning, match=f"misses none needs {fewest}"):
+        rules.warn_if_few(fewest - 1)
+    rules.warn_if_few(fewest)
+    assert not recwarn.list
+    missed = Solved(found=61, random_found=0, samples=63)
+    assert attacks > 1 or rules.needed(missed) == next(
+        n for n in range(63, 999) if judged(n - 2, 0, n, attacks=attacks, **options)["verdict"] == "passed"
+    )
