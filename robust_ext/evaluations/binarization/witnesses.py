@@ -199,7 +199,7 @@ def find_witnesses(
             return
         inputs = problems.inputs
         module = BeyondBoundary(features, problems, settings.boundary_position)
-        attacked = BeyondBoundary(searched or features, problems, settings.boundary_position)
+        attacked = BeyondBoundary(features if searched is None else searched, problems, settings.boundary_position)
         key = (judge, sample, "witness", attack.name, *(() if defense is None else (defense.test,)))
         labels = torch.zeros(len(inputs), dtype=torch.int64, device=inputs.device)
         with frozen(module), frozen(attacked), seeded_globals(derive_seed(*key, "globals")):
