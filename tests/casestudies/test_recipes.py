@@ -1,6 +1,5 @@
 """Every study on the digits: its mechanism is present, the recipe of its authors fails, and the right one passes."""
 
-from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -12,24 +11,20 @@ from robust_ext.datasets import load_dataset
 
 # Samples for the mechanism, for both recipes, the highest R-ASR of the right one, and the finding on the weak one.
 STUDIES = {
-    "adversarial_interpolation": (100, 128, 32, 0.2, None),
-    "feature_scattering": (100, 64, 32, 0.5, None),  # Uniform inner points leave it above .75 in the paper.
+    "adversarial_interpolation": (200, 128, 64, 0.2, None),
+    "feature_scattering": (200, 64, 64, 0.5, None),  # Uniform inner points leave it above .75 in the paper.
     "k_winners": (200, 32, 32, 1.0, "wrong_gradient"),
     "mmc": (32, 32, 32, 1.0, None),
     "pcl": (200, 32, 64, 1.0, "saturated_loss"),
-    "thermometer": (32, 32, 32, 1.0, None),
-    "ecoc": (100, 8, 12, 0.2, None),
-    "empir": (200, 32, 32, 0.2, None),
-    "mixup_inference": (64, 16, 16, 1.0, None),
-    "odds": (100, 8, 6, 1.0, None),
-    "ml_loo": (100, 8, 10, 0.2, None),
-    "trapdoor": (100, 32, 24, 0.2, None),
+    "thermometer": (200, 32, 32, 1.0, None),
+    "ecoc": (200, 8, 32, 0.2, None),
+    "empir": (200, 32, 64, 0.2, None),
+    # It misses a few of 64 problems at some seeds, too many for a verdict on fewer; a failure shows on fewer samples.
+    "mixup_inference": (64, 16, 64, 1.0, None),
+    "odds": (200, 8, 12, 1.0, None),
+    "ml_loo": (200, 12, 48, 0.2, None),
+    "trapdoor": (200, 48, 64, 0.2, None),
 }
-# Half of the training is enough for the mechanism.
-HALF = ("thermometer", "ecoc", "mixup_inference", "ml_loo")
-# What costs the most beside the recipes: random search with a detector, and wrong labels, which only one study needs.
-CHEAP = {name: {"random_inner": 10, "random_corners": 40} for name in ("odds", "ml_loo", "trapdoor")}
-CHEAP |= {"ecoc": {"canaries": 0}, "mixup_inference": {"canaries": 0}}
 QUICK = ("k_winners", "mmc", "pcl")
 
 
@@ -42,10 +37,6 @@ def data(split):
 def on_digits(name):
     """The study and the defense, trained once a session, with all test images."""
     study, (inputs, labels) = load_case_study(name), data("test")
-    if name in HALF:
-        first, then = study.training.epochs
-        images = study.training.images // 2
-        study.training = replace(study.training, epochs=(first // 2, then // 2), images=images)
     given = {"inputs": inputs, "labels": labels, "threat_model": study.threat_model("digits"), "seed": 0}
     return study, Trained(module=study.trained(*data("train")), **given)
 
@@ -58,8 +49,7 @@ def measured(name, samples):
 def judged(name, kind, samples, **options):
     """The binarization test of the weak or the right recipe, at depth 1, as deeper problems cost the most."""
     study, case = on_digits(name)
-    attacks = {kind: getattr(study, kind).attack}
-    given = {**study.settings, "depths": (1.0,), **CHEAP.get(name, {}), **options}
+    attacks, given = {kind: getattr(study, kind).attack}, {**study.settings, "depths": (1.0,), **options}
     detector = study.detector(case.module, *data("train"), seed=0)
     if detector is not None:
         given |= {"detector": detector, "detector_data": case.inputs[200:]}
@@ -82,22 +72,21 @@ def test_the_recipe_of_the_authors_fails_and_the_right_one_passes(name):
         # Here, as another process would have to train the defense again.
         test_mechanism(name)
     _, weak_samples, right_samples, limit, code = STUDIES[name]
-    # The score alone decides on the right one, as few samples show no rate. Mixup inference misses a few at some seeds.
-    passes = {"proven_rate": 0, "threshold": 0.85 if name == "mixup_inference" else 0.95}
-    # Seeds at which the score is not at the threshold.
+    # At seed 0 the authors' recipe for adversarial interpolation solves 61 of 64 on some machines, at the threshold.
     seed = {"mixup_inference": 1, "adversarial_interpolation": 4}.get(name, 0)
-    weak = judged(name, "weak", weak_samples, seed=seed)
-    right = judged(name, "right", right_samples, seed=seed, **passes)
+    weak, right = judged(name, "weak", weak_samples, seed=seed), judged(name, "right", right_samples, seed=seed)
     assert weak["verdict"] == "failed"
-    # Odds: half of the samples can be planted in, in the inverted test, which is too few.
-    assert right["verdict"] == "passed" or (name, right["verdict"], right["score"]) == ("odds", "inconclusive", 1)
     assert code is None or weak["findings"][0]["code"] == code
+    # Odds: half of the samples can be planted in, in the inverted test. Mixup inference: a rate of .95. Both: too few.
+    assert right["verdict"] == "passed" or (name in ("odds", "mixup_inference") and right["verdict"] == "inconclusive")
     tests = right.get("tests") or {"one": right}
     assert all(part["random_score"] <= limit for part in tests.values())
     if name == "ecoc":
         assert weak["score"] <= 0.2
     if name == "empir":
         assert (weak["canaries"]["repaired"] >= 2, right["canaries"]["repaired"]) == (True, 0)
+    if name in ("odds", "ml_loo", "trapdoor"):
+        assert right["score"] >= 0.95
     if name == "adversarial_interpolation":
         # The single step that it is trained against misses what is there.
         _, case = on_digits(name)

@@ -105,7 +105,8 @@ def test_results_do_not_depend_on_the_units_of_the_inputs(kind, bounds):
     assert close == (near if bounds == EXACT else pytest.approx(near, abs=0.05))
 
 
-@in_other_bounds
+# A width of a power of two: in (-2, 0.5) one arm in l1 took another path by rounding on one kind of machine, 6% longer.
+@pytest.mark.parametrize("bounds", [EXACT, (-1.0, 3.0)], ids=str)
 @pytest.mark.parametrize(
     "suite", [name if name == "quick" else pytest.param(name, marks=pytest.mark.exhaustive) for name in suite_names()]
 )
@@ -125,6 +126,5 @@ def test_attacks_of_a_suite_go_equally_far(suite, bounds):
             given = {"threat_model": model, "generator": stream(0)}
             points = run_attack(arm.resolved, target, units.inputs[:1], LABELS[:1], **given)
             found.append((points - units.inputs[:1]).double().flatten(1).norm(dim=1) / units.width)
-        # Where units round otherwise, so may single steps of a path; an error of units is a factor of 2.5.
-        near = {"rtol": 0, "atol": 0} if bounds == EXACT else {"rtol": 0.1, "atol": 1e-3}
+        near = {"rtol": 0, "atol": 0} if bounds == EXACT else {"rtol": 0.05, "atol": 1e-3}
         torch.testing.assert_close(*found, **near, msg=f"{unit[number].name}: {found}")
