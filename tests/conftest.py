@@ -3,6 +3,7 @@
 import faulthandler
 import gc
 import os
+import random
 import signal
 import sys
 from collections import defaultdict
@@ -69,8 +70,22 @@ def _ended_in_time(item, phase):
         signal.signal(signal.SIGALRM, before)
 
 
+def _seeded():
+    """What tests draw from the libraries' own streams is the same in any order and on any worker."""
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report():
+    _seeded()
+    return (yield)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup(item):
+    _seeded()
     with _ended_in_time(item, "setup"):
         return (yield)
 
