@@ -124,7 +124,7 @@ def folded_twin(features: Counted, inputs: Tensor) -> Forward | None:
 def _fold(network: nn.Module) -> fx.GraphModule:
     """A traced copy of a network in eval mode, without the batch normalisations that follow a convolution.
 
-    Its ReLUs write over what nothing else reads.
+    Its sums and ReLUs write over what nothing else reads.
     """
     traced = fx.symbolic_trace(copy.deepcopy(network))
     modules = dict(traced.named_modules())
@@ -142,12 +142,15 @@ def _fold(network: nn.Module) -> fx.GraphModule:
             node.replace_all_uses_with(before)
             traced.graph.erase_node(node)
     for node in traced.graph.nodes:
-        # What a convolution or a sum has just made for a ReLU alone may be written over.
-        made = node.args[0] if node.op == "call_function" and node.target in (torch.relu, F.relu) else None
-        if isinstance(made, fx.Node) and len(made.users) == 1:
-            convolved = made.op == "call_module" and isinstance(modules[str(made.target)], nn.Conv2d)
-            if convolved or made.target is operator.add:
-                node.target, node.args, node.kwargs = torch.relu_, (made,), {}
+        # What a convolution or a sum has just made for this operation alone may be written over.
+        made = node.args[0] if node.op == "call_function" else None
+        if not isinstance(made, fx.Node) or len(made.users) > 1:
+            continue
+        convolved = made.op == "call_module" and isinstance(modules[str(made.target)], nn.Conv2d)
+        if node.target in (torch.relu, F.relu) and (convolved or made.target in (operator.add, operator.iadd)):
+            node.target, node.args, node.kwargs = torch.relu_, (made,), {}
+        elif node.target is operator.add and convolved and isinstance(node.args[1], fx.Node):
+            node.target = operator.iadd
     traced.delete_all_unused_submodules()
     traced.recompile()
     return traced
