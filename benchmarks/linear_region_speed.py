@@ -4,7 +4,7 @@
     python benchmarks/linear_region_speed.py resnet20=FILE --cifar10 FOLDER [--images 20 --batch 16]
     python benchmarks/linear_region_speed.py cifar10_plain=FILE --cifar10 FOLDER --images 4
         --against "robust_ext:LinearRegion.paper(pool='cifar10', root='FOLDER', points=3, regions=400, gamma=9)"
-        --against "robust_ext:ObjectivePGD(steps=40, rel_step_size=0.25, restarts=10)" --against foolbox:...
+        --against "art:ProjectedGradientDescent(eps_step=0.1, max_iter=40, num_random_init=10)" --against foolbox:...
 
 One thread. An iteration of a region needs one forward and one backward pass of one row; those of the bare network are
 timed in the same run, in batches as large as the solver's are on average. What the solver is given counts as a row
