@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from packaging.requirements import Requirement
+from torch import nn
 from typer.testing import CliRunner
 
 import robust_ext
@@ -198,10 +199,11 @@ def test_the_first_output_of_a_page_is_what_is_shown(page, tmp_path, monkeypatch
 
 @pytest.mark.parametrize("budget", BUDGETS)
 def test_the_passes_of_a_budget_are_those_on_the_page(budget):
-    """On samples that stand to the end: no point of the ball is misclassified."""
-    network, (inputs, _), threat = digits_network(), load_dataset("digits").take(range(4)), replace(LINF, epsilon=1e-3)
+    """On a sample that stands to the end, whose number of passes is that of any network."""
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10)).eval()
+    (inputs, _), threat = load_dataset("digits").take(range(1)), replace(LINF, epsilon=1e-3)
     result = robust_ext.evaluate(network, inputs, network(inputs).argmax(1), threat, budget=budget, planted=0)
-    spent = sum(sum(row["passes"].values()) for row in result.content["steps"]) / 4
+    spent = sum(sum(row["passes"].values()) for row in result.content["steps"])
     (stated,) = re.findall(rf"\| `{budget}` \| ([\d,]+) \|", text_of("docs/evaluate.md"))
     assert result.robust_accuracy == 1
     assert spent == pytest.approx(int(stated.replace(",", "")), rel=0.1)

@@ -1,6 +1,7 @@
 """Models of JAX, TensorFlow and Keras through the bridge, against the same network in torch and their own gradients."""
 
 import copy
+import os
 import pickle
 
 import cloudpickle
@@ -15,6 +16,8 @@ from robust_ext.demo.network import digits_network
 from tests.adapters.common import require
 from tests.adapters.frameworks import FRAMEWORKS, sequential
 
+# Most of the time goes into the compilation of many small functions, each of which is run a few times.
+os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
 LINF = ThreatModel(norm="linf", epsilon=0.1)
 WEIGHT = np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)
 X, Y = load_dataset("digits").take(range(48))
@@ -62,7 +65,7 @@ def test_evaluations_find_the_same_and_are_resumed(framework, tmp_path):
     attacks, network = {"good": "robust_ext:APGD(steps=10)", "weak": weak}, digits_network()
     found = {}
     for name, model in {"torch": network, framework: FRAMEWORKS[framework](network)}.items():
-        test = binarization_test(model, dict(attacks), X, LINF, inner_points=99)
+        test = binarization_test(model, dict(attacks), X, LINF, inner_points=99, depths=(1,))
         robust = robust_accuracy(model, dict(attacks), X, Y, LINF)
         ways = {"isolate": name != "torch", "out": tmp_path / name}
         apart, resumed = (robust_accuracy(model, attacks["good"], X[:4], Y[:4], LINF, **ways) for _ in range(2))
@@ -164,10 +167,9 @@ def test_attacks_of_foolbox_end_where_foolbox_ends(foolbox_digits):
         assert all(row["queries"] for row in found.records)
     # One that starts in the framework of its model: a sample that is wrong already does not end the others.
     y[1] = (y[1] + 1) % 10
-    boundary = "foolbox:BoundaryAttack(steps=2)"
-    found = robust_accuracy(model, boundary, x[:3], y[:3], ThreatModel(norm="l2", epsilon=8.0))
-    expected = [(True, "found"), (False, found.records[1]["outcome"]), (True, "found")]
-    assert [(row["correct"], row["outcome"]) for row in found.records] == expected
+    found = robust_accuracy(model, "foolbox:BoundaryAttack(steps=2)", x, y, ThreatModel(norm="l2", epsilon=8.0))
+    assert [row["correct"] for row in found.records] == [number != 1 for number in range(12)]
+    assert all(row["outcome"] == "found" for row in found.records if row["correct"])
 
 
 def test_attacks_written_for_jax_run_on_its_models():
