@@ -2,7 +2,6 @@
 
 import ast
 import re
-from enum import Enum
 
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ from torch import nn
 
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
-from tests.adapters.test_model_libraries import stand_in
 from tests.libraries import library
 from tests.test_readme import text_of
 
@@ -98,26 +96,6 @@ def test_models_without_gradients(cell):
         return network(torch.from_numpy(x)).detach().softmax(1).numpy()
 
     assert verdicts(cell("function", predict=predict, inputs=inputs)) == ["PASSED"]
-
-
-@pytest.mark.exhaustive
-def test_a_robustbench_user_has_robust_accuracy_and_whether_to_trust_it(monkeypatch, cell):
-    """A stand-in of their package, with a model that finds each class in a corner of its own."""
-
-    def load_model(model_name, model_dir="./models", dataset="cifar10", threat_model="Linf"):
-        assert (model_name, dataset, threat_model) == ("Standard", "cifar10", "Linf")
-        with torch.random.fork_rng():
-            torch.manual_seed(0)
-            return nn.Sequential(nn.AvgPool2d(8), nn.Flatten(), nn.Linear(48, 24), nn.ReLU(), nn.Linear(24, 10))
-
-    dataset, threat = Enum("BenchmarkDataset", {"cifar_10": "cifar10"}), Enum("ThreatModel", {"Linf": "Linf"})
-    zoo = {dataset.cifar_10: {threat.Linf: {"Standard": {}}}}
-    stand_in(monkeypatch, "robustbench", utils={"load_model": load_model}, model_zoo={"model_dicts": zoo})
-    labels = load_model("Standard")(IMAGES).argmax(1)
-    labels[:8] = (labels[:8] + 1) % 10
-    printed = cell("robustbench", inputs=IMAGES, labels=labels)
-    assert "clean accuracy 75.0" in printed
-    assert verdicts(printed) == ["PASSED"]
 
 
 def test_a_table_is_attacked_in_the_units_of_its_columns(cell):

@@ -4,7 +4,6 @@ from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -133,14 +132,6 @@ class Stretched(nn.Module):
 
     def forward(self, x):
         return self.module(x.float() * self.width + self.low)
-
-
-class Downhill:
-    """Stands in for Brendel-Bethge's compiled optimizer: a step along the boundary's normal, in the ball and box."""
-
-    def solve(self, x0, x, b, low, high, c, r):
-        step = b * c / (b @ b + 1e-12)
-        return np.clip(x + step * min(1.0, r / (np.linalg.norm(step) + 1e-12)), low, high) - x
 
 
 class Brightness(nn.Module):

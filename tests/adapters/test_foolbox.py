@@ -10,13 +10,12 @@ from hypothesis import strategies as st
 from torch import nn
 
 from robust_ext import InvalidArgumentError, ThreatModel, as_attack, as_module
-from robust_ext.adapters.wrapped import starting_points
 from robust_ext.attacks.running import UnitSpace
 from robust_ext.core.errors import RobustExtWarning
 from robust_ext.core.random import seeded_globals
 from robust_ext.registry.base import adapters
 from tests.adapters import common
-from tests.adapters.common import UNIT, Brightness, Downhill, Recorder, conv_network, predicted, require, uniform
+from tests.adapters.common import UNIT, Brightness, Recorder, conv_network, predicted, require, uniform
 
 foolbox = require("foolbox")
 NeverFlat = common.import_module("robust_ext.adapters.foolbox.target").NeverFlat
@@ -85,7 +84,6 @@ ROWS = [
     ("PointwiseAttack", {}, Brightness(0.45), "l1", [1, 1, 1], None),
     # NaN where a gradient vanishes.
     ("NewtonFoolAttack", {}, Constant(), "l2", [0, 1, 1], 0),
-    # All but the optimizer itself, which numba would compile.
     *(
         (f"{norm}BrendelBethgeAttack", {"steps": 5}, Brightness([5.0, 0.45, 0.45]), None, [0, 1, 1], 0)
         for norm in ("Linfinity", "L2", "L1", "L0")
@@ -93,13 +91,10 @@ ROWS = [
 ]
 
 
+@pytest.mark.usefixtures("uncompiled_brendel_bethge")
 @pytest.mark.parametrize(("name", "settings", "module", "norm", "classes", "kept"), ROWS)
-def test_a_row_that_is_lost_comes_back_and_the_others_are_found(
-    name, settings, module, norm, classes, kept, monkeypatch, recwarn
-):
+def test_a_row_that_is_lost_comes_back_and_the_others_are_found(name, settings, module, norm, classes, kept, recwarn):
     name = name.replace("FMN", "FMNAttack")
-    if "BrendelBethge" in name:
-        monkeypatch.setattr(getattr(foolbox.attacks, name), "instantiate_optimizer", lambda self: Downhill())
     module, x, attack = Recorder(module), images(), build(name, settings)
     starting, norm = (name, settings, norm) in STARTING, norm or attack.traits.norms[0]
     candidates = run(attack, module, x, norm=norm)
@@ -174,23 +169,6 @@ def test_gradients_are_changed_only_where_they_have_vanished(factors, power):
     assert bool((gradient.square().sum(1) ** (power // 2) > 0).all())
     vanished = own.square().sum(1) ** (power // 2) == 0
     assert torch.equal(gradient[~vanished], own[~vanished])
-
-
-@pytest.mark.parametrize("bounds", [UNIT, (-1.0, 1.0), (0.0, 255.0)])
-def test_points_are_adversarial_and_close_to_the_boundary(bounds):
-    module, width = Recorder(Brightness(0.5, bounds)), bounds[1] - bounds[0]
-    x = uniform(6, (1, 4, 4)) * 0.6 * width + bounds[0]
-    labels = module(x).argmax(1)
-    module.queries.clear()
-    target = common.target_of(module, (1, 4, 4), bounds=bounds, classes=2)
-    points, found = starting_points(target, x, labels, generator=torch.Generator().manual_seed(1))
-    assert set(module.sizes) == {6}
-    assert bool(found.all())
-    assert bool((module(points).argmax(1) != labels).all())
-    assert bounds[0] <= float(points.min()) < float(points.max()) <= bounds[1]
-    # Ten halvings lead within a thousandth of the way to where the mean crosses the middle.
-    away = (points.flatten(1).mean(1) - sum(bounds) / 2).abs()
-    assert float(away.max()) < 2e-3 * width
 
 
 @given(st.tuples(st.floats(-300, 300), st.floats(0.01, 500)), st.sampled_from(["linf", "l2", "l1"]), st.integers(0, 99))

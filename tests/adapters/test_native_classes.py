@@ -83,16 +83,6 @@ def test_parameters_are_those_of_the_declaration(host, name):
 
 
 @HOSTS
-def test_a_seed_overrides_the_hosts(host):
-    at, runs = problem(), []
-    for seed, outer in itertools.product((None, 7), (0, 1)):
-        torch.manual_seed(outer)
-        np.random.seed(outer)
-        runs.append(make(host, "RandomSearch", "linf", at, epsilon=0.01, points=3, seed=seed)(at.x, at.y))
-    assert [torch.equal(*runs[:2]), torch.equal(*runs[2:])] == [False, True]
-
-
-@HOSTS
 @pytest.mark.parametrize(("name", "norm", "settings"), CASES, ids=str)
 def test_as_attacks_of_this_project_they_are_the_core_attacks(host, name, norm, settings):
     kind = hosts.class_of(host, name, norm)
@@ -101,23 +91,6 @@ def test_as_attacks_of_this_project_they_are_the_core_attacks(host, name, norm, 
     attack, core = as_attack(made, name="mine"), CORE[name](**settings)
     assert type(attack) is CORE[name]
     assert (attack.name, attack.description, attack.traits) == ("mine", core.description, core.traits)
-
-
-@HOSTS
-@pytest.mark.parametrize(
-    ("name", "wrong"),
-    [
-        ("ObjectivePGD", {"step_size": 0.1, "rel_step_size": float("nan")}),
-        ("LinearRegion", {"starts": ("far",)}),
-        ("LinearRegion", {"seed": -1}),
-    ],
-    ids=str,
-)
-def test_settings_raise_under_their_names_in_the_host(host, name, wrong):
-    kind = hosts.class_of(host, name)
-    chosen = hosts.in_words_of(kind, wrong)
-    with pytest.raises(InvalidArgumentError, match=f"^{list(chosen)[-1]}: got"):
-        kind(*[problem().estimator] * (host == "art"), **chosen)
 
 
 EACH_VALUE = np.linspace(0.1, 0.2, 16).reshape(SHAPE)

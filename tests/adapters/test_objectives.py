@@ -60,14 +60,6 @@ def slopes_by_inputs(name, network, points, x, labels):
     return gradient
 
 
-@pytest.mark.parametrize("name", OBJECTIVES[1:])
-def test_aims_are_refused_but_for_cross_entropy(name):
-    at, attack = problem(), with_objective(foolbox.attacks.LinfPGD, name)()
-    for epsilon in (0.0, 0.1):
-        with pytest.raises(InvalidArgumentError, match=rf"criterion: got Targeted.*'{name}'.*'ace'"):
-            attack(at.model, at.x, foolbox.criteria.TargetedMisclassification(at.y), epsilons=epsilon)
-
-
 @pytest.mark.parametrize("name", ["LinfPGD", "L2PGD", "L1PGD", "L2AdamPGD", "FGSM", "MIFGSM", "SparseL1DescentAttack"])
 def test_with_cross_entropy_foolboxes_attacks_are_themselves(name):
     at, kind = problem(), getattr(foolbox.attacks, name)

@@ -11,7 +11,7 @@ from PIL import Image
 from torch import nn
 from typer.testing import CliRunner
 
-from robust_ext import MultiLabel, Targeted, ThreatModel, TopK, evaluate, evaluate_defense, robust_accuracy
+from robust_ext import MultiLabel, Targeted, ThreatModel, TopK, robust_accuracy
 from robust_ext.cli.app import app
 from robust_ext.cli.entries import EntryOptions
 from robust_ext.evaluations.png_export import export_png
@@ -22,13 +22,6 @@ from torch import nn
 def make():
     torch.manual_seed(0)
     return nn.Sequential(nn.Flatten(), nn.Linear(25, 5)).eval()
-def smooth(x):
-    return 0.8 * x + 0.2 * x.mean((1, 2, 3), keepdim=True)
-def bright(classifier):
-    from robust_ext import as_detector
-    found = as_detector(lambda x: x.flatten(1).mean(1), classifier)
-    found.threshold = torch.tensor(0.52)
-    return found
 def coloured():
     torch.manual_seed(0)
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 16, 3)).eval()
@@ -87,26 +80,6 @@ def test_as_in_python(folder, words):
         assert found[key] == expected.content[key]
     if data == "sets":
         assert "give robust_accuracy" in run("robust-accuracy", data="sets", fails=True)
-
-
-def test_evaluate_takes_a_criterion_a_defense_and_a_detector(folder):
-    sides = "--defense net.py:smooth --detector net.py:bright --detector-samples 1"
-    found = run(f"evaluate --budget quick --planted 0 --top 2 --seed 1 {sides}", samples=20, attack=())
-    sides = {"defense": NAMES["smooth"], "detector": NAMES["bright"], "criterion": TopK(2)}
-    result = evaluate(NET, X[:20], LABELS[:20], MODEL, budget="quick", planted=0, seed=1, **sides)
-    for key in ("worst_case", "clean_accuracy", "criterion"):
-        assert found[key] == result.content[key]
-    assert found["detector"]["accepted_accuracy"] == result.content["detector"]["accepted_accuracy"]
-    assert found["defense"]["name"] == result.content["defense"]["name"]
-
-
-def test_a_test_time_defense_takes_a_criterion(folder):
-    found = run("test-time --only transfer --targets next --seed 1 --defense net.py:smooth", attack=())
-    keywords = {"classifier": NET, "criterion": Targeted("next"), "only": ("transfer",), "seed": 1}
-    result = evaluate_defense(NAMES["smooth"], None, X, LABELS, MODEL, **keywords)
-    assert found["criterion"] == result.content["criterion"]
-    assert found["defended"]["worst_case"] == result.content["defended"]["worst_case"]
-    assert "survive the attacks" in result.headline
 
 
 def test_the_binarization_test_takes_labels_of_attacks_and_says_first_that_samples_are_too_few(folder, caplog):

@@ -17,7 +17,7 @@ from robust_ext.attacks.apgd import APGD
 from robust_ext.attacks.transfer import Transfer
 from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.demo.network import digits_network
-from robust_ext.engine.code_digest import attack_code, code_digest, module_code, object_code, text_code
+from robust_ext.engine.code_digest import attack_code, code_digest, module_code, text_code
 from robust_ext.engine.identity import model_digest
 
 FUNCTIONS = "".join(f"def f{n}(x): return f{n + 1}(x)\n" for n in range(99))
@@ -276,20 +276,3 @@ def test_text_that_names_code(tmp_path, monkeypatch):
     for text in (f"{tmp_path}/none.py:attack", "no_such_module:attack"):
         with pytest.raises(InvalidArgumentError, match="attack: got"):
             text_code(text)
-
-
-def test_the_points_that_a_purifier_leaves_are_no_code():
-    class Leaving:
-        def __init__(self):
-            self.rate, self.trajectory = 0.5, []
-
-        def __call__(self, x):
-            self.trajectory = [x, self.rate * x]
-            return self.trajectory[-1]
-
-    purifier = Leaving()
-    before = object_code(purifier)
-    purifier(torch.ones(2, 3))
-    assert object_code(purifier) == before
-    purifier.rate = 0.25
-    assert object_code(purifier) != before

@@ -175,22 +175,10 @@ class Here(Executor):
         return done
 
 
-REFUSED_TEXTS = [
-    ("local:", {}, "executor: got local:"),
-    ("local:2", {"workers": 3}, "because --jobs states 3 workers"),
-    ("local:3", {"devices": ["cpu", "cpu"]}, "workers: got 3, expected one a device"),
-    ("ray:auto", {}, "executor: got ray:auto, .* has one for Ray"),
-    ("none.py:make", {"workers": 3}, "workers: got 3, expected None"),
-]
-
-
 def test_what_is_no_executor_of_processes_is_refused(pool):
     for executor in (ThreadPoolExecutor(1), Here(), 4, list):
         with pytest.raises(InvalidArgumentError, match=r"^executor: got"):
             small(noise, executor=executor)
-    for text, keywords, words in REFUSED_TEXTS:
-        with pytest.raises(InvalidArgumentError, match=words):
-            make_executor(text, **keywords)
     assert small(noise, executor=pool, devices=("cpu", "cpu")).content["attacks"]
     for wrong in ("cpu", (), ("nothing",), (3.5,)):
         with pytest.raises(InvalidArgumentError, match="devices: got"):

@@ -10,7 +10,7 @@ from torch.ao.quantization import quantize_fx
 
 from robust_ext import AdaptedAttack, ThreatModel, binarization_test, diagnose, robust_accuracy
 from robust_ext.attacks.apgd import APGD
-from robust_ext.core.errors import AttackError, ModelError, RobustExtError
+from robust_ext.core.errors import AttackError, RobustExtError
 from robust_ext.demo.network import digits_network
 from robust_ext.engine.classifiers import as_classifier, parts_in_precision
 from robust_ext.engine.copies import PROBES, behaviour, compare_behaviour
@@ -42,30 +42,6 @@ class Applied(nn.Module):
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.autocast):
             logits = self.module(x)
         return self.function(logits, x)
-
-
-# More of them, with labels, are in tests/evaluations/test_samples.py.
-TAKEN = [
-    *(lambda z, x: {"features": z * 2, "logits": z}, lambda z, x: {"out": z, "aux": z * 2}),
-    *(lambda z, x: {"scores": z, "loss": z.sum()}, lambda z, x: (z.sum(), z)),
-]
-REFUSED = {
-    "without labels": lambda z, x: [z, z[:, :3]],
-    "expected a tensor of logits": lambda z, x: (z.sum(), [z]),
-    "returned str": lambda z, x: "logits",
-}
-
-
-def test_outputs_are_reduced_to_logits_by_the_rule_or_refused():
-    network = digits_network()
-    for function in TAKEN:
-        assert torch.equal(as_classifier(Applied(function), X)(X), network(X))
-    for words, function in REFUSED.items():
-        with pytest.raises(ModelError, match=words):
-            as_classifier(Applied(function), X)
-    pair = (network[:5], network[5:])
-    assert as_classifier(network, X) is network
-    assert parts_in_precision(pair, X) is pair
 
 
 PRECISIONS = {
