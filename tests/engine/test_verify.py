@@ -80,9 +80,12 @@ def test_the_edges_of_the_ball_and_of_the_bounds(norm, bounds):
     slack = 1e-6 * max(map(abs, bounds))
     edges = [end + side * share * slack for side, end in ((-1, bounds[0]), (1, bounds[1])) for share in (0.9, 1, 1.1)]
     candidates, ends = torch.tensor(edges, dtype=torch.float64)[:, None], [*[bounds[0]] * 3, *[bounds[1]] * 3]
-    result, _ = check(candidates, torch.tensor(ends)[:, None], threat_model, torch.full((6,), 2))
-    assert result.outcomes == ("found", "found", "out_of_bounds") * 2
-    assert result.candidates.flatten().tolist() == ends
+    # Also where each entry has bounds of its own.
+    entries = ThreatModel(norm=norm, epsilon=0.25, bounds=([bounds[0]], [bounds[1]]))
+    for one in (threat_model, entries):
+        result, _ = check(candidates, torch.tensor(ends)[:, None], one, torch.full((6,), 2))
+        assert result.outcomes == ("found", "found", "out_of_bounds") * 2
+        assert result.candidates.flatten().tolist() == ends
 
 
 def test_a_point_of_the_grid_without_finite_logits_breaks_the_model_whatever_was_there_before_rounding():
