@@ -8,6 +8,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from robust_ext import TopK
 from robust_ext.cli import app as cli
 from robust_ext.cli.mead import MeadOptions, _sizes
 from robust_ext.cli.options import option_name
@@ -155,6 +156,13 @@ def test_options_of_robust_accuracy_and_test_time(invoke, files):
     assert (call.defense_weights, list(call.surrogates), call.negatives) == ("d.safetensors", [surrogate], None)
     assert call.context.origin["defense"] == "hd, weights d.safetensors"
     assert len(invoke("test-time", "--one-image").negatives) > 15
+
+
+def test_options_of_evaluate_and_criteria(invoke):
+    for command in ("robust-accuracy", "evaluate", "test-time"):
+        assert invoke(command, "--top", "2").criterion == TopK(2)
+    call = invoke("evaluate", "--defense", "hd", "--detector", "x.py:y", "--detector-samples", "30")
+    assert (call.defense, call.detector, len(call.detector_data)) == ("hd", "x.py:y", 30)
 
 
 def pairs(arms):
