@@ -75,15 +75,6 @@ def test_references_go_with_their_rows_and_may_be_shared(host):
     assert torch.equal(run(groups[0]), run(groups[:1].expand(6, *groups.shape[1:])))
 
 
-def test_exposures_and_all_forms_of_labels_are_attacked_alike():
-    at, ways = scene("SelectivePGD"), {"seed": 1, **hosts.DETECTOR_AWARE["SelectivePGD"]}
-    forms, found = [at.y, at.y[:, None], torch.eye(4)[at.y], None], []
-    for exposure, more in (("reject", [torch.eye(5)[at.y]]), ("classifier", [])):
-        at.estimator = hosts.detected_by("art", at.given, exposure=exposure)
-        found += [make("art", "SelectivePGD", "linf", at, **ways)(at.x, labels) for labels in forms + more]
-    assert all(torch.equal(points, found[0]) for points in found)
-
-
 # Starts
 
 REGION = hosts.TINY | {"regions": 1}

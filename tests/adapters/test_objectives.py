@@ -143,20 +143,6 @@ def test_losses_and_gradients_of_an_estimator_are_those_on_paper(name):
     np.testing.assert_allclose(rows, losses[name], rtol=1e-3, atol=1e-6)
 
 
-def test_with_cross_entropy_arts_attacks_are_themselves():
-    at, few = problem(), {"eps_step": 0.03, "max_iter": 4, "verbose": False}
-    for kind, chosen in (
-        (evasion.ProjectedGradientDescent, {**few, "num_random_init": 1}),
-        (evasion.FastGradientMethod, {}),
-        (evasion.MomentumIterativeMethod, few),
-    ):
-        both = []
-        for host in (at.estimator, objective_estimator(at.estimator, "ace")):
-            np.random.seed(0)
-            both.append(kind(host, eps=0.1, **chosen).generate(at.x.numpy(), at.y.numpy()))
-        assert np.array_equal(*both)
-
-
 def test_a_batch_that_is_not_the_bound_one_is_refused():
     at = problem(rows=40)
     bound = objective_estimator(at.estimator, "kl", at.x.numpy())

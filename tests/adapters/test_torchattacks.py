@@ -170,37 +170,6 @@ def test_candidates_of_ead_stay_in_bounds():
         assert not torch.equal(candidates, x)
 
 
-class SometimesFlat(nn.Module):
-    """Class 0 from a brightness of .45; no gradient in row 1 at first, or wherever the brightness is .35."""
-
-    def __init__(self, at_first):
-        super().__init__()
-        self.at_first, self.calls = at_first, 0
-
-    def forward(self, x):
-        brightness = x.flatten(1).mean(1)
-        logits = torch.stack([brightness, 0.9 - brightness], 1)
-        self.calls += 1
-        first = (torch.arange(len(x)) == 1) & (self.calls == 1)
-        flat = first if self.at_first else (brightness - 0.35).abs() < 1e-3
-        return torch.where(flat[:, None], logits.detach() + 0 * logits, logits)
-
-
-@pytest.mark.parametrize(
-    ("name", "norm", "epsilon"),
-    [(name, "linf", 0.02) for name in ("BIM", "MIFGSM", "NIFGSM", "SINIFGSM(m=1)", "UPGD", "DIFGSM(diversity_prob=0)")]
-    + [("DeepFool", "l2", 2.0), ("SparseFool", "l1", 2.0)],
-)
-def test_a_row_without_gradient_stops_momentum_or_becomes_nan_as_listed_and_harms_no_other(name, norm, epsilon):
-    x = torch.tensor([0.3, 0.35, 0.4]).view(3, 1, 1, 1).expand(3, 1, 8, 8).clone()
-    y, module = torch.ones(3, dtype=torch.int64), SometimesFlat(norm == "linf")
-    candidates = run(name, module, x, y, norm, epsilon, classes=2)
-    if norm == "linf":
-        assert [torch.equal(*pair) for pair in zip(candidates, x, strict=True)] == [False, name != "BIM", False]
-    else:
-        assert torch.isnan(candidates).flatten(1).any(1).tolist() == [False, True, False]
-
-
 def test_step_sizes_fit_epsilon(monkeypatch):
     """torchattacks' 2/255 where it is below epsilon; else 2.5 epsilon over the steps, or a tenth of it, or all."""
     seen = []

@@ -82,17 +82,6 @@ def test_as_in_python(folder, words):
         assert "give robust_accuracy" in run("robust-accuracy", data="sets", fails=True)
 
 
-def test_the_binarization_test_takes_labels_of_attacks_and_says_first_that_samples_are_too_few(folder, caplog):
-    attack = ("--attack", "strong=robust_ext:APGD(steps=10)")
-    weak = ("--attack", "weak=robust_ext:RandomSearch(points=4)")
-    found = run("binarization", samples=8, attack=attack + weak)
-    assert [one["name"] for one in found["attacks"]] == ["strong", "weak"]
-    words = "No attack can pass the binarization test on 8 samples: one that misses none needs"
-    assert caplog.text.count(words) == 1
-    assert not any(words in one for one in found["warnings"])
-    assert "a label of its own for each" in run("binarization", attack=attack * 2, fails=True)
-
-
 COLOURED = {"data": "images", "model": "coloured", "samples": 8, "eps": "24/255"}
 PGD = ("--attack", "robust_ext:APGD(steps=20)")
 

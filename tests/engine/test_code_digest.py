@@ -15,9 +15,8 @@ from robust_ext import as_attack
 from robust_ext.attacks.adapted import AdaptedAttack
 from robust_ext.attacks.apgd import APGD
 from robust_ext.attacks.transfer import Transfer
-from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.demo.network import digits_network
-from robust_ext.engine.code_digest import attack_code, code_digest, module_code, text_code
+from robust_ext.engine.code_digest import attack_code, module_code, object_code, text_code
 from robust_ext.engine.identity import model_digest
 
 FUNCTIONS = "".join(f"def f{n}(x): return f{n + 1}(x)\n" for n in range(99))
@@ -186,17 +185,6 @@ def test_the_values_that_attacks_hold_count_and_their_file_through_whatever_hold
         assert inside == (name not in ("BPDA of own", "transfer", "host"))
 
 
-STRENGTH = 1
-
-
-def test_globals_of_files_count_where_another_module_set_them_too(monkeypatch):
-    attack = as_attack(lambda model, x, y: x + STRENGTH)
-    before = attack_code(attack)
-    monkeypatch.setitem(globals(), "STRENGTH", 2)
-    after = attack_code(attack)
-    assert {name for name in before if before[name] != after[name]} == {"values"}
-
-
 class Net(nn.Module):
     def __init__(self, levels=8, act=torch.relu, **options):
         super().__init__()
@@ -258,21 +246,20 @@ def test_what_a_model_consists_of_and_not_what_it_computes():
             assert described(model) == first
 
 
-def test_text_that_names_code(tmp_path, monkeypatch):
-    """Without running it; equal for equal contents, wherever they lie, and for the same arguments only."""
+def test_text_names_code_by_contents_wherever_they_lie_and_by_arguments(tmp_path):
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "mine.py").write_text("import beside\nraise SystemExit\n")
         (tmp_path / name / "beside.py").write_text("K = 1\n")
-    first, second = (tmp_path / name / "mine.py" for name in ("one", "two"))
-    before = text_code(f"{first}:attack")
-    assert before == text_code(f"{second}:attack")
-    calls = ("attack", "attack(k=1)", "attack(k=2)", "other")
-    assert len({code_digest(text_code(f"{first}:{call}")) for call in calls}) == 4
+    first, second = (text_code(f"{tmp_path / name / 'mine.py'}:attack(k=1)") for name in ("one", "two"))
+    assert first == second != text_code(f"{tmp_path}/one/mine.py:attack(k=2)")
     (tmp_path / "one" / "beside.py").write_text("K = 2\n")
-    assert text_code(f"{first}:attack") != before
-    monkeypatch.chdir(tmp_path)
-    assert set(text_code("two.mine:attack")) == {"two/mine.py", "values"}
-    for text in (f"{tmp_path}/none.py:attack", "no_such_module:attack"):
-        with pytest.raises(InvalidArgumentError, match="attack: got"):
-            text_code(text)
+    assert text_code(f"{tmp_path}/one/mine.py:attack(k=1)") != first
+
+
+def test_the_points_that_a_purifier_leaves_are_no_code():
+    purifier = Stepping(0.5)
+    before, purifier.trajectory = object_code(purifier), [torch.ones(2, 3)]
+    assert object_code(purifier) == before
+    purifier.steps = 0.25
+    assert object_code(purifier) != before

@@ -153,21 +153,6 @@ def test_an_executor_that_broke_and_cannot_be_made_anew_is_one_error(tmp_path, t
     small(attack, executor=forked, out=there)
 
 
-def test_an_interrupted_run_goes_on_and_a_callback_hears_all_of_it(tmp_path, there, pool):
-    heard = []
-
-    def hear(record):
-        heard.append(record)
-        if len(heard) == 4:
-            raise KeyboardInterrupt
-
-    given = {"callbacks": [SimpleNamespace(on_record=hear, on_result=lambda result: None)], "out": there}
-    with pytest.raises(KeyboardInterrupt):
-        small(deadly(tmp_path), executor=pool, **given)
-    small(deadly(tmp_path), executor=pool, **given)
-    assert len(heard) == 4 + 12
-
-
 class Here(Executor):
     def submit(self, fn, /, *args, **kwargs):
         done = Future()
@@ -175,10 +160,20 @@ class Here(Executor):
         return done
 
 
+REFUSED_TEXTS = [
+    ("local:2", {"workers": 3}, "because --jobs states 3 workers"),
+    ("local:3", {"devices": ["cpu", "cpu"]}, "workers: got 3, expected one a device"),
+    ("none.py:make", {"workers": 3}, "workers: got 3, expected None"),
+]
+
+
 def test_what_is_no_executor_of_processes_is_refused(pool):
     for executor in (ThreadPoolExecutor(1), Here(), 4, list):
         with pytest.raises(InvalidArgumentError, match=r"^executor: got"):
             small(noise, executor=executor)
+    for text, keywords, words in REFUSED_TEXTS:
+        with pytest.raises(InvalidArgumentError, match=words):
+            make_executor(text, **keywords)
     assert small(noise, executor=pool, devices=("cpu", "cpu")).content["attacks"]
     for wrong in ("cpu", (), ("nothing",), (3.5,)):
         with pytest.raises(InvalidArgumentError, match="devices: got"):
