@@ -1,7 +1,9 @@
-"""Classifiers: the logits of a row follow from that row, they are in eval mode, and their passes are counted."""
+"""Classifiers: rows on their own, eval mode, counted passes; criteria by sorting, Foolbox, and sets by enumeration."""
 
+import itertools
 import random
 
+import eagerpy as ep
 import numpy as np
 import pytest
 import torch
@@ -9,27 +11,25 @@ from torch import nn
 
 from robust_ext import binarization_test, evaluate_defense, mead, robust_accuracy
 from robust_ext.core.classifier import check_classifier, check_consistency
-from robust_ext.core.errors import ModelError
+from robust_ext.core.criteria import AIMED, MISCLASSIFICATION, MultiLabel, Targeted, TopK, check_criterion
+from robust_ext.core.errors import InvalidArgumentError, ModelError
+from robust_ext.core.random import seeded_globals
 from robust_ext.core.target import Counted, PassCounter, count_all_calls
 from robust_ext.core.threat import ThreatModel
 from robust_ext.evaluations.binarization.planting import plant
+from robust_ext.models.label_sets import LabelSets, classify_label_sets
+from tests.attacks.problems import Lambda
+from tests.models.cases import Net
 
 LINF = ThreatModel(norm="linf", epsilon=0.1)
 X = torch.rand(12, 1, 4, 4, generator=torch.Generator().manual_seed(0))
 Y = torch.zeros(12, dtype=torch.int64)
 
 
-class Model(nn.Module):
-    def __init__(self, before=lambda x: x, after=lambda x: x):
-        super().__init__()
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(1)
-            self.body = nn.Sequential(nn.Flatten(), nn.Linear(16, 40), nn.ReLU(), nn.Linear(40, 4))
-        self.before, self.after = before, after
-        self.eval()
-
-    def forward(self, x):
-        return self.after(self.body(self.before(x)))
+def made(before=lambda x: x, after=lambda x: x):
+    with seeded_globals(1):
+        body = nn.Sequential(nn.Flatten(), nn.Linear(16, 40), nn.ReLU(), nn.Linear(40, 4))
+    return Net(lambda net, x: after(net.body(before(x))), body=body)
 
 
 def quantised(x):
@@ -64,20 +64,11 @@ def test_each_kind_is_named(words, rows):
     states, given = (torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()), X.clone()
     for before in KINDS[words].values():
         with pytest.raises(ModelError, match=f"^model: {words}"):
-            check_consistency(Model(before), given[:rows], bounds=(0.0, 1.0))
+            check_consistency(made(before), given[:rows], bounds=(0.0, 1.0))
     assert torch.equal(given, X)
     assert torch.equal(torch.get_rng_state(), states[0])
     assert np.array_equal(np.random.get_state()[1], states[1])
     assert random.getstate() == states[2]
-
-
-class Cast(nn.Module):
-    def __init__(self, dtype):
-        super().__init__()
-        self.dtype = dtype
-
-    def forward(self, x):
-        return x.to(self.dtype)
 
 
 @pytest.mark.parametrize("width", [16, 1024])
@@ -88,16 +79,18 @@ def test_rounding_is_no_inconsistency(width, dtype):
     layers = [nn.Linear(256, width), *(nn.Linear(width, width) for _ in range(6)), nn.Linear(width, 10)]
     for layer in layers:
         layer.weight.data.mul_(2.4)
-    network = nn.Sequential(nn.Flatten(), Cast(dtype), *(part for one in layers for part in (nn.ReLU(), one)))
+    network = nn.Sequential(
+        nn.Flatten(), Lambda(lambda x: x.to(dtype)), *(part for one in layers for part in (nn.ReLU(), one))
+    )
     check_consistency(network.to(dtype).eval(), torch.rand(4, 1, 16, 16), bounds=(0.0, 1.0))
 
 
 def test_models_with_non_finite_logits_somewhere_pass():
     """Of single values, and of the images without contrast that stand beside a row while it is looked at."""
-    standardised = Model(lambda x: (x - x.mean((1, 2, 3), keepdim=True)) / x.std((1, 2, 3), keepdim=True))
+    standardised = made(lambda x: (x - x.mean((1, 2, 3), keepdim=True)) / x.std((1, 2, 3), keepdim=True))
     assert bool(standardised(torch.zeros(2, 1, 4, 4)).isnan().all())
-    for model in (Model(after=lambda x: torch.where(x > 0.2, torch.inf, x)), standardised):
-        check_consistency(model, X, bounds=(0.0, 1.0))
+    for network in (made(after=lambda x: torch.where(x > 0.2, torch.inf, x)), standardised):
+        check_consistency(network, X, bounds=(0.0, 1.0))
 
 
 PGD = "robust_ext:APGD(steps=2)"
@@ -110,7 +103,7 @@ EVALUATIONS = {
     "robust accuracy": lambda model: robust_accuracy(model, PGD, X, Y, LINF),
     "mead": lambda model: mead(model, PGD, X, Y, LINF, detectors=lambda x: x.flatten(1).std(1)),
     "static": lambda model: evaluate_defense(torch.round, PGD, X, Y, LINF, classifier=model),
-    "defense": lambda model: evaluate_defense(model, PGD, X, Y, LINF, classifier=Model()),
+    "defense": lambda model: evaluate_defense(model, PGD, X, Y, LINF, classifier=made()),
 }
 
 
@@ -121,9 +114,9 @@ def test_every_evaluation_refuses_them_and_leaves_the_inputs_alone(evaluate):
     kinds = {"is random": RANDOM["torch"], "is batch-dependent": BATCH["statistics"]}
     for words, kind in (kinds if argument == "defense" else kinds | {"changes its": IN_PLACE["clamp"]}).items():
         with pytest.raises(ModelError, match=f"^{argument}: {words}"):
-            evaluate(Model(kind))
+            evaluate(made(kind))
     if argument == "defense":
-        evaluate(Model(IN_PLACE["clamp"]))
+        evaluate(made(IN_PLACE["clamp"]))
     assert torch.equal(X, before)
 
 
@@ -193,3 +186,93 @@ def test_parts_of_several_networks_are_counted_as_their_share():
     assert (counter.forward, counter.backward) == (4 * 3 // 2 + 3 + 3, 4 * 3 // 2)
     other(x)
     assert counter.forward == 12
+
+
+DRAW = torch.Generator().manual_seed(0)
+LOGITS = torch.randn(200, 6, generator=DRAW)
+GOALS = torch.randint(6, (200,), generator=DRAW)
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 5])
+def test_top_k_by_sorting(k):
+    order = np.argsort(-LOGITS.numpy(), axis=1)
+    outside = [goal not in row[:k] for goal, row in zip(GOALS.tolist(), order.tolist(), strict=True)]
+    assert TopK(k).adversarial(LOGITS, GOALS).tolist() == outside
+    assert TopK(k).correct(LOGITS, GOALS).tolist() == [not one for one in outside]
+    others = [
+        sorted((z for i, z in enumerate(row) if i != y), reverse=True)[k - 1] - row[y]
+        for row, y in zip(LOGITS.tolist(), GOALS.tolist(), strict=True)
+    ]
+    np.testing.assert_allclose(TopK(k).margin(LOGITS, GOALS).numpy(), others, rtol=1e-6)
+
+
+def test_a_margin_above_0_is_success_as_by_foolbox():
+    for criterion in (MISCLASSIFICATION, AIMED, TopK(1), TopK(2), TopK(5)):
+        assert torch.equal(criterion.margin(LOGITS, GOALS) > 0, criterion.adversarial(LOGITS, GOALS))
+    assert torch.equal(TopK(1).margin(LOGITS, GOALS), MISCLASSIFICATION.margin(LOGITS, GOALS))
+    # A tie leaves the true class among the top.
+    assert not TopK(2).adversarial(torch.ones(1, 3), torch.tensor([2])).item()
+    criteria, logits = pytest.importorskip("foolbox").criteria, ep.astensor(LOGITS)
+    theirs = {MISCLASSIFICATION: criteria.Misclassification, AIMED: criteria.TargetedMisclassification}
+    for criterion, kind in theirs.items():
+        assert torch.equal(criterion.adversarial(LOGITS, GOALS), kind(GOALS)(logits, logits).raw)
+
+
+def targets(rule, labels, logits, **more):
+    return Targeted(rule, **more).goals(labels, logits=logits, ids=range(len(labels)))
+
+
+def test_rules_of_targets():
+    assert targets("next", torch.tensor([0, 5]), LOGITS[:2]).tolist() == [1, 0]
+    likeliest = LOGITS.numpy().copy()
+    likeliest[np.arange(200), GOALS.numpy()] = -np.inf
+    assert targets("likeliest", GOALS, LOGITS).tolist() == likeliest.argmax(1).tolist()
+    drawn = torch.stack([targets("random", GOALS, LOGITS, seed=seed) for seed in range(40)])
+    assert not bool((drawn == GOALS).any())
+    # Uniform over five classes: 8,000 draws of probability .2, within four deviations.
+    counts = np.bincount(((drawn - GOALS) % 6).flatten().numpy(), minlength=6)[1:]
+    assert np.abs(counts - 1600).max() < 4 * np.sqrt(8000 * 0.2 * 0.8)
+    # By the id of the sample, not by its place.
+    again = Targeted("random", seed=3).goals(GOALS[[7]], logits=LOGITS[[7]], ids=[7])
+    assert again.item() == drawn[3, 7].item()
+
+
+REFUSED = {
+    r"TopK\(k=6\).*below the number of classes": lambda: TopK(6).goals(GOALS, logits=LOGITS, ids=range(200)),
+    "targets: got .*best": lambda: Targeted("best"),
+    "targets: got labels in 6..6": lambda: targets(6, GOALS, LOGITS),
+    "targets: got the true class for": lambda: targets(2, GOALS, LOGITS),
+    "columns of the labels": lambda: MultiLabel((1, 1)),
+    "criterion: got 'top-5'": lambda: check_criterion("top-5"),
+}
+
+
+def test_refusals():
+    for words, make in REFUSED.items():
+        with pytest.raises(InvalidArgumentError, match=words):
+            make()
+
+
+@pytest.mark.parametrize("chosen", [None, (0, 2), (3,)])
+def test_sets_of_labels_are_wrong_where_one_label_is(chosen):
+    logits = torch.cat([LOGITS[:, :4] * scale for scale in (1e-4, 1, 1e4)])
+    labels = torch.randint(2, logits.shape, generator=torch.Generator().manual_seed(1))
+    # Half of the rows are right.
+    labels[::2] = (logits[::2] > 0).long()
+    module, own = classify_label_sets(nn.Identity(), labels, logits, MultiLabel(chosen))
+    columns = list(range(4) if chosen is None else chosen)
+    flipped = ((logits > 0).long() != labels)[:, columns].any(1)
+    found = module(logits)
+    assert torch.equal(found.argmax(1) != own, flipped)
+    margin = MISCLASSIFICATION.margin(found, own)
+    assert torch.equal(margin > 0, flipped)
+    right = ~flipped
+    assert torch.equal(margin[right], -logits[right][:, columns].abs().amin(1))
+
+
+def test_cross_entropy_of_all_sets_is_that_of_all_labels():
+    sets = torch.tensor(list(itertools.product((0, 1), repeat=3)))
+    logits, row = LOGITS[:, :3].double(), torch.randint(8, (200,), generator=torch.Generator().manual_seed(2))
+    joint = nn.functional.cross_entropy(LabelSets(nn.Identity(), sets)(logits), row, reduction="none")
+    single = nn.functional.binary_cross_entropy_with_logits(logits, sets[row].double(), reduction="none").sum(1)
+    torch.testing.assert_close(joint, single)

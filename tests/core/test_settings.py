@@ -1,10 +1,9 @@
-"""What users give: settings declared once, numbers, inputs, labels, and texts that name an object and its arguments."""
+"""What users give: settings, numbers, inputs, labels, texts that name an object; the files that code consists of."""
 
 import dataclasses
 import importlib
 import math
 import pkgutil
-import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,6 +22,7 @@ from robust_ext.core.errors import InvalidArgumentError, WrongCallError
 from robust_ext.core.modules import SettingsModule, buffer, module_class, positional
 from robust_ext.core.modules import given as part
 from robust_ext.core.objects import resolve_object
+from robust_ext.core.reached import SourceFiles
 from robust_ext.core.settings import (
     Settings,
     check_setting,
@@ -33,7 +33,7 @@ from robust_ext.core.settings import (
     settings_class,
 )
 from robust_ext.core.specification import parse_call
-from robust_ext.core.validation import check_choice, check_inputs, check_integer, check_labels, check_number
+from robust_ext.core.validation import check_inputs, check_labels
 
 for module in pkgutil.walk_packages(robust_ext.__path__, "robust_ext."):
     if not module.name.endswith("__main__"):
@@ -62,9 +62,11 @@ class Search(Settings):
 
 
 OUTSIDE = [
-    ("steps", (0, 100, 1.5, True, "3", None), "an integer of at least 1 and at most 99"),
-    ("rate", (0, 1, -1, math.nan, math.inf, "half", True, None), r"a finite number in \(0, 1\)"),
-    ("loss", ("dlr", 3, None), "one of 'ce', 'margin'"),
+    ("steps", (0, 100, 1.5, True, "3", None, np.True_, [1]), "an integer of at least 1 and at most 99"),
+    ("steps", (np.array([1, 2]), torch.tensor(1.5), torch.ones(2)), "an integer of at least 1 and at most 99"),
+    ("rate", (0, 1, -1, math.nan, math.inf, -math.inf, "half", True, None), r"a finite number in \(0, 1\)"),
+    ("rate", ([0.5], torch.ones(2), np.ones(2), 10**400, 1j, b"1", {}), r"a finite number in \(0, 1\)"),
+    ("loss", ("dlr", 3, None, "CE", ["ce"]), "one of 'ce', 'margin'"),
     ("best", (1, "yes", None), "True or False"),
     ("widths", ((1.0, 0), (math.nan,)), "a finite number"),
     ("widths", (3, "abc"), "a tuple of numbers"),
@@ -77,11 +79,16 @@ OUTSIDE = [
 def test_values_outside_what_is_declared_are_refused_and_those_inside_taken_as_their_type():
     for name, values, expected in OUTSIDE:
         for value in values:
-            with pytest.raises(InvalidArgumentError, match=f"^{name}: got .*expected {expected}"):
+            with pytest.raises(InvalidArgumentError, match=rf"^{name}: got [\s\S]*expected {expected}") as caught:
                 Search(**{name: value})
+            assert caught.value.got is value or name not in ("steps", "rate")
     chosen = Search(steps=torch.tensor(7), rate=torch.tensor(0.25), share=1, widths=[1, 2], names=["margin"], pairs=4)
     assert (chosen.steps, chosen.rate, chosen.share, chosen.pairs) == (7, 0.25, 1.0, 4)
     assert (type(chosen.steps), type(chosen.share)) == (int, float)
+    for value in (np.int64(5), np.uint8(5), np.array(5)):
+        assert repr(Search(steps=value).steps) == "5"
+    for value in (np.float32(0.25), np.float64(0.25), torch.tensor(0.25)):
+        assert repr(Search(rate=value).rate) == "0.25"
     assert (chosen.widths, chosen.names, chosen.best) == ((1.0, 2.0), ("margin",), False)
     with pytest.raises(dataclasses.FrozenInstanceError):
         chosen.steps = 3
@@ -185,26 +192,6 @@ NAN, INF = math.nan, math.inf
 
 def refused(message):
     return pytest.raises(InvalidArgumentError, match="^" + message)
-
-
-def test_numbers_come_back_plain_and_what_is_none_is_refused():
-    for value in (0, 5, np.int64(5), np.uint8(5), torch.tensor(5), np.array(5)):
-        number = check_integer("count", value, minimum=0)
-        assert (type(number), number) == (int, int(value))
-    for value in (1.0, "1", None, True, np.True_, [1], np.array([1, 2]), torch.tensor(1.5), torch.ones(2)):
-        with refused(r"count: got .*, expected an integer of at least 0 and at most 9$") as caught:
-            check_integer("count", value, minimum=0, maximum=9)
-        assert (caught.value.argument, caught.value.got is value) == ("count", True)
-    for value in (1, 0.5, np.float32(0.25), np.int64(1), torch.tensor(0.5), np.float64(0)):
-        number = check_number("share", value, minimum=0, maximum=1)
-        assert (type(number), number) == (float, float(value))
-    for value in (NAN, INF, -INF, "0.5", None, True, [0.5], torch.ones(2), np.ones(2), 10**400, 1j, b"1", {}):
-        with refused(r"share: got [\s\S]*, expected a finite number in \[-inf, inf\]$"):
-            check_number("share", value)
-    assert check_choice("norm", "l2", ("l1", "l2")) == "l2"
-    for value in ("L2", "", 2, None, ["l2"]):
-        with refused(re.escape(f"norm: got {value!r}, expected one of 'l1', 'l2'")):
-            check_choice("norm", value, ("l1", "l2"))
 
 
 def test_inputs_become_contiguous_float32():
@@ -340,3 +327,69 @@ def test_objects_are_loaded_from_modules_and_files_as_they_are_now(tmp_path, mon
     for text, meant in (("pathlib:Paht", "Path"), ("pathlib:Path.hmoe", "home")):
         with refused(rf"--model: got [\s\S]*did you mean {meant}"):
             resolve_object(text, argument="--model")
+
+
+# Files by name, the first of which is run, and those that do not belong to it.
+CASES = {
+    "of a circle": ({"a.py": "import b", "b.py": "import c", "c.py": "import a, b", "d.py": "import a"}, {"d.py"}),
+    "in a branch": ({"a.py": "try:\n    import nothing\nexcept ImportError:\n    import b", "b.py": ""}, set()),
+    "by name": ({"a.py": "import importlib\nimportlib.import_module('b')", "b.py": ""}, set()),
+    "of a package": (
+        {"a.py": "import p.m", "p/__init__.py": "from . import n", "p/m.py": "", "p/n.py": "", "p/o.py": ""},
+        {"p/o.py"},
+    ),
+    "with a star": ({"a.py": "from p import *", "p/__init__.py": "__all__ = ['m']", "p/m.py": ""}, set()),
+    "relative": (
+        {"a.py": "import p.q.m", "p/__init__.py": "", "p/n.py": "", "p/r/__init__.py": "", "p/r/s.py": "t = 1"}
+        | {"p/q/__init__.py": "", "p/q/m.py": "from .. import n\nfrom .o import x"}
+        | {"p/q/o.py": "from ..r.s import t as x"},
+        set(),
+    ),
+    "of a namespace": ({"a.py": "import n.m", "n/m.py": "from . import o", "n/o.py": "", "n/p.py": ""}, {"n/p.py"}),
+    "of a module before a folder": ({"a.py": "import b", "b.py": "", "b/c.txt": ""}, {"b/c.txt"}),
+    "of a package before a module": ({"a.py": "import b", "b.py": "", "b/__init__.py": ""}, {"b.py"}),
+    "of libraries": ({"a.py": "import os.path, torch.nn, robust_ext.core.errors\nfrom json import loads"}, set()),
+    "broken": ({"a.py": "try:\n    import b\nexcept SyntaxError:\n    pass", "b.py": "print 1"}, set()),
+}
+
+
+def write(folder, files):
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text + "\n")
+
+
+def digests(file):
+    found = SourceFiles()
+    found.add_file(file)
+    return found.digests
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_files_that_a_file_imports(tmp_path, name):
+    files, others = CASES[name]
+    write(tmp_path, files)
+    expected = set(files) - others
+    found = digests(tmp_path / "a.py")
+    assert set(found) == expected
+    for name in files:
+        (tmp_path / name).touch()
+    assert digests(tmp_path / "a.py") == found
+    for name in files:
+        text = (tmp_path / name).read_text()
+        (tmp_path / name).write_text(text + "\n# changed\n")
+        changed = digests(tmp_path / "a.py")
+        assert {one for one in found if changed[one] != found[one]} == {name} & expected
+        (tmp_path / name).write_text(text)
+
+
+def test_a_helper_that_is_gone_or_new_counts_and_nothing_is_run(tmp_path):
+    code = {"a.py": "import b", "b.py": f"open({str(tmp_path / 'ran')!r}, 'w')\nraise SystemExit"}
+    write(tmp_path, code)
+    found = digests(tmp_path / "a.py")
+    assert set(found) == {"a.py", "b.py"}
+    (tmp_path / "b.py").unlink()
+    assert set(digests(tmp_path / "a.py")) == {"a.py"}
+    write(tmp_path, code)
+    assert digests(tmp_path / "a.py") == found
+    assert not (tmp_path / "ran").exists()
