@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from tests.libraries import library
+from tests.models.cases import Net
 
 PAGE = Path(__file__).parents[2] / "docs" / "evidence" / "architectures.md"
 X = torch.rand(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
@@ -40,22 +41,6 @@ class Architecture:
     quick: bool = False  # Whether it is among the ordinary tests.
 
 
-class Small(nn.Module):
-    """Four layers, and a head that is a function of them and what they return."""
-
-    def __init__(self, head, **parts):
-        super().__init__()
-        self.body = nn.Sequential(
-            nn.Conv2d(3, 16, 3, 2, bias=False), nn.BatchNorm2d(16), nn.ReLU(inplace=True), nn.Conv2d(16, 32, 3, 2)
-        )
-        self.fc, self.other, self.conv = nn.Linear(32, 10), nn.Linear(32, 10), nn.Conv2d(32, 10, 1)
-        self.register_buffer("bank", torch.randn(10, 32))
-        self.head = head
-
-    def forward(self, x):
-        return self.head(self, F.relu(self.body(x), inplace=True))
-
-
 def pooled(maps):
     return maps.mean((2, 3))
 
@@ -65,8 +50,13 @@ def plain(net, maps):
 
 
 def small(head=plain, seed=0):
+    """Four layers, and a head that is a function of them and what they return."""
     torch.manual_seed(seed)
-    return Small(head).eval()
+    body = nn.Conv2d(3, 16, 3, 2, bias=False), nn.BatchNorm2d(16), nn.ReLU(inplace=True), nn.Conv2d(16, 32, 3, 2)
+    heads = {"fc": nn.Linear(32, 10), "other": nn.Linear(32, 10), "conv": nn.Conv2d(32, 10, 1)}
+    net = Net(lambda net, x: head(net, F.relu(net.body(x), inplace=True)), body=nn.Sequential(*body), **heads)
+    net.register_buffer("bank", torch.randn(10, 32))
+    return net
 
 
 def sequential():
@@ -84,14 +74,8 @@ def quantised():
     return torch.ao.quantization.quantize_dynamic(copy.deepcopy(sequential()), {nn.Linear}, dtype=torch.qint8)
 
 
-class Around(nn.Module):
-    def __init__(self, run, *networks):
-        super().__init__()
-        self.run, self.networks = run, nn.ModuleList(networks)
-        self.eval()
-
-    def forward(self, x):
-        return self.run(self.networks, x)
+def around(run, *networks):
+    return Net(lambda net, x: run(net.networks, x), networks=nn.ModuleList(networks))
 
 
 @torch.autocast("cpu", torch.bfloat16)
@@ -188,8 +172,8 @@ ARCHITECTURES = [
     _linear("half", lambda: small().half(), "fc", 32),
     _linear("bfloat16", lambda: small().bfloat16(), "fc", 32),
     _linear("double", lambda: small().double(), "fc", 32),
-    _linear("autocast", lambda: Around(in_autocast, small()), "networks.0.fc", 32),
-    _replayed("mean of three networks", "three linear", lambda: Around(mean, *THREE), HEADS, 96, quick=True),
+    _linear("autocast", lambda: around(in_autocast, small()), "networks.0.fc", 32),
+    _replayed("mean of three networks", "three linear", lambda: around(mean, *THREE), HEADS, 96, quick=True),
     _small("temperature", "linear, divided", lambda net, x: net.fc(pooled(x)) / 2.5, "fc"),
     _small("log-softmax", "linear, log-softmax", lambda net, x: net.fc(pooled(x)).log_softmax(1), "fc"),
     _small("functional", "F.linear", lambda net, x: F.linear(pooled(x), net.fc.weight, net.fc.bias)),

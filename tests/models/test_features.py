@@ -13,7 +13,7 @@ from robust_ext import ThreatModel
 from robust_ext.attacks.apgd import APGD
 from robust_ext.core.devices import tolerance_of
 from robust_ext.core.errors import SplitError
-from robust_ext.detectors import Detector
+from robust_ext.detectors import Detector, ScoreDetector
 from robust_ext.engine.classifiers import as_classifier
 from robust_ext.evaluations.binarization.planting import plant
 from robust_ext.models.bpda import BPDA
@@ -22,7 +22,7 @@ from robust_ext.models.features import LayerInput, split, split_linear
 from robust_ext.registry.model import as_module
 from tests.attacks.problems import Lambda, target_of
 from tests.models.architectures import ARCHITECTURES, BEGIN, END, PAGE, pooled, small, table
-from tests.models.cases import Net, data, network, planted
+from tests.models.cases import Net, data, network
 
 WARNINGS = "DeprecationWarning", "FutureWarning", "UserWarning"
 pytestmark = [pytest.mark.filterwarnings(f"ignore::{kind}") for kind in WARNINGS]
@@ -137,11 +137,10 @@ def test_what_does_not_end_in_a_linear_layer_is_refused_by_name(models, layers, 
         assert hooks(model) == 0
 
 
-def convolution():
-    return nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Conv2d(3, 5, 2), nn.Flatten())
+CONVOLUTION = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Conv2d(3, 5, 2), nn.Flatten())
 
 
-@pytest.mark.parametrize("make", [sequential, convolution])
+@pytest.mark.parametrize("make", [sequential, lambda: copy.deepcopy(CONVOLUTION)])
 @pytest.mark.parametrize("layer", [None, "2", "wrapped.2"])
 @pytest.mark.parametrize("given", [{"layer": "0.0"}, {"backward": "straight_through"}], ids=["layer", "operations"])
 def test_features_are_found_through_a_bpda_and_have_its_gradients(make, layer, given):
@@ -270,18 +269,6 @@ def detector(classifier):
     return made
 
 
-@INVERTED
-def test_one_pass_serves_both(inverted, classifier, detector):
-    x, calls = data(4), []
-    classifier.register_forward_hook(lambda _module, args, _out: calls.append(len(args[0])))
-    expected = (-1 if inverted else 1) * (classifier[1](x.flatten(1))[:, 0] - detector.threshold)
-    for head in (classifier, planted(LayerInput(classifier, "3"), x, size=5)):
-        calls.clear()
-        logits, excess = Defended(head, detector, inverted=inverted).both(x)
-        assert calls == [4]
-        torch.testing.assert_close((logits, excess), (head(x), expected))
-
-
 def test_other_networks_are_run_beside(detector):
     # A network that is queried twice, for noise too, is not mistaken for one pass.
     twice, x = Lambda(lambda x: detector.classifier(x) + detector.classifier(x * 0.5)), data(4)
@@ -318,17 +305,14 @@ def test_the_margin_is_positive_exactly_on_success(inverted, classifier, detecto
     assert bool((gradient.flatten(1).abs().sum(1) > 0).all())
 
 
-class Root(Detector):
-    """NaN where the first value is negative, infinite where it is 0."""
-
-    def score_of(self, seen):
-        first = seen.inputs.flatten(1)[:, 0]
-        return first.sqrt() - torch.where(first == 0, torch.inf, 0.0)
-
-
 @INVERTED
 def test_scores_of_nan_let_nothing_pass_and_leave_logits_finite(inverted, classifier):
-    detector, x = Root(classifier), data(4).abs()
+    def score(x):
+        """NaN where the first value is negative, infinite where it is 0."""
+        first = x.flatten(1)[:, 0]
+        return first.sqrt() - torch.where(first == 0, torch.inf, 0.0)
+
+    detector, x = ScoreDetector(classifier, score), data(4).abs()
     detector.threshold = torch.tensor(0.5)
     x.flatten(1)[:, 0] = torch.tensor([-1.0, 0.0, 0.04, 0.64])
     shown = Defended(classifier, detector, inverted=inverted, exposure="reject")

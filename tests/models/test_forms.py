@@ -7,19 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from robust_ext import (
-    AttackRefusedError,
-    ModelError,
-    SplitError,
-    ThreatModel,
-    as_module,
-    binarization_test,
-    black_box,
-    evaluate,
-    robust_accuracy,
-)
+from robust_ext import ThreatModel, as_module, binarization_test, black_box, evaluate, robust_accuracy
 from robust_ext.core.classifier import check_classifier
-from robust_ext.core.errors import RobustExtWarning
+from robust_ext.core.errors import AttackRefusedError, ModelError, RobustExtWarning, SplitError
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
 from robust_ext.models.forms import Exported, Scripted

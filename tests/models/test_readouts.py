@@ -67,15 +67,11 @@ def oracle(points, classes, C=10.0):
     return weight / np.linalg.norm(weight)
 
 
-def in_units(along, classes):
-    begin, inner = along[classes].min(), along[~classes].max()
-    return (along - begin) / (begin - inner)
-
-
 def members(features, classes):
     """Positions ``(n, K)`` of one problem's features ``(n, K, F)``, a fit a member."""
-    columns = [features[:, member].double().numpy() @ oracle(features[:, member], classes) for member in range(K)]
-    return np.stack([in_units(column, classes.numpy()) for column in columns], 1)
+    along = np.stack([features[:, one].double().numpy() @ oracle(features[:, one], classes) for one in range(K)], 1)
+    begin, inner = along[classes.numpy()].min(0), along[~classes.numpy()].max(0)
+    return (along - begin) / (begin - inner)
 
 
 def by_hand(text, features, classes):
@@ -325,10 +321,6 @@ def made_parts(count):
     return {**made, "scale": made["scale"].sigmoid() + 0.5}
 
 
-def classifier(count, rows="any"):
-    return BinarizedClassifier(flat_net(), **made_parts(count), batching=rows)
-
-
 def single(made, i, **options):
     return BinarizedClassifier(flat_net(), **{name: part[i : i + 1] for name, part in made.items()}, **options)
 
@@ -346,7 +338,8 @@ def logits_by_hand(x, problem, count):
 @pytest.mark.parametrize("rows", ["full", "any"])
 @pytest.mark.parametrize("count", [1, 2, 7])
 def test_logits_and_gradients_are_those_of_problems_by_hand_and_alone(rows, count):
-    made, module = made_parts(count), classifier(count, rows)
+    made = made_parts(count)
+    module = BinarizedClassifier(flat_net(), **made, batching=rows)
     x = made["references"] + 0.01
     expected = torch.tensor([logits_by_hand(x[i], i, count) for i in range(count)])
     assert module(x).dtype == torch.float32
@@ -440,26 +433,20 @@ def check_alone(module, singles, x, order, atol=1e-3):
 
 @settings(max_examples=150, deadline=None)
 @given(case=planted_cases(), data=st.data())
-def test_batches_of_near_rows_get_their_own_readouts_in_any_order(case, data):
+def test_near_rows_get_their_own_readouts_in_any_batch_and_far_ones_count_in_order_or_are_refused(case, data):
     module, references, singles, generator = case
-    count = len(references)
+    count, width = len(references), float(references.max() - references.min())
     some = st.lists(st.integers(0, count - 1), min_size=1, max_size=9)
     order = data.draw(st.permutations(range(count)) | some)
     steps = torch.randn(len(order), 2, 3, generator=generator)
-    reach = torch.tensor([half_way(module.norm, references, i) for i in order]) * data.draw(st.floats(0, 0.999))
+    reaches = torch.tensor([half_way(module.norm, references, i) for i in range(count)])
+    reach = reaches[order] * data.draw(st.floats(0, 0.999))
     x = references[order] + steps * (reach / lengths(module.norm, steps)).float().view(-1, 1, 1)
     check_alone(module, singles, x, order, atol=1e-4)
-
-
-@settings(max_examples=150, deadline=None)
-@given(case=planted_cases(), data=st.data())
-def test_far_rows_count_in_order_and_are_refused_in_other_batches(case, data):
-    module, references, singles, generator = case
-    count, width = len(references), float(references.max() - references.min())
     factor = data.draw(st.sampled_from([0.3, 3.0, 30.0]))
     x = references + factor * width * torch.randn(references.shape, generator=generator)
     far_by = torch.stack([lengths(module.norm, x - reference) for reference in references], 1)
-    near = far_by < torch.tensor([half_way(module.norm, references, i) for i in range(count)])
+    near = far_by < reaches
     if not bool((near & ~torch.eye(count, dtype=torch.bool)).any()):
         check_alone(module, singles, x, range(count))
     for batch in (list(range(count - 1)), [*range(count), 0], [0] * (count + 1)):
@@ -477,6 +464,6 @@ def test_rows_that_are_not_finite_keep_their_place_and_are_refused_elsewhere():
     x[1, 0, 0] = torch.nan
     logits = module(x)
     assert logits[1].isnan().all()
-    torch.testing.assert_close(logits[::2], classifier(3)(x)[::2])
+    torch.testing.assert_close(logits[::2], BinarizedClassifier(flat_net(), **made_parts(3))(x)[::2])
     with pytest.raises(ModelError, match="row 0 of a batch of 1 lies nan"):
         module(x[1:2])
