@@ -10,6 +10,7 @@ from torch import nn
 
 from robust_ext import detectors
 from robust_ext.core.random import seeded_globals
+from tests.attacks.problems import Lambda
 from tests.evaluations.steps import climb
 
 
@@ -27,13 +28,9 @@ def weighted(make, *, seed=0, among=None):
 def network(classes=3, low=0.0, width=1.0):
     """A classifier of inputs in bounds, that predicts several classes."""
 
-    class Shifted(nn.Module):
-        def forward(self, x):
-            return (x - low) / width
-
     return weighted(
         lambda: nn.Sequential(
-            Shifted(), nn.Conv2d(1, 3, 2), nn.Tanh(), nn.Flatten(),
+            Lambda(lambda x: (x - low) / width), nn.Conv2d(1, 3, 2), nn.Tanh(), nn.Flatten(),
             nn.Linear(60, 8), nn.Tanh(), nn.Dropout(0.3), nn.Linear(8, classes),
         ),
         among=data(50) * width + low,

@@ -7,9 +7,8 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from scipy.integrate import quad
 from scipy.optimize import minimize_scalar
-from scipy.special import expit, logit, rel_entr
+from scipy.special import rel_entr
 from scipy.stats import percentileofscore
 
 from robust_ext.core.errors import ModelError
@@ -43,22 +42,17 @@ def divergence(p, q):
     return rel_entr(p, q) + rel_entr(1 - p, 1 - q)
 
 
-@settings(max_examples=150)
-@given(st.lists(SCORES, min_size=1, max_size=12))
-def test_ranks_of_clean_scores_are_their_mid_ranks(clean):
-    expected = [percentileofscore(clean, one, kind="mean") / 100 for one in clean]
-    np.testing.assert_allclose(ranks(clean, clean), expected, atol=1e-12)
-
-
-@settings(max_examples=150)
-@given(st.lists(SCORES, min_size=2, max_size=12, unique=True), st.lists(SCORES, max_size=8))
-def test_ranks_between_clean_scores_are_interpolated(clean, scores):
-    knots, shares = np.sort(clean), (np.arange(len(clean)) + 0.5) / len(clean)
+@settings(max_examples=200)
+@given(st.lists(SCORES, min_size=1, max_size=12), st.lists(SCORES, max_size=12))
+def test_ranks_are_mid_ranks_and_interpolated_between_clean_scores_and_fall_off_beyond(clean, scores):
+    knots = np.unique(clean)
+    shares = percentileofscore(clean, knots, kind="mean") / 100
+    scores = np.array([*knots, *scores])
     found = ranks(scores, clean)
     assert found.dtype == np.float64
     # Beyond the ends np.interp is flat.
-    away = np.array(scores) - np.clip(scores, knots[0], knots[-1])
-    tails = np.sign(away) * shares[0] * (1 - 1 / (1 + abs(away) / (knots[-1] - knots[0])))
+    away = (scores - np.clip(scores, knots[0], knots[-1])) / (np.ptp(knots) or 1)
+    tails = np.where(away < 0, -shares[0], 1 - shares[-1]) * (1 - 1 / (1 + abs(away)))
     np.testing.assert_allclose(found, np.interp(scores, knots, shares) + tails, rtol=0, atol=1e-12)
 
 
@@ -72,14 +66,6 @@ def test_infinite_scores_have_places():
     np.testing.assert_allclose(ranks([3.0, 1.0], clean), [5 / 8 + 1 / 16, 5 / 8 - 1 / 16])
     assert ranks([[]], [1.0]).shape == (1, 0)
     assert float(ranks(1.0, [1, 1, 1])) == 0.5
-
-
-@settings(max_examples=200)
-@given(st.lists(SCORES, min_size=1, max_size=10), st.lists(st.integers(-3000, 3000), min_size=2, max_size=30))
-def test_ranks_grow_strictly(clean, steps):
-    found = ranks(np.unique(np.array(steps) / 16), [float(round(one)) % 50 for one in clean])
-    assert (np.diff(found) > 0).all()
-    assert ((found > 0) & (found < 1)).all()
 
 
 @settings(max_examples=300)
@@ -103,19 +89,8 @@ def test_the_mixture_minimises_the_largest_divergence(numbers):
     assert divergence(low, found) == pytest.approx(divergence(high, found), rel=1e-6, abs=1e-11)
 
 
-@pytest.mark.parametrize(
-    ("low", "high"), [(0.1, 0.9), (0.2, 0.20001), (0.05, 0.051), (1e-6, 0.3), (0.7, 0.999999), (0.4, 0.4001)]
-)
-def test_the_mixture_is_the_mean_of_the_logit(low, high):
-    mean = quad(logit, low, high, epsabs=1e-11 * (high - low), epsrel=1e-11)[0] / (high - low)
-    assert mixture(low, high) == pytest.approx(float(expit(mean)), rel=1e-10)
-
-
-def test_mixtures_of_known_channels():
-    # Noiseless, symmetric, and the Z-channel of crossover 1/2, whose best input is 1 in two cases of five.
-    for ends, expected in (((0, 1), 0.5), ((0, 0), 0), ((1, 1), 1), ((0, 0.5), 0.2), ((0.5, 1), 0.8), ((0.3,), 0.3)):
-        assert mixture(*ends) == pytest.approx(expected, abs=1e-14)
-    # Near a common value it is the middle, also where rounding would swallow the formula.
+def test_the_mixture_of_nearly_equal_numbers_is_the_middle():
+    # Also where rounding would swallow the formula.
     for gap in (1e-15, 1e-12, 1e-9, 1e-6, 3e-5, 1e-4):
         assert mixture(0.25, 0.25 + gap) - 0.25 == pytest.approx(gap / 2, rel=2e-4, abs=1e-16)
 
@@ -137,15 +112,6 @@ def test_combining_row_by_row(method):
     assert np.argwhere(np.isnan(combine(scores, clean, method=method))).tolist() == [[2, 3]]
     assert combine(np.empty((2, 0)), clean[:2], method=method).shape == (0,)
     assert np.isfinite(combine([[np.inf], [-np.inf]], clean[:2], method=method)).all()
-
-
-@settings(max_examples=100)
-@given(st.lists(st.floats(0, 1), min_size=2, max_size=5), st.integers(0, 4), st.floats(0, 1), st.sampled_from(METHODS))
-def test_a_higher_number_never_lowers_the_result(numbers, place, by, method):
-    both = torch.tensor([numbers, numbers], dtype=torch.float64).T
-    both[place % len(numbers), 1] += by * (1 - both[place % len(numbers), 1])
-    before, after = combine_ranks(both, method=method).tolist()
-    assert after >= before - 1e-15
 
 
 @pytest.mark.parametrize("numbers", [(0.0, 1.0), (0.0, 0.0), (1.0, 1.0), (0.0, 0.5), (0.3, 0.3), (0.4, 1.0)])

@@ -20,11 +20,7 @@ from robust_ext.detectors.odds import OddsDetector
 from robust_ext.detectors.trapdoor import TrapdoorDetector, make_triggers, train_epoch
 from tests.detectors import cases
 from tests.detectors.cases import NOISES, data, fitted, network, score, weighted
-
-
-def selu(values):
-    """The scaled exponential linear unit (Klambauer et al. 2017)."""
-    return 1.0507009873554805 * np.where(values > 0, values, 1.6732632423543772 * (np.exp(values) - 1))
+from tests.models.cases import Net
 
 
 @pytest.mark.parametrize("layers", [["5"], ["2", "5"], []])
@@ -35,7 +31,9 @@ def test_scores_of_dla_are_those_of_the_formula(layers):
     seen = [classifier[: int(end) + 1](x).flatten(1) for end in (*layers, 7)]
     values = torch.cat(seen, 1).detach().double().numpy()
     for weight, bias in zip(parameters[::2], parameters[1::2], strict=True):
-        values = selu(values @ weight.T + bias)
+        values = values @ weight.T + bias
+        # The scaled exponential linear unit (Klambauer et al. 2017).
+        values = 1.0507009873554805 * np.where(values > 0, values, 1.6732632423543772 * (np.exp(values) - 1))
     np.testing.assert_allclose(detector.score(x).tolist(), (values @ last.T + shift).ravel(), atol=1e-5)
 
 
@@ -268,24 +266,18 @@ def test_triggers_differ_by_class_and_injection_is_that_of_the_formula():
     assert triggers.inject(x[:0], targets[:0]).shape == (0, 2, 6, 5)
 
 
-class Recorder(nn.Module):
-    """Keeps its inputs, and returns logits that have a gradient."""
-
-    def __init__(self, classes):
-        super().__init__()
-        self.level, self.seen = nn.Parameter(torch.zeros(classes)), []
-
-    def forward(self, x):
-        assert self.training
-        self.seen.append(x.detach().clone())
-        return self.level.expand(len(x), -1)
-
-
 @pytest.mark.parametrize("ratio", [0.0, 0.3, 1.0])
 def test_an_epoch_shows_each_input_once_some_of_them_triggered(ratio, monkeypatch):
     targets, plain = [], nn.functional.cross_entropy
     monkeypatch.setattr(nn.functional, "cross_entropy", lambda out, y: targets.append(y) or plain(out, y))
-    x, y, triggers, recorder = data(400), torch.arange(400) % 3, small_triggers(), Recorder(3)
+
+    def run(net, x):
+        assert net.training
+        net.seen.append(x.detach().clone())
+        return net.level.expand(len(x), -1)
+
+    x, y, triggers = data(400), torch.arange(400) % 3, small_triggers()
+    recorder = Net(run, level=nn.Parameter(torch.zeros(3)), seen=[])
     optimizer, drawn = torch.optim.SGD(recorder.parameters(), lr=0.1), torch.get_rng_state()
     loss = train_epoch(recorder, optimizer, x, y, triggers, generator=stream(), injection_ratio=ratio, batch_size=64)
     assert torch.equal(torch.get_rng_state(), drawn)

@@ -62,18 +62,14 @@ def fit_by_hand(values):
     return [shape, mean, s_l**2, s_r**2]
 
 
-def contrast_by_hand(grey):
-    """By the filters of scipy; the image is black beyond its edges."""
-    impulse = np.zeros((7, 7))
+def features_by_hand(image):
+    grey = image[0] if len(image) == 1 else 0.2125 * image[0] + 0.7154 * image[1] + 0.0721 * image[2]
+    # The contrast by the filters of scipy; the image is black beyond its edges.
+    grey, impulse = grey.astype(np.float64), np.zeros((7, 7))
     impulse[3, 3] = 1
     window = scipy.ndimage.gaussian_filter(impulse, 7 / 6, mode="constant", radius=3)
     mean, square = (scipy.ndimage.correlate(grey**power, window, mode="constant") for power in (1, 2))
-    return (grey - mean) / (np.sqrt(np.abs(mean**2 - square)) + 1 / 255)
-
-
-def features_by_hand(image):
-    grey = image[0] if len(image) == 1 else 0.2125 * image[0] + 0.7154 * image[1] + 0.0721 * image[2]
-    field = contrast_by_hand(grey.astype(np.float64))
+    field = (grey - mean) / (np.sqrt(np.abs(mean**2 - square)) + 1 / 255)
     shape, _, left, right = fit_by_hand(field.ravel())
     features = [shape, (left + right) / 2]
     height, width = field.shape
@@ -111,14 +107,6 @@ def test_rows_without_a_solution_get_the_nearest():
     assert torch.autograd.gradcheck(lambda v: tuple(fit_aggd(v)), (values,))
 
 
-@pytest.mark.parametrize("shape", [(1, 5, 9), (3, 13, 7)])
-def test_natural_features_are_those_of_the_formula(shape):
-    x = images(4, *shape)
-    found = natural_features(x)
-    expected = [features_by_hand(image) for image in x.double().numpy()]
-    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-5, atol=1e-8)
-
-
 @pytest.mark.parametrize("side", [2, 21])
 def test_flat_images_have_features_and_gradients(side):
     for channels, level in product((1, 3), (0.0, 1 / 255, 0.7, 1.0)):
@@ -135,9 +123,9 @@ def test_flat_images_have_features_and_gradients(side):
 
 @pytest.mark.parametrize("output", ["decision", "probability"])
 def test_scores_are_those_of_the_machine(output):
-    clean, bad, x = (images(count, 1, 8, 8, seed=seed, noise=0.3) for count, seed in ((40, 0), (30, 5), (20, 6)))
+    clean, bad, x = (images(count, 3, 9, 7, seed=seed, noise=0.3) for count, seed in ((40, 0), (30, 5), (20, 6)))
     bad, x = bad.sqrt(), x**0.7
-    detector, other = (NSSDetector(flat(inputs=64), output=output) for _ in range(2))
+    detector, other = (NSSDetector(flat(inputs=189), output=output) for _ in range(2))
     detector.fit(clean, bad)
     other.fit(clean, bad, batch_size=7)
     found = detector.score(x)
@@ -176,16 +164,6 @@ def averaged_by_hand(image, search, patch, strength):
 
 
 @settings(max_examples=60)
-@given(st.integers(1, 8), st.integers(0, 999), st.sampled_from([(0.0, 1.0), (-1.0, 1.0), (0.0, 255.0)]))
-def test_values_are_rounded_to_the_nearest_level(bits, seed, bounds):
-    low, high = bounds
-    x, levels = low + (high - low) * cases.data(3, seed, (1, 4, 4)), np.linspace(low, high, 2**bits)
-    found = BitDepth(bits=bits, bounds=bounds)(x)
-    nearest = levels[np.abs(x.numpy()[..., None] - levels).argmin(-1)]
-    np.testing.assert_allclose(found.numpy(), nearest, atol=1e-5 * (high - low))
-
-
-@settings(max_examples=60)
 @given(st.integers(2, 7), st.integers(1, 9), st.integers(1, 9), st.integers(1, 3), st.booleans())
 def test_medians_are_those_of_scipy(size, height, width, channels, ties):
     x = cases.data(2, size, (channels, height, width))
@@ -205,17 +183,6 @@ def test_averages_are_those_of_the_formula(channels):
         expected = expected if channels == 1 else squeezers.from_lab(expected)
         torch.testing.assert_close(found, expected[0], atol=1e-6, rtol=0)
         assert (found - image).abs().mean() > 0.3
-
-
-@pytest.mark.parametrize("strength", [2.0, 6.0])
-def test_averages_are_close_to_those_of_opencv(strength):
-    pytest.importorskip("cv2")
-    given = {"search": 13, "patch": 3, "strength": strength}
-    # One channel: OpenCV rounds to 8 bits at the end; three: also after the change of colours.
-    for channels, most, mean in ((1, 0.8, 0.3), (3, 8.0, 1.2)):
-        x = images(3, channels, 21, 40)
-        apart = 255 * (NonLocalMeans(**given)(x) - OpenCVNonLocalMeans(**given)(x)).abs()
-        assert (apart.max() < most, apart.mean() < mean) == (True, True)
 
 
 def test_lab_is_that_of_opencv():

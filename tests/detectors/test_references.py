@@ -20,6 +20,7 @@ from robust_ext.detectors._features.regression import Regression
 from robust_ext.detectors.kd_bu import KDBUDetector, dropout_layers, dropout_variance, dropping, log_density
 from robust_ext.detectors.lid import LARGEST, LIDDetector, local_dimension
 from tests.detectors.cases import data, made, network, weighted
+from tests.models.cases import Net
 
 
 @pytest.mark.parametrize("name", ["kd-bu", "lid", "ml-loo"])
@@ -121,21 +122,13 @@ def test_far_points_have_a_density_and_chunks_change_no_gradient():
     torch.testing.assert_close(both[1:], [both[0]] * 2)
 
 
-class Concatenating(nn.Module):
-    """Its batch cannot grow at the dropout: the other branch would stay behind."""
-
-    def __init__(self):
-        super().__init__()
-        self.drop, self.last = nn.Dropout(0.4), nn.Linear(12, 3)
-
-    def forward(self, x):
-        return self.last(torch.cat([x, self.drop(x)], 1))
-
-
 SHARING = {
     "two": [nn.Linear(6, 8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 8), nn.Dropout(0.5), nn.Linear(8, 3)],
     "in place": [nn.Linear(6, 8), nn.ReLU(), nn.Dropout(0.3, inplace=True), nn.Linear(8, 3)],
-    "concatenating": [Concatenating()],
+    # A batch that cannot grow at the dropout: the other branch would stay behind.
+    "concatenating": [
+        Net(lambda net, x: net.last(torch.cat([x, net.drop(x)], 1)), drop=nn.Dropout(0.4), last=nn.Linear(12, 3))
+    ],
 }
 
 
