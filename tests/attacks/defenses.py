@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from robust_ext.core.random import stream
 from robust_ext.core.target import Target
 from robust_ext.core.threat import ThreatModel
-from robust_ext.detectors import Detector
+from robust_ext.detectors import Detector, ScoreDetector
 from robust_ext.models.defended import Defended
 from robust_ext.testing.networks import Centred
 from tests.attacks.problems import Lambda
@@ -91,27 +91,6 @@ def small_defense(
     return Problem(target=target, defended=defended, inputs=inputs, labels=labels, threat_model=threat_model, room=room)
 
 
-def per_row(weight, threshold):
-    """Class 1 where ``weight_i . x_i > threshold_i``, weight ``(N, D)``: each row has a boundary of its own."""
-
-    def logits(x):
-        along = (x * weight).sum(1) - threshold
-        return torch.stack([-along / 2, along / 2], 1)
-
-    return Lambda(logits)
-
-
-class PerRowScore(Detector):
-    """``weight_i . x_i``, weight ``(N, D)``, detected above ``limit_i``."""
-
-    def __init__(self, classifier, weight, limit):
-        super().__init__(classifier)
-        self.weight, self.limit, self.threshold = weight, limit, torch.tensor(0.0)
-
-    def score_of(self, observed):
-        return (observed.inputs * self.weight).sum(1) - self.limit
-
-
 def linear_defense(rows, values, *, norm="linf", likeness=0.5, bounds=(0.0, 1.0)):
     """Linear classifiers with linear detectors, one of each a row; linear programs or duality give their room.
 
@@ -136,8 +115,17 @@ def linear_defense(rows, values, *, norm="linf", likeness=0.5, bounds=(0.0, 1.0)
         ways[1] *= -1
         found.append((threshold, limit, _furthest(x[row], threat_model, ways, np.array([threshold, -limit]))))
     thresholds, limits, room = (torch.tensor(part, dtype=torch.float32) for part in zip(*found, strict=True))
-    classifier = per_row(torch.tensor(to_other, dtype=torch.float32), thresholds)
-    defended = Defended(classifier, PerRowScore(classifier, torch.tensor(to_alarm, dtype=torch.float32), limits))
+    weight, alarm = (torch.tensor(way, dtype=torch.float32) for way in (to_other, to_alarm))
+
+    def logits(points):
+        """Each row has a boundary of its own."""
+        along = (points * weight).sum(1) - thresholds
+        return torch.stack([-along / 2, along / 2], 1)
+
+    classifier = Lambda(logits)
+    detector = ScoreDetector(classifier, lambda points: (points * alarm).sum(1) - limits)
+    detector.threshold = torch.tensor(0.0)
+    defended = Defended(classifier, detector)
     target = _target(defended, threat_model, (values,), 2, None)
     inputs, labels = torch.tensor(x, dtype=torch.float32), torch.zeros(rows, dtype=torch.int64)
     return Problem(target=target, defended=defended, inputs=inputs, labels=labels, threat_model=threat_model, room=room)

@@ -18,14 +18,13 @@ from robust_ext.attacks.logit_matching import LogitMatching
 from robust_ext.attacks.orthogonal import OrthogonalPGD, SelectivePGD, without_component
 from robust_ext.core.errors import AttackError, AttackRefusedError, RobustExtWarning
 from robust_ext.core.threat import NORMS, ThreatModel
-from robust_ext.detectors import Detector
+from robust_ext.detectors import ScoreDetector
 from robust_ext.models.defended import Defended
 from tests.attacks.defenses import FarHidden, Rowwise, linear_defense, small_defense
 from tests.attacks.problems import MADE, attacked, predicted, watched
 
 AWARE = [name for name, made in MADE.items() if made.traits.detector]
 SCORED = ("OrthogonalPGD", "SelectivePGD", "JointLoss")
-every = pytest.mark.parametrize("made", [MADE[name] for name in AWARE], ids=AWARE)
 
 EPSILON = {"linf": 0.2, "l2": 0.5, "l1": 1.5}
 
@@ -108,35 +107,11 @@ def test_finds_what_linear_programming_finds(made, norm, values, likeness):
     assert not bool((found & (problem.room < -1e-5)).any())
 
 
-@every
-def test_what_is_missing_is_named(made):
-    problem = small_defense(2)
-    bare = replace(problem, target=replace(problem.target, defended=None))
-    assert made.refusal(threat_model=problem.threat_model) is not None
-    with pytest.raises(AttackRefusedError, match="this target has none"):
-        attacked(made, bare)
-    alone = replace(problem, target=replace(problem.target, references=None))
-    if made.traits.references:
-        with pytest.raises(AttackRefusedError, match="imitates reference points"):
-            attacked(made, alone)
-    else:
-        attacked(made, alone)
-
-
-class Scored(Detector):
-    """A score made of the values ``(N, D)`` by a function."""
-
-    def __init__(self, classifier, function, *, threshold, differentiable=True, random=False):
-        super().__init__(classifier)
-        self.function, self.differentiable, self.random = function, differentiable, random
-        self.threshold = torch.tensor(threshold)
-
-    def score_of(self, seen):
-        return self.function(seen.inputs.flatten(1))
-
-
-def scored(problem, function, **settings):
-    defended = Defended(problem.defended.classifier, Scored(problem.defended.classifier, function, **settings))
+def scored(problem, function, *, threshold, **settings):
+    """The problem with a detector whose score is a function of the values ``(N, D)``."""
+    detector = ScoreDetector(problem.defended.classifier, lambda x: function(x.flatten(1)), **settings)
+    detector.threshold = torch.tensor(threshold)
+    defended = Defended(problem.defended.classifier, detector)
     return replace(problem, target=replace(problem.target, defended=defended), defended=defended)
 
 
@@ -326,16 +301,9 @@ def test_the_loss_of_features_is_the_one_stated(distance, weight, reference):
             assert float(step.loss[row]) == pytest.approx(expected, rel=1e-3, abs=1e-4)
 
 
-class WithFeatures(Detector):
-    """A detector with features of its own, without gradients of its score."""
-
-    differentiable = False
-
+class WithFeatures(FarHidden):
     def features(self, x):
         return x.flatten(1)[:, :3] * 2
-
-    def score_of(self, seen):
-        return seen.inputs.detach().flatten(1).sum(1)
 
 
 def test_which_features_are_taken():
@@ -355,20 +323,18 @@ def test_which_features_are_taken():
         feature_map(unreadable, None, x[:1])
 
 
-def other_classifier(rows):
-    problem = small_defense(rows, epsilon=0.3, references=3)
-    weight = torch.randn(3, 12, generator=torch.Generator().manual_seed(3))
-    defended = Defended(nn.Sequential(nn.Flatten(), Rowwise(weight), nn.Tanh()).eval(), problem.defended.detector)
-    target = replace(problem.target, defended=defended, classes=3)
-    return replace(problem, target=target, labels=problem.labels % 3, defended=defended)
-
-
 @pytest.mark.parametrize("logits", ["classifier", "detector", "both"])
 @in_references
 @pytest.mark.parametrize("targeted", [False, True])
 @pytest.mark.parametrize("same", [False, True])
 def test_the_loss_of_logits_without_noise_is_the_one_stated(logits, reference, targeted, same):
-    problem = small_defense(5, epsilon=0.3, references=3) if same else other_classifier(5)
+    problem = small_defense(5, epsilon=0.3, references=3)
+    if not same:
+        weight = torch.randn(3, 12, generator=torch.Generator().manual_seed(3))
+        other = nn.Sequential(nn.Flatten(), Rowwise(weight), nn.Tanh()).eval()
+        defended = Defended(other, problem.defended.detector)
+        target = replace(problem.target, defended=defended, classes=3)
+        problem = replace(problem, target=target, labels=problem.labels % 3, defended=defended)
     chosen = {"logits": logits, "reference": reference, "margin_weight": 0.7, "confidence": 0.1}
     steps = watched(LogitMatching(**chosen, level=0, samples=1, steps=6), problem, targeted=targeted)
     classifier, network = problem.defended.classifier, problem.defended.detector.classifier
