@@ -687,7 +687,7 @@ def detector_scores(name):
 
 
 def defended_logits(name):
-    from tests.defenses.cases import of_digits
+    from tests.defenses.test_every_defense import of_digits
 
     inputs, _ = digits(4)
     defense = of_digits(name, inputs)

@@ -2,6 +2,7 @@
 
 import random
 import weakref
+from functools import partial
 
 import numpy as np
 import pytest
@@ -336,18 +337,6 @@ def binarized(**options):
     return lambda: BinarizedClassifier(BODY, references=X, **{**parts, **options})
 
 
-def bpda(forward, **settings):
-    return lambda: BPDA(forward, **settings)
-
-
-def fits(planted):
-    return lambda: fit_directions(torch.zeros(1, 3, 2), torch.tensor(planted))
-
-
-def pair(*parts):
-    return lambda: split(parts, X)
-
-
 def broken(x):
     raise ValueError("no such thing")
 
@@ -356,6 +345,7 @@ def cut(x):
     return x[:, :2]
 
 
+FIT = partial(fit_directions, torch.zeros(1, 3, 2))
 LEAF = torch.rand(4, 3, requires_grad=True)
 ALONE = "an AdaptiveDefense for that"
 ARGUMENTS = [
@@ -365,18 +355,18 @@ ARGUMENTS = [
     (lambda: Descent(NET)(torch.zeros(2, 6, dtype=torch.int64)), r"x: got dtype torch\.int64"),
     (lambda: Descent(NET).trace(data(2), seeds=[1]), "seeds: .*2 integers"),
     # Backward passes and expectations.
-    (bpda(3), "forward: got int"),
-    *((bpda(torch.round, **ways), ALONE) for ways in ({"backward": "trajectory"}, {"steps": 2})),
-    (bpda(NET, layer="1", backward="trajectory"), ALONE),
+    (partial(BPDA, 3), "forward: got int"),
+    *((partial(BPDA, torch.round, **ways), ALONE) for ways in ({"backward": "trajectory"}, {"steps": 2})),
+    (partial(BPDA, NET, layer="1", backward="trajectory"), ALONE),
     (lambda: EoT(NET, draws=2, fixed=True), "fixed: got True, expected False, or a seed"),
     # Detectors and readouts.
     (binarized(scale=torch.ones(2)), "scale: got shape .*3 rows"),
     (binarized(training=torch.ones(3)), "called 'training'"),
     (lambda: as_readout("ensemble").check((4,)), r"readout: got .*\(N, members, F\)"),
-    (fits([True, False]), r"planted: got shape \(2,\)"),
-    *((fits([one] * 3), "planted: .*both classes") for one in (True, False)),
+    (partial(FIT, torch.tensor([True, False])), r"planted: got shape \(2,\)"),
+    *((partial(FIT, torch.tensor([one] * 3)), "planted: .*both classes") for one in (True, False)),
     # Pairs of features and readout.
-    *((pair(*parts), r"model: got .*, expected a pair") for parts in ((BODY,), (BODY, 3), (BODY, "head"))),
+    *((partial(split, parts, X), r"model: got .*, expected a pair") for parts in ((BODY,), (BODY, 3), (BODY, "head"))),
     (lambda: split(lambda x: x, X), "model: got function, expected a torch.nn.Module"),
 ]
 MODELS = [
@@ -388,11 +378,14 @@ MODELS = [
     (lambda: EoT(lambda x: x.detach() * 2, draws=2)(LEAF).sum().backward(), "no gradient comes back to the input"),
     (lambda: BPDA(nn.Sequential(nn.Linear(3, 2)), layer="0")(LEAF), r"'0' makes shape \(4, 2\) of \(4, 3\)"),
     (lambda: split_defense(Together(NET, group_size=2), X), "Together: treats rows together"),
-    (pair(BODY, nn.Linear(6, 4).train()), "is in train mode"),
-    (pair(BODY, nn.Linear(5, 4).eval()), "raised RuntimeError on inputs of shape"),
+    (partial(split, (BODY, nn.Linear(6, 4).train()), X), "is in train mode"),
+    (partial(split, (BODY, nn.Linear(5, 4).eval()), X), "raised RuntimeError on inputs of shape"),
 ]
 SPLITS = [
-    (pair(lambda x: x.flatten(1).sum(1), lambda z: torch.stack([z, -z], 1)), r"features: got shape \(3,\) for 3"),
+    (
+        partial(split, (lambda x: x.flatten(1).sum(1), lambda z: torch.stack([z, -z], 1)), X),
+        r"features: got shape \(3,\) for 3",
+    ),
     (lambda: split_defense(Probable(NET), X, layer="classifier.3"), "returns probabilities, expected none"),
     (lambda: split_defense(Twice(NET), X), "Twice, at its end: "),
     (lambda: split_defense(Controlled(NET), X, layer="nowhere"), r"got 'defense\.nowhere'"),
