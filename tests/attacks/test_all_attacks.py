@@ -216,18 +216,15 @@ def test_points_with_logits_that_are_not_finite_are_kept_and_harm_no_other_row(m
     assert torch.equal(out[~fooled], plain[~fooled])
 
 
-@pytest.mark.parametrize(
-    ("attack_class", "chosen"),
-    [
+def test_settings_that_do_not_go_together_are_refused():
+    for attack_class, chosen in (
         (ObjectivePGD, {"algorithm": "fgsm", "steps": 2}),
         (CarliniWagnerLinf, {"largest_const": 1e-6}),
         (SpatialTransformation, {"translation_steps": 4}),
         (FeatureMatching, {"features": []}),
-    ],
-)
-def test_settings_that_do_not_go_together_are_refused(attack_class, chosen):
-    with pytest.raises(InvalidArgumentError, match=f"^{list(chosen)[-1]}: got "):
-        attack_class(**chosen)
+    ):
+        with pytest.raises(InvalidArgumentError, match=f"^{list(chosen)[-1]}: got "):
+            attack_class(**chosen)
 
 
 THREAT_MODEL = ThreatModel(norm="l2", epsilon=0.5)

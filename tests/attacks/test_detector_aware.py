@@ -92,8 +92,8 @@ def linear_problem(norm, values, likeness):
 @pytest.mark.parametrize(
     ("made", "norm"),
     [
-        *((OrthogonalPGD(steps=200), norm) for norm in ("linf", "l2")),
-        *((made, norm) for made in (SelectivePGD(steps=200), JointLoss(steps=100, restarts=5)) for norm in NORMS),
+        *((OrthogonalPGD(steps=80), norm) for norm in ("linf", "l2")),
+        *((made, norm) for made in (SelectivePGD(steps=200), JointLoss(steps=60, restarts=3)) for norm in NORMS),
     ],
 )
 @pytest.mark.parametrize(("values", "likeness"), [(5, 0.0), pytest.param(10, 0.7, marks=pytest.mark.exhaustive)])
