@@ -102,6 +102,14 @@ def test_a_frozen_state_is_held():
     torch.testing.assert_close(found, by_hand(moved) * moved / x)
 
 
+def test_the_frozen_final_point_is_met_to_the_last_bit():
+    jump = type("Jump", (Purifier,), {"step": lambda self, point, **_: point * 1e-3 + 1e-5})
+    net, x = nn.Linear(3, 2, bias=False), data(200).float()
+    defense = jump(net, steps=1)
+    found = defense.solution(x, seeds=torch.zeros(200, dtype=torch.int64))
+    assert torch.equal(defense.frozen(x, inputs=x, solution=found), net(found.final))
+
+
 def test_a_substitutes_gradient_is_that_of_finite_differences():
     def substitute(x):
         return torch.stack([x[:, 0] * x[:, 1], (2 * x[:, 2]).exp()], 1)
