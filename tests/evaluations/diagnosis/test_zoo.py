@@ -1,6 +1,6 @@
 """Known faults are named, their healthy twins are not, and remedies fix what they are for, as they are printed.
 
-What a fault does is measured without the diagnosis first: a fault that does no harm would be none.
+What a fault does is measured too: a fault that does no harm would be none.
 """
 
 import shlex
@@ -35,14 +35,14 @@ def test_a_fault_does_harm_is_named_first_and_can_be_fixed(name):
     fault = BY_NAME[name]
     if fault.published and not available():
         pytest.skip("no ResNet-20 or no CIFAR-10 on this machine")
-    measured = running.truth(fault)
+    ill, healthy = running.diagnosed(fault, try_remedies=name != "noise")
+    measured = running.harm(fault, (ill, healthy))
     if fault.harm == "score":
         assert measured["fault"] < 0.5
         assert measured["twin"] >= 0.95
     else:
         # The twin predicts the same, so that what is found on it is there.
         assert measured["fault"] >= measured["twin"] + 0.3
-    ill, healthy = running.diagnosed(fault, try_remedies=name != "noise")
     assert running.first_cause(ill) == (fault.code, fault.layer)
     assert [(one.code, one.layer) for one in healthy.findings if one.weight != "low"] == []
     assert not running.worsened(ill)
@@ -53,7 +53,8 @@ def test_a_fault_does_harm_is_named_first_and_can_be_fixed(name):
     # Where code has to be changed, there is nothing to run.
     assert trial is not None or fault.remedy is None
     assert trial is None or (trial[1] < 0.5 and trial[2] >= 0.95)
-    assert measured.get("remedy", 1) >= 0.95
+    # That remedy may be the one that was found by hand.
+    assert fault.remedy is None or trial[0] == fault.remedy or running.fixed_by_hand(fault) >= 0.95
 
 
 def blocks(text):
@@ -122,7 +123,9 @@ class Command:
         )
         ball, text = fault.threat_model, attack if isinstance(attack, str) else f"{file}:attack"
         self.options = [f"--model={file}:model", "--data=digits", f"--eps={ball.epsilon}", f"--norm={ball.norm}"]
-        self.options += ["--samples=12", "--no-progress", f"--attack={text}"]
+        # One of them with its attack in a process of its own, which takes seconds to start.
+        self.options += ["--samples=12", "--no-progress", *["--in-process"] * (fault.name != "rounding")]
+        self.options.append(f"--attack={text}")
 
     def run(self, command, *options):
         done = CliRunner().invoke(app, [command, *self.options, *options, *self.more])

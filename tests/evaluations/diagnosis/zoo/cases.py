@@ -82,9 +82,9 @@ def of_attack(title, code, attack, twin=PGD, remedy=None, **other):
 
 def of_update(title, code, fault, *, harm="score", sound=None, **settings):
     """A fault of an update by hand, and the same update without it."""
-    faulty = partial(attacks.ascending, fault=fault, **settings)
+    faulty, settings = partial(attacks.ascending, fault=fault, **settings), settings if sound is None else sound
     return of_attack(
-        title, code, faulty, partial(attacks.ascending, **(settings if sound is None else sound)), harm=harm
+        title, code, faulty, partial(attacks.ascending, **settings) if settings else attacks.ascending, harm=harm
     )
 
 

@@ -1,7 +1,6 @@
-"""What a fault does, measured without the diagnosis: planted problems that are missed, accuracy that is not there."""
+"""What a fault does: planted problems that are missed, accuracy that is not there; and what its diagnosis says."""
 
 import copy
-from functools import lru_cache
 
 import robust_ext
 from robust_ext import AttackError, ModelError
@@ -43,26 +42,42 @@ def remedied(attack, remedy):
     return remedy if isinstance(remedy, str) else AdaptedAttack(attack=robust_ext.as_attack(attack), **remedy)
 
 
-@lru_cache
 def truth(fault):
-    """What is measured of the fault, its twin and its remedy; see :class:`Fault` for what it is."""
-    (faulty, healthy), (attack, twin) = fault.models(), fault.attacks()
+    """What is measured of the fault and its twin; see :class:`Fault` for what it is."""
     measure = {"score": score, "accuracy": accuracy, "refused": accuracy_by_hand}[fault.harm]
-    found = {"fault": measure(faulty, attack, fault), "twin": measure(healthy, twin, fault)}
-    if fault.remedy is not None:
-        found["remedy"] = measure(faulty, remedied(attack, fault.remedy), fault)
-    return found
+    runs = zip(("fault", "twin"), fault.models(), fault.attacks(), strict=True)
+    return {name: measure(model, attack, fault) for name, model, attack in runs}
 
 
-@lru_cache
-def diagnosed(fault, *, try_remedies=True):
-    """The diagnoses of the fault, with its remedies tried, and of its twin."""
+def harm(fault, diagnoses):
+    """The same from the diagnoses, whose numbers are those of the evaluations that they are made of."""
+    if fault.harm == "refused":
+        return truth(fault)
+    attacks = [result.content["attacks"][0] for result in diagnoses]
+    found = [one["score"] or 0.0 if fault.harm == "score" else one["robust_accuracy"] for one in attacks]
+    return dict(zip(("fault", "twin"), found, strict=True))
+
+
+def fixed_by_hand(fault):
+    """What is measured of the fault with the remedy that was found by hand."""
+    return score(fault.models()[0], remedied(fault.attacks()[0], fault.remedy), fault)
+
+
+def _diagnosed(model, attack, fault, *, try_remedies):
     given = *samples(fault), fault.threat_model
-    runs = zip(fault.models(), fault.attacks(), (try_remedies, False), strict=True)
-    return tuple(
-        robust_ext.diagnose(model, attack, *given, try_remedies=tried, planted=len(given[0]))
-        for model, attack, tried in runs
-    )
+    return robust_ext.diagnose(model, attack, *given, try_remedies=try_remedies, planted=len(given[0]))
+
+
+_healthy = {}
+
+
+def diagnosed(fault, *, try_remedies=True):
+    """The diagnoses of the fault, with its remedies tried, and of its twin, which several may share."""
+    (faulty, healthy), (attack, twin) = fault.models(), fault.attacks()
+    key = fault if fault.of_model else (fault.model, twin, fault.threat_model)
+    if key not in _healthy:
+        _healthy[key] = _diagnosed(healthy, twin, fault, try_remedies=False)
+    return _diagnosed(faulty, attack, fault, try_remedies=try_remedies), _healthy[key]
 
 
 def first_cause(result):
