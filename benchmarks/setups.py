@@ -2,8 +2,8 @@
 
     python benchmarks/setups.py [--only WORDS] [--write]
 
-``--write`` puts the table into docs/evidence/setups.md. The setups are those of tests/evaluations/diagnosis/setups.py,
-each diagnosed with the default settings.
+``--write`` puts the table into docs/evidence/setups.md. The setups are those of
+tests/evaluations/diagnosis/test_setups.py, each diagnosed with the default settings.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from common import page_options
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from robust_ext import RobustExtWarning
-from tests.evaluations.diagnosis.setups import MISTAKES, SOUND, diagnosed, first
+from tests.evaluations.diagnosis.test_setups import MISTAKES, SOUND, diagnosed, first
 
 PAGE = Path(__file__).parents[1] / "docs" / "evidence" / "setups.md"
 BEGIN, END = (f"<!-- {word}: python benchmarks/setups.py -->" for word in ("begin", "end"))

@@ -134,13 +134,6 @@ def test_probes_end_with_the_time_and_blame_nothing(seconds):
     assert not any(part._forward_pre_hooks for part in model.modules())
 
 
-def test_a_slow_defense_ends_with_its_minutes():
-    model, begun = nn.Sequential(Sleeps(0.2), NETWORK).eval(), time.monotonic()
-    with pytest.raises(OutOfTimeError, match="probes of the defense: the time is over"):
-        robust_ext.evaluate_defense(model, None, MANY, THEIRS, NEAR, classifier=NETWORK, minutes=1 / 60)
-    assert time.monotonic() - begun < 5
-
-
 FEW = {"planted": 4, "inner_points": 30, "queries": 10, "random_points": 10, "minutes": 600}
 REFERENCES = ["random points", "one gradient step", "APGD on the margin", "APGD on the smoothed model", "Square"]
 
@@ -186,21 +179,6 @@ def test_a_diagnosis_ends_with_its_minutes(jump):
     slow.register_forward_hook(jump)
     with pytest.raises(OutOfTimeError):
         robust_ext.diagnose(nn.Sequential(slow, NETWORK).eval(), {"only": step}, MANY, THEIRS, NEAR, **FEW)
-
-
-def test_remedies_end_with_the_minutes(jump):
-    rounded = nn.Sequential(Rounding(), NETWORK).eval()
-    given = MANY, rounded(MANY).argmax(1), NEAR
-    keywords = {**FEW, "try_remedies": True, "references": False}
-    result = robust_ext.diagnose(rounded, {"only": step}, *given, **keywords)
-    assert result.content["tried"]
-    assert result.content["left_out"] == []
-    # A remedy is what brings a gradient.
-    until = step_until(lambda slope: jump() if slope.any() else None)
-    with pytest.warns(RobustExtWarning, match="The time was over"):
-        cut = robust_ext.diagnose(rounded, {"only": until}, *given, **keywords)
-    assert (cut.content["tried"], cut.content["left_out"]) == ([], ["remedies"])
-    assert cut.likely == replace(result.likely, remedies=cut.likely.remedies)
 
 
 def test_calls_of_functions_grow_with_the_samples(tmp_path):

@@ -1,9 +1,6 @@
 """Run folders of every evaluation: damage is an error that names the file, or the same result; and unfinished ones."""
 
-import itertools
-import os
 import shutil
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -76,21 +73,6 @@ def test_flips_and_truncations(name, state, folders, tmp_path):
     assert all(name in text for name, text in errors)
 
 
-@every
-def test_seconds_add_up_after_a_resume(name, tmp_path, monkeypatch):
-    """The total is never less than its parts, also where all was done by an earlier call, and with a bad clock."""
-    ticks = itertools.count(2e9, -1000)
-    monkeypatch.setattr("tests.evaluations.small.sign_step", lambda model, x, *_: (time.sleep(0.05), x)[1])
-    monkeypatch.setattr(time, "time", lambda: next(ticks))
-    with pytest.raises(KeyboardInterrupt):
-        evaluate(name, tmp_path, stop_at=2)
-    for _ in range(2):
-        content = evaluate(name, tmp_path).content
-        parts = [row["seconds"] for row in content["time"]["phases"]]
-        assert all(part >= 0 for part in parts)
-        assert content["time"]["total"]["seconds"] == pytest.approx(sum(parts))
-
-
 def test_points_that_are_made_again_are_scored_again(tmp_path, monkeypatch):
     """As after samples that were lost with an attack's process, whose points had been the clean inputs."""
 
@@ -132,21 +114,6 @@ def test_a_second_evaluation_never_replaces_the_first(tmp_path):
     # The same one may be resumed, and may cover more.
     assert robust_accuracy(tmp_path) == first
     assert set(robust_accuracy(tmp_path, {**ATTACKS, "another": still}).attacks) == {"still", "step", "another"}
-
-
-def test_nothing_is_written_where_a_link_leads_and_a_pipe_is_not_waited_for(tmp_path):
-    first = robust_accuracy(tmp_path / "run")
-    place = next((tmp_path / "run" / "attacks").iterdir())
-    place.rename(tmp_path / "outside")
-    place.symlink_to(tmp_path / "outside")
-    with pytest.raises(RunFolderError):
-        robust_accuracy(tmp_path / "run")
-    place.unlink()
-    assert robust_accuracy(tmp_path / "run") == first
-    (tmp_path / "run" / "result.json").unlink()
-    os.mkfifo(tmp_path / "run" / "result.json")
-    with pytest.raises(robust_ext.RobustExtError):
-        show_run(tmp_path / "run")
 
 
 # The call of an attack at which each is stopped, and what is shown of it then.

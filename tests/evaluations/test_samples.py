@@ -1,7 +1,5 @@
 """Samples in any form, batches, and models that return more than logits or anything else."""
 
-import warnings
-import weakref
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,7 +10,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import robust_ext
 from robust_ext import (
-    InvalidArgumentError,
     ModelError,
     RobustExtError,
     RobustExtWarning,
@@ -21,7 +18,7 @@ from robust_ext import (
     evaluate,
     robust_accuracy,
 )
-from robust_ext.engine.inputs import prepare_inputs, read_samples
+from robust_ext.engine.inputs import prepare_inputs
 from robust_ext.models.outputs import LogitsOf, TwoClass
 from tests.evaluations.small import INPUTS, LABELS, LINF, NETWORK, call, timeless
 from tests.evaluations.subjects import rounded, spread
@@ -98,43 +95,6 @@ def test_batches_give_the_results_of_the_concatenated_arrays(evaluation, batches
     assert evaluation(batches(), None) == evaluation(INPUTS, LABELS)
 
 
-def test_batches_are_let_go_before_the_next_ones_are_read():
-    alive = []
-
-    def batches():
-        for number in range(5):
-            batch = torch.rand(4, 1, 4, 4), torch.full((4,), number)
-            alive.append(weakref.ref(batch[0]))
-            yield batch
-            del batch
-            # The loop of the reader may still have the last one.
-            assert all(one() is None for one in alive[:-1])
-
-    samples = read_samples(batches(), None, LINF)
-    assert samples.inputs.shape == (20, 1, 4, 4)
-    assert samples.labels.tolist() == [number for number in range(5) for _ in range(4)]
-
-
-def spent():
-    used = iter(SPLIT)
-    list(used)
-    return used
-
-
-def test_what_is_no_batch_is_refused():
-    for inputs, labels, words in (
-        (SPLIT, LABELS, "labels: .*None"),
-        (spent(), None, "inputs: .*a list or DataLoader"),
-        (TensorDataset(INPUTS, LABELS), None, r"inputs: .*DataLoader\(data"),
-        ([*INPUTS.split(3)], None, r"inputs: .*batches \(inputs, labels\)"),
-        ([(INPUTS, LABELS[:-1])], None, r"inputs: .*batches \(inputs, labels\)"),
-        ([SPLIT[0], (INPUTS, ONE_HOT)], None, "inputs: .*those of the batches before"),
-        ([(2 * INPUTS, LABELS)], None, "inputs: .*bounds"),
-    ):
-        with pytest.raises(InvalidArgumentError, match=f"^{words}"):
-            robust_accuracy(NETWORK, "robust_ext:APGD(steps=1)", inputs, labels, LINF)
-
-
 # Outputs that are anything but logits: taken by agreement with the labels, or refused by the name of their task.
 X = torch.rand(40, 1, 4, 4, generator=torch.Generator().manual_seed(0))
 NEAR = ThreatModel(norm="linf", epsilon=0.05)
@@ -185,17 +145,14 @@ def flawed(z):
 AGREE, TWO_CLASSES = "which the labels agree with", "TwoClass"
 TAKEN = {
     "features first": (lambda z, f: (f, z), Y, AGREE),
-    "features first, as many as classes": (lambda z, f: (f[:, :3], z), Y, AGREE),
     "in a dict": (lambda z, f: {"embedding": f, "scores": z}, Y, AGREE),
     "an early exit": (lambda z, f: [flawed(z), z], Y, AGREE),
     "beside an uncertainty": (lambda z, f: (z.std(1, keepdim=True), z, f), Y, AGREE),
     "one sigmoid in a tuple": (lambda z, f: (f, margin(z).sigmoid()), BINARY, AGREE),
     "a sigmoid": (lambda z, f: margin(z).sigmoid(), BINARY, TWO_CLASSES),
-    "a column of a sigmoid": (lambda z, f: margin(z).sigmoid()[:, None], BINARY, TWO_CLASSES),
     "half precision": (lambda z, f: margin(z).half().sigmoid(), BINARY, TWO_CLASSES),
     "named": (lambda z, f: SimpleNamespace(logits=margin(z)[:, None]), BINARY, TWO_CLASSES),
     "a logit": (lambda z, f: margin(z), BINARY, TWO_CLASSES),
-    "its tanh": (lambda z, f: margin(z).tanh()[:, None], BINARY, TWO_CLASSES),
 }
 
 
@@ -207,7 +164,7 @@ def test_of_several_outputs_the_one_that_the_labels_agree_with_is_taken_and_one_
     assert given.correct.mean() == 1
     assert bool(given.logits.isfinite().all())
     assert words == TWO_CLASSES or any(isinstance(part, LogitsOf) for part in given.module.modules())
-    if name in ("a sigmoid", "a column of a sigmoid"):
+    if name == "a sigmoid":
         expected = torch.stack([-margin(network()(X)), margin(network()(X))], 1).sigmoid().log()
         torch.testing.assert_close(given.logits, expected.detach(), rtol=1e-3, atol=1e-4)
 
@@ -223,17 +180,13 @@ def test_a_sigmoid_that_rounds_to_0_or_1_has_finite_logits_and_gradients():
 
 REFUSED = {
     "heads alike": (lambda z, f: (z, z * 2), Y, r"LogitsOf\(model, 0\) or"),
-    "features alone in a tuple": (lambda z, f: (f[:, :3], f[:, 3:6]), Y, "labels do not tell"),
     "sigmoid for each class": (lambda z, f: z.sigmoid(), Y, "multi-label"),
     "softmax": (lambda z, f: z.softmax(1), Y, "probabilities"),
-    "multi-label targets": (lambda z, f: z, torch.stack([Y == 1, Y != 0, Y < 9], 1).float(), "multi-label"),
-    "regression of one": (lambda z, f: z[:, :1], torch.rand(40), "regression"),
     "counts": (lambda z, f: z[:, :1], Y * 7, "regression"),
     "soft labels": (lambda z, f: z, network()(X).softmax(1).detach(), r"labels.argmax\(1\)"),
     "segmentation": (lambda z, f: z[:, :, None, None].expand(-1, -1, 8, 8), Y, "segmentation"),
     "a map of labels": (lambda z, f: z, torch.zeros(40, 8, 8, dtype=torch.int64), "segmentation"),
     "an image": (lambda z, f: f[:, :16].view(-1, 1, 4, 4), Y, "autoencoder"),
-    "positions of one": (lambda z, f: z[:, :, None, None], Y, r"flatten\(1\)"),
     "language": (lambda z, f: SimpleNamespace(logits=z[:, None].expand(-1, 7, -1)), Y, "language model"),
     "detection": (lambda z, f: [{"boxes": f[:, :4], "scores": f[:, 0], "labels": Y} for _ in z], Y, "detection"),
     "embeddings": (lambda z, f: SimpleNamespace(last_hidden_state=f[:, None], pooler_output=f), Y, "embeddings"),
@@ -260,16 +213,3 @@ def test_without_labels_several_candidates_are_refused_and_named_and_with_them_t
         result = robust_ext.binarization_test(model, ATTACK, X[:16], NEAR, labels=Y[:16], inner_points=50)
     named = robust_ext.binarization_test(LogitsOf(model, 1), ATTACK, X[:16], NEAR, inner_points=50)
     assert (result.verdict, result.score) == (named.verdict, named.score)
-
-
-def test_logits_are_taken_in_silence():
-    for function in (
-        lambda z, f: (z / 100 + 0.5).clamp(0, 1),
-        lambda z, f: z.sigmoid() * 5,
-        lambda z, f: z[:, :2],
-        lambda z, f: (z, z.softmax(1)),
-        lambda z, f: z.log_softmax(1),
-    ):
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            prepared(Returns(function), Y.clamp(max=1))

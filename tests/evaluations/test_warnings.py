@@ -2,8 +2,6 @@
 
 import os
 import re
-import subprocess
-import sys
 import warnings
 from collections import OrderedDict
 from pathlib import Path
@@ -55,11 +53,6 @@ def threads(model, x, y):
     return x
 
 
-def network():
-    """For the command line."""
-    return Outputs(digits_network())
-
-
 def issued_by(kind, model, attack, **given):
     """The texts that an evaluation warned with, all of them at a line of these tests, and its result."""
     output = model(INPUTS)
@@ -105,26 +98,7 @@ def test_as_errors_they_end_the_call_when_its_files_are_written(tmp_path):
     assert str(raised.value) == robust_ext.load_result(tmp_path).content["warnings"][0]
 
 
-@pytest.mark.parametrize("more", [[], pytest.param(["--attack", "nowhere:attack"], marks=pytest.mark.exhaustive)])
-def test_the_command_line_shows_each_once(more):
-    """With the result, or on stderr where there is none."""
-    command = ["robust-accuracy", "--model", f"{__file__}:network", "--data", "digits", "--eps", "0.1", "--in-process"]
-    command += ["--samples", "16", "--no-progress", "--attack", f"{__file__}:threads", *more]
-    found = subprocess.run([sys.executable, "-m", "robust_ext", *command], capture_output=True, text=True, check=False)
-    words = "is taken as the logits"
-    assert (found.stdout.count(words), found.stderr.count(words)) == ((0, 1) if more else (1, 0)), found
-    assert "RobustExtWarning" not in found.stderr
-
-
 X, Y = load_dataset("digits").take(range(8))
-
-
-def carlini_wagner(model, x, y):
-    """As Foolbox's own documentation calls it, with a list of budgets."""
-    foolbox = pytest.importorskip("foolbox")
-    model = foolbox.PyTorchModel(model, bounds=(0, 1), device="cpu")
-    _, candidates, _ = foolbox.attacks.L2CarliniWagnerAttack(steps=20)(model, x, y, epsilons=[2.0])
-    return candidates[0]
 
 
 def step(size, lowest=0.0, highest=1.0):
@@ -132,7 +106,6 @@ def step(size, lowest=0.0, highest=1.0):
 
 
 OUTSIDE = {
-    "l2 CW for linf": (carlini_wagner, "beyond epsilon"),
     "no projection": (step(0.25), "beyond epsilon"),
     "no clipping": (step(0.1, -1.0, 2.0), "out of the bounds"),
     "images in [-1, 1]": (lambda model, x, y: 2 * x - 1, "out of the bounds"),

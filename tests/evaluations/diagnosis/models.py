@@ -92,19 +92,6 @@ FAULTS = {
 }
 
 
-class Block(nn.Module):
-    def __init__(self, channels):
-        super().__init__()
-        self.conv1, self.norm = nn.Conv2d(channels, channels, 3, padding=1), nn.BatchNorm2d(channels)
-        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1)
-        self.relu = nn.ReLU(inplace=True)
-
-    def forward(self, x):
-        out = self.conv2(self.relu(self.norm(self.conv1(x))))
-        out += x
-        return self.relu(out)
-
-
 class Attention(nn.Module):
     def __init__(self):
         super().__init__()
@@ -133,7 +120,6 @@ HEALTHY = {
     "tanh": _small(*_DENSE, nn.Tanh, last=128),
     "max pooling": _small(_CONVOLUTION, nn.ReLU, lambda: nn.MaxPool2d(2), last=72),
     "batch norm": _small(_CONVOLUTION, lambda: nn.BatchNorm2d(8), nn.ReLU, last=288),
-    "residual": _small(_CONVOLUTION, *[lambda: Block(8)] * 4, last=288),
     "attention": _small(Attention, last=512),
     "softmax inside": lambda: inserted(6, lambda u: u * u.softmax(1) * 8),
     "clamp": lambda: inserted(0, lambda x: x.clamp(0.1, 0.9)),
