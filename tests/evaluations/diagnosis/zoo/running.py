@@ -53,9 +53,10 @@ def harm(fault, diagnoses):
     """The same from the diagnoses, whose numbers are those of the evaluations that they are made of."""
     if fault.harm == "refused":
         return truth(fault)
-    attacks = [result.content["attacks"][0] for result in diagnoses]
-    found = [one["score"] or 0.0 if fault.harm == "score" else one["robust_accuracy"] for one in attacks]
-    return dict(zip(("fault", "twin"), found, strict=True))
+    key = "score" if fault.harm == "score" else "robust_accuracy"
+    # Nothing comes back where the attack raises or the model is refused.
+    found = [([one[key] for one in result.content["attacks"]] or [None])[0] for result in diagnoses]
+    return {"fault": found[0] or 0.0, "twin": found[1]}
 
 
 def fixed_by_hand(fault):
