@@ -10,6 +10,7 @@ import robust_ext
 from robust_ext import AttackError, ModelError, ThreatModel
 from robust_ext.attacks.adapted import AdaptedAttack
 from robust_ext.attacks.apgd import APGD
+from robust_ext.core import finding_texts as reports
 from robust_ext.datasets import load_dataset
 from tests.evaluations.diagnosis.zoo.layers import Rounding
 from tests.evaluations.diagnosis.zoo.networks import scaled
@@ -202,3 +203,31 @@ def test_references_run_through_the_view_that_helps():
     best = min(entry["beside"], key=lambda one: one["robust_accuracy"])
     lower = best["robust_accuracy"] < entry["after"]["robust_accuracy"]
     assert (best["text"] in result.content["next"][0]["command"].replace("\\'", "'")) == lower
+
+
+@pytest.mark.parametrize(("view", "outcome"), [({"temperature": 1.5}, "changes nothing"), ({"noise": 30.0}, "worse")])
+def test_what_makes_a_sound_attack_worse_is_said(view, outcome):
+    attack = robust_ext.as_attack(climb, name="climb")
+    data = {"sample_ids": range(16), "batch_size": 16}
+    given = prepare_inputs(digits_network(), IMAGES[:16], DIGITS[:16], threat_model=BALL, **data)
+    examiner = Examiner(given=given, settings=DiagnosisSettings(planted=4, inner_points=50), out=None, worker=run_task)
+    examination = Examination(examiner=examiner, attacks={attack.name: examiner.examine(attack)})
+    trials = Trials(attacks={attack.name: attack}, examination=examination, in_eval_mode=lambda: None)
+    finding = Finding(code="flat_loss", cause="Flat.", attack=attack.name, remedies=(Remedy(words="Do.", view=view),))
+    (entry,) = trials.run([finding])
+    assert (entry["outcome"], entry["confirmed"], entry["beside"]) == (outcome, False, [])
+
+
+@pytest.mark.parametrize("name", ["mine", None])
+def test_what_did_not_help_stands_last(name):
+    proposed = {letter: Remedy(words=f"Do {letter}.", view={"temperature": ord(letter)}) for letter in "abcd"}
+    outcomes = {"a": "worse", "b": "within noise", "d": "confirmed"}
+    tried = [
+        {"attack": "mine", "outcome": outcome, "remedy": proposed[letter].to_dict()}
+        for letter, outcome in outcomes.items()
+    ]
+    finding = Finding(code="saturated_loss", cause="Flat.", attack=name, remedies=tuple(proposed.values()))
+    (found,) = reordered([finding], tried, {"mine": APGD()})
+    assert "".join(one.words[3] for one in found.remedies) == "dcba"
+    assert "do a" not in reports.remedy(found.to_dict()).lower()
+    assert Finding.from_dict(found.to_dict()) == found
