@@ -12,6 +12,14 @@ from robust_ext.attacks.adapted import AdaptedAttack
 from robust_ext.attacks.apgd import APGD
 from robust_ext.core import finding_texts as reports
 from robust_ext.datasets import load_dataset
+from robust_ext.demo.network import digits_network
+from robust_ext.engine.inputs import prepare_inputs
+from robust_ext.engine.task import run_task
+from robust_ext.evaluations.causes.finding import Finding, Remedy
+from robust_ext.evaluations.diagnosis.examination import Examination
+from robust_ext.evaluations.diagnosis.examining import Examiner
+from robust_ext.evaluations.diagnosis.settings import DiagnosisSettings
+from robust_ext.evaluations.diagnosis.trying import Trials, reordered
 from tests.evaluations.diagnosis.zoo.layers import Rounding
 from tests.evaluations.diagnosis.zoo.networks import scaled
 from tests.evaluations.small import INPUTS, LABELS, LINF, NETWORK

@@ -96,6 +96,13 @@ def test_the_first_cause_of_many_samples_and_none_of_one_in_many(name):
         assert first([entry(**changes), *entries(20)]) is None
 
 
+def test_an_attack_that_takes_no_gradient_does_not_fail_for_one():
+    probe = ModelProbe(findings=(Finding(code="zero_gradient", cause="It rounds.", layer="net.quantise"),))
+    free = entries(solved=0, trace={"graphs": 0, "gradients": 0, "zero": None})
+    found = find_attack_faults("square", APGD(), free, threat_model=LINF, probe=probe)
+    assert [one.code for one in found] == ["no_gradient"]
+
+
 @pytest.mark.parametrize(
     ("found", "expected"), [([True] * 16, None), ([False] + [True] * 15, "saturated_layer"), ([], "saturated_layer")]
 )
