@@ -96,6 +96,14 @@ def test_the_first_cause_of_many_samples_and_none_of_one_in_many(name):
         assert first([entry(**changes), *entries(20)]) is None
 
 
+def test_minimum_norm_attacks_may_come_from_outside():
+    for changes in (
+        {"trace": {"reach": 3.0, "outside": 41, "best": -8.0, "zero": 30, "zero_loss": 30}},
+        {"trace": {"reach": 0.4, "end": 0.4, "step": 0.01, "late": 1.0}},
+    ):
+        assert first(entries(**changes), as_attack("foolbox:DDNAttack")) is None
+
+
 def test_an_attack_that_takes_no_gradient_does_not_fail_for_one():
     probe = ModelProbe(findings=(Finding(code="zero_gradient", cause="It rounds.", layer="net.quantise"),))
     free = entries(solved=0, trace={"graphs": 0, "gradients": 0, "zero": None})
