@@ -68,7 +68,7 @@ def test_the_constraints_hold_for_every_python(python):
 def test_every_block_is_run_here():
     counts = {page.name: len(blocks(page)) for page in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")) if blocks(page)}
     # models.md fetches weights; names are run in tests/adapters/test_model_libraries.py. my_attack_failed.md, start.md,
-    # your_model.md: in tests/test_user_paths.py, tests/testing/test_upstream_attacks.py, tests/evaluations/diagnosis.
+    # your_model.md: in tests/test_user_paths.py, tests/testing/test_attack_tests.py, tests/evaluations/diagnosis.
     once = "README libraries binarization_detectors readouts case_studies results robust_accuracy adaptive_defenses"
     once = [f"{name}.md" for name in f"{once} evaluate models my_attack_failed".split()]
     several = {"CONTRIBUTING.md": 4, "start.md": 7, "your_model.md": 6, "unit_tests_for_attacks.md": 2}

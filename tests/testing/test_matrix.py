@@ -196,10 +196,6 @@ def test_nearly_all_find_something_and_the_others_are_explained(target):
     nothing = [listed[key] for key, count in found.items() if not count and key in listed]
     assert [one.name for one in nothing if not one.misses and not one.traits.normless] == []
     assert len(nothing) <= 0.12 * len(found)
-    # Descent along a gradient in the ball finds something on every sample.
-    descent = {key: count for key, count in found.items() if "ProjectedGradientDescent" in key[1] or key[1] == "PGD"}
-    assert len(descent) >= 8
-    assert set(descent.values()) == {4}
 
 
 @pytest.mark.usefixtures("uncompiled_brendel_bethge")
