@@ -45,12 +45,6 @@ def shown(value):
     return "-" if value is None else f"{value * 100:.1f}"
 
 
-def every_float(value):
-    if isinstance(value, (dict, list)):
-        return set().union(*map(every_float, value.values() if isinstance(value, dict) else value))
-    return {value} if isinstance(value, float) else set()
-
-
 def depth_row(depth, problems, found, random_found, by_others):
     """An attack at one depth; ``by_others``: problems that others prove, those of them it solves, and random search."""
     score = found / problems
@@ -258,8 +252,6 @@ def make_case_studies(name):
 
 
 SHORT = {"ace": "ACE", "kl": "KL", "gini": "Gini", "fisher-rao": "FR"}
-SUITE = {"l1": (5, 10, 15, 20, 25, 30, 40), "l2": (0.125, 0.25, 0.3125, 0.5, 1, 1.5, 2)}
-SUITE |= {"linf": (0.03125, 0.0625, 0.125, 0.25, 0.3125, 0.5)}
 
 
 def make_arm(name, group, **values):
@@ -271,23 +263,21 @@ def make_arm(name, group, **values):
     return arm
 
 
-def suite():
-    arms = []
-    for norm, epsilons in SUITE.items():
-        for epsilon in epsilons:
-            place = {"group": f"{norm} {epsilon:g}", "norm": norm, "epsilon": epsilon}
-            for algorithm in ("pgd", "bim", "fgsm") if norm == "linf" else ("pgd",):
-                for objective in SHORT:
-                    name = f"{algorithm.upper()}-{SHORT[objective]} {place['group']}"
-                    arms.append(make_arm(name, objective=objective, algorithm=algorithm, **place))
-            if place["group"] == "linf 0.3125":
-                arms += [make_arm(f"{name} {place['group']}", **place) for name in ("Square", "CWinf")]
-    arms += [make_arm(name, name, norm="l2") for name in ("DeepFool", "CW2", "HopSkipJump")]
-    return [*arms, make_arm("Spatial", "Spatial")]
+ALGORITHMS = {"l1": ("pgd",), "linf": ("pgd", "bim", "fgsm")}
 
 
 def arms_of(*groups):
-    return [arm for arm in suite() if arm.group in groups]
+    """The arms of these groups in the paper's suite: each algorithm with each objective, or one arm of no norm."""
+    arms = []
+    for group in groups:
+        norm, _, epsilon = group.partition(" ")
+        for algorithm in ALGORITHMS.get(norm, ()):
+            place = {"norm": norm, "epsilon": float(epsilon), "algorithm": algorithm}
+            name = f"{algorithm.upper()}-{{}} {group}"
+            arms += [make_arm(name.format(title), group, objective=one, **place) for one, title in SHORT.items()]
+        if not epsilon:
+            arms.append(make_arm(group, group))
+    return arms
 
 
 def adaptive(detector, arms):
@@ -350,10 +340,3 @@ def _add_intervals(row):
     for key in ("auroc", "fpr_at_95_tpr", "tpr_at_5_fpr"):
         if row[key] is not None:
             row[f"{key}_interval"] = [max(row[key] - 0.021, 0.0), min(row[key] + 0.018, 1.0)]
-
-
-def large_mead():
-    """Three detectors, one of them a combination, against the whole suite; one is known to arms."""
-    combines, rates = {"mean(nss, lid)": ["nss", "lid"]}, {"l1 5": 0.01, "l1 10": 0.0, "l2 0.125": 0.02}
-    more = {"white_box": ["lid"], "combines": combines, "rates": rates, "unscored": 3}
-    return make_mead(suite(), ["nss", "mean(nss, lid)", "lid"], samples=300, **more)

@@ -34,10 +34,13 @@ pytest.importorskip("PIL")
 SNAPSHOTS = Path(__file__).parent / "snapshots"
 SCRIPT, STYLE = (Path(reports.__file__).with_name(name).read_text(encoding="utf-8") for name in ("sort.js", "page.css"))
 WHOLE = {"calibration": made.CALIBRATION, "findings": FINDINGS}
+# A group of few positives, scores that are no numbers, and a combination of detectors.
+ARMS, OF_MEAD = arms_of("l1 5", "linf 0.125", "Spatial"), {"white_box": ["lid"], "rates": {"l1 5": 0.05}}
+OF_MEAD |= {"unscored": 3, "combines": {"mean(nss, lid)": ["nss", "lid"]}}
 KINDS = {
     "binarization": lambda name: make_result([make_attack(name, target="a resnet")], **WHOLE),
     "pair": lambda name: make_result([made.make_pair(name)], verdict="inconclusive"),
-    "mead": lambda name: make_mead(arms_of("linf 0.125", "Spatial"), [name, "lid"], samples=60, white_box=["lid"]),
+    "mead": lambda name: make_mead(ARMS, [name, "mean(nss, lid)", "lid"], samples=60, **OF_MEAD),
     "robust_accuracy": lambda name: made.make_robust_accuracy(name, "ddn", findings=FINDINGS),
     "adaptive": lambda name: made.make_adaptive(name, "Square"),
     "diagnosis": lambda name: made.make_diagnosis(name, "ddn"),
@@ -327,10 +330,11 @@ BY = [["apgd", "PGD 9", "pgd 10", "Square"], ["PGD 9", "pgd 10", "apgd", "Square
 BY += [["apgd", "pgd 10", "Square", "PGD 9"], ["PGD 9", "pgd 10", "apgd", "Square"]]
 
 
-def run(clicks, rows=ROWS, titles=("Attack", "score", "passes", "depth", "")):
+def run(clicks, rows=ROWS):
     node = shutil.which("node")
     if node is None:
         pytest.skip("node is not installed")
+    titles = "Attack", "score", "passes", "depth", ""
     given = {"titles": titles, "rows": [[*row, ""] for row in rows], "clicks": clicks, "script": SCRIPT}
     done = subprocess.run([node, "-e", DOCUMENT], input=json.dumps(given), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -338,20 +342,16 @@ def run(clicks, rows=ROWS, titles=("Attack", "score", "passes", "depth", "")):
 
 
 @pytest.mark.parametrize("column", range(4))
-def test_a_click_sorts_up_then_down_then_as_it_was(column):
+def test_a_click_sorts_up_then_down_then_as_it_was_by_one_column_only(column):
     """Numbers by value, also behind words and of ``data``; names as people order them; what is missing last."""
-    orders, states = zip(*run([column] * 4)["shown"], strict=True)
+    after = (column + 1) % 4
+    found = run([*[column] * 4, after])
+    orders, states = zip(*found["shown"], strict=True)
     missing = [row[0] for row in ROWS if row[column] == "-"]
     down = [*(name for name in reversed(BY[column]) if name not in missing), *missing]
-    assert [*orders] == [BY[column], down, [row[0] for row in ROWS], BY[column]]
-    assert [one[column] for one in states] == ["ascending", "descending", None, "ascending"]
-
-
-def test_only_one_column_is_sorted_by_and_only_where_there_is_something_to_sort():
-    # It writes no markup, and reaches nothing.
-    assert not re.search(r"innerHTML|insertAdjacent|eval|fetch|http|</|Function\(", SCRIPT)
-    found = run([1, 2])
-    assert found["shown"][-1] == [BY[2], [None, None, "ascending", None, None]]
+    assert [*orders] == [BY[column], down, [row[0] for row in ROWS], BY[column], BY[after]]
+    assert [one[column] for one in states] == ["ascending", "descending", None, "ascending", None]
+    assert (states[-1][after], states[-1].count(None)) == ("ascending", 4)
     assert found["buttons"] == ["button"] * 4 + [None]
     alone = run([], rows=ROWS[:1])
     assert (alone["sorts"], alone["buttons"]) == (False, [None] * 5)

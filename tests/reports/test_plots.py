@@ -9,20 +9,15 @@ import numpy as np
 import pytest
 
 from robust_ext.core.errors import InvalidArgumentError
-from robust_ext.core.wording import typed
 from robust_ext.reports import report_page
-from robust_ext.reports.mead_detector import heat_maps
 from robust_ext.reports.pictures import panels
 from tests.reports.pages import SVG, Page, ends, plot, svgs, words
 from tests.reports.results import (
     arms_of,
-    every_float,
-    large_mead,
     make_attack,
     make_example,
     make_mead,
     make_result,
-    shown,
 )
 
 pytest.importorskip("jinja2")
@@ -66,36 +61,6 @@ def test_no_page_with_failures_is_headed_by_a_green_pass():
         assert re.search(r'<section class="verdict (\w+)">', text)[1] == look
         counts = [str(number) for number in (verdicts.count("passed"), len(attacks))] if look == "mixed" else []
         assert re.findall(r"\d", re.search(r"<h1>(.*?)</h1>", text)[1])[:2] == counts
-
-
-def cells_of(heat):
-    norm, *columns = heat.columns
-    return norm, dict(zip(columns, [*zip(*heat.cells, strict=True)][1:], strict=True))
-
-
-def test_numbers_and_heat_maps_of_mead():
-    """Every share on the page is one of the result; maps hold every arm once; cells with few positives are pale."""
-    large = large_mead()
-    text, floats = report_page(large), every_float(large)
-    rows = [cell for row in Page(text).rows for cell in row[1:]]
-    cells = [number for cell in rows for number in re.findall(r"(?<![\d.,])\d+\.\d(?![\d.])", cell)]
-    sizes = {f"{value:.1f}" for value in floats} | {f"{arm['epsilon']:g}" for arm in large["arms"] if arm["epsilon"]}
-    assert len(cells) > 1500
-    assert {*cells} <= {*map(shown, floats)} | sizes
-    assert len(text.encode()) < 1_000_000
-    for detector in large["detectors"]:
-        maps = [cells_of(heat) for heat in heat_maps(large, detector)]
-        cells = [cell for _, columns in maps for column in columns.values() for cell in column if cell.text]
-        title = "{}: AUROC {}, {} positives"
-        expected = [title.format(row["arm"], shown(row["auroc"]), row["positives"]) for row in detector["arms"]]
-        assert sorted(cell.hint for cell in cells) == sorted(expected)
-        rough = {row["arm"] for row in detector["arms"] if row["positives"] < 20}
-        assert {cell.hint.split(": AUROC")[0] for cell in cells if cell.look == "rough"} == rough
-        assert [norm for norm, _ in maps] == ["l1", "l2", "linf", "no norm"]
-        for arm in large["arms"]:
-            if arm["name"] in {row["arm"] for row in detector["arms"]} and arm["epsilon"] is not None:
-                column = dict(maps)[arm["norm"]][typed(arm["epsilon"])]
-                assert sum(cell.hint.startswith(f"{arm['name']}: ") for cell in column) == 1
 
 
 def test_a_curve_goes_where_its_points_are():

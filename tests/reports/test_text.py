@@ -1,6 +1,5 @@
 """Results as text for a terminal, findings in words, numbers as they were typed, and short names of attacks."""
 
-import re
 import sys
 import unicodedata
 from fractions import Fraction
@@ -17,14 +16,12 @@ from robust_ext.reports import report_page, report_text
 from tests.reports.pages import Page
 from tests.reports.results import (
     arms_of,
-    large_mead,
     make_adaptive,
     make_attack,
     make_diagnosis,
     make_mead,
     make_result,
     make_robust_accuracy,
-    shown,
 )
 
 
@@ -65,45 +62,6 @@ def test_no_word_is_lost(monkeypatch):
     monkeypatch.setenv("COLUMNS", "180")
     assert tabular.room() == 180
     assert report_text(result).splitlines()[2].startswith(f"{LONG[0]} ")
-
-
-def average(result, detector, norm, objective):
-    key = (detector["name"], norm, objective)
-    (found,) = [one for one in result["averages"] if (one["detector"], one["norm"], one["objective"]) == key]
-    return found
-
-
-def block(text, title):
-    rows = text.splitlines()
-    start = next(number for number, line in enumerate(rows) if line.startswith(title))
-    return rows[start : rows.index("", start)]
-
-
-def test_numbers_of_mead_stand_where_they_belong():
-    """The summary's rows are the means given, averages stand under their objectives, and no other number is shown."""
-    large = large_mead()
-    text = report_text(large)
-    for row, detector in zip(block(text, "detector ")[2:], large["detectors"], strict=True):
-        mean = average(large, detector, "all", None)
-        blind = [one for one in detector["results"] if one["objective"] is None and one["algorithm"] is None]
-        lowest = min((one for one in blind if one["positives"] >= 20), key=lambda one: one["auroc"])
-        known = [one for one in detector["white_box"] if one["scenario"] == "all"]
-        worst = min(known, key=lambda one: one["auroc"], default=None)
-        expected = [detector["name"], *(shown(mean[key]) for key in ("auroc", "fpr_at_95_tpr", "tpr_at_5_fpr"))]
-        expected += ["-" if row is None else f"{shown(row['auroc'])} {row['group']}" for row in (lowest, worst)]
-        assert re.split(r"  +", row) == expected
-        _, objectives, numbers, _, *rows = block(text, f"{detector['name']}: averages by norm")
-        assert objectives.split()[::2] == ["MEAD", "ACE", "KL", "Gini", "FR"]
-        assert numbers.split() == ["AUROC", "FPR95"] * 5
-        norms = {**{f"{norm} average": norm for norm in ("l1", "l2", "linf")}, "no norm": None, "mean of these": "all"}
-        for line, (title, norm) in zip(rows, norms.items(), strict=True):
-            means = [average(large, detector, norm, one) for one in (None, "ace", "kl", "gini", "fisher-rao")]
-            assert line.startswith(title)
-            cells = [shown(mean[key]) for mean in means for key in ("auroc", "fpr_at_95_tpr")]
-            assert line[len(title) :].split() == cells
-    assert re.search(r"Fewer than 20 positives, .*: l1 5 \(", text)
-    assert re.search(r"nss: Scores .* left out in 1 row, up to 3 in one\.", " ".join(text.split()))
-    assert "Fewer" not in report_text(make_mead(arms_of("linf 0.5"), ["nss"], samples=90))
 
 
 def plain(**values):
