@@ -209,21 +209,6 @@ def test_it_keeps_up_with_plain_apgd_or_that_is_said(records, behind, sequential
     assert (finding_of(records, score_depths("mine", planted, settings), settings) is not None) == behind
 
 
-def pgd(steps, step):
-    """Gradient steps in the l2 ball, of a length relative to its radius."""
-
-    def attack(model, x, y, *, epsilon):
-        end = x
-        for _ in range(steps):
-            slope = nn.functional.normalize(gradient(model, end, y).flatten(1), eps=1e-30).view_as(x)
-            moved = end - x + step * epsilon * slope
-            length = moved.flatten(1).norm(dim=1).clamp_min(1e-12).view(-1, 1, 1, 1)
-            end = (x + moved * (0.9999 * epsilon / length).clamp_max(1)).clamp(0, 1)
-        return end
-
-    return attack
-
-
 def test_the_witnesses_curve_counts_all():
     settings = BinarizationSettings(threat_model=LINF, depths=(1, 2, 4))
     curve = witness_curve([SOLVED, MISSED, ALONE, left("not_planted")], settings)

@@ -29,7 +29,6 @@ from robust_ext.evaluations.run_keywords import RunKeywords
 from robust_ext.registry.attack import as_attack
 from robust_ext.registry.defense import as_defense
 from tests.evaluations import small
-from tests.evaluations.binarization.test_depth import pgd
 from tests.evaluations.diagnosis.models import Apply
 from tests.evaluations.diagnosis.zoo.layers import Rounding
 from tests.reports.results import make_evaluation
@@ -94,8 +93,8 @@ def test_an_attack_that_works_on_this_model_is_certified():
 def test_none_that_falls_behind_is():
     """One step finds all that is planted at depth 1, and less than APGD does farther out."""
     certified = []
-    for attack in (pgd(1, 1.0), pgd(20, 0.125)):
-        attack = as_attack(attack, name="pgd")
+    for size, steps in ((1.0, 1), (0.125, 20)):
+        attack = as_attack(f"robust_ext:ObjectivePGD(steps={steps}, rel_step_size={size}, start='input')")
         result = robust_ext.binarization_test(NETWORK, attack, MANY[0], ThreatModel(norm="l2", epsilon=1.0), seed=0)
         assert result.verdict == "passed"
         certified.append(certificate_of(attack, result.content)["certified"])
