@@ -12,7 +12,6 @@ from torch import nn
 from robust_ext import ThreatModel
 from robust_ext.attacks.objective_pgd import ObjectivePGD
 from robust_ext.casestudies.adversarial_interpolation import interpolated_inputs, interpolated_labels
-from robust_ext.casestudies.curriculum import Curriculum, planted_in_train_mode
 from robust_ext.casestudies.detected import seen_by
 from robust_ext.casestudies.ecoc import BITS, Decoder, code_words, decoded
 from robust_ext.casestudies.empir import Members, QuantisedConv, Vote, quantise
@@ -171,17 +170,6 @@ def test_interpolated_labels_and_inputs():
     gradients = [p / (a * b) - c * x / (a * b**3) for (a, b, c), p, x in zip(sizes, partners, start, strict=True)]
     wanted = start + epsilon * torch.stack(gradients).sign()
     torch.testing.assert_close(found, torch.maximum(torch.minimum(wanted, inputs + epsilon), inputs - epsilon))
-
-
-def test_what_is_planted_in_train_mode():
-    """Nothing is lost without batch normalisation; statistics of the model are left alone."""
-    module = nn.Sequential(nn.Flatten(), nn.Linear(16, 250), nn.ReLU(), nn.Linear(250, 3)).eval()
-    assert planted_in_train_mode(module, torch.rand(4, 1, 4, 4), LINF, seed=0) == (1.0, 1.0)
-    module, inputs = Curriculum().build((1, 8, 8), 10).eval(), torch.rand(4, 1, 8, 8)
-    before = {name: value.clone() for name, value in module.state_dict().items()}
-    planted_in_train_mode(module, inputs, LINF, seed=0)
-    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
-    assert not module.training
 
 
 class Brightness(Detector):

@@ -1,7 +1,6 @@
 """Unit tests for attacks: the function, what the plugin makes of it in pytest, and attacks of the libraries."""
 
 import re
-import resource
 import subprocess
 import sys
 import time
@@ -81,15 +80,6 @@ def test_a_failure_is_the_table_and_the_diagnosis(failure):
         assert part in str(error)
     assert len(str(error).splitlines()) < 50
     assert (error.result.verdict, error.result.score) == ("failed", 0)
-
-
-@pytest.mark.exhaustive
-def test_what_is_compared_with_has_the_samples_labels(given, failure):
-    """With labels that the model does not predict there is nothing left to attack, and less to find."""
-    others, ball = (given[0](given[1]).argmax(1) + 1) % 3, robust_ext.ThreatModel(norm="linf", epsilon=0.2)
-    for labels in (None, others):
-        text = str(failure(lambda model, x, y: x, ball, labels=labels))
-        assert ("solves samples that the attack misses" in text) == (labels is None)
 
 
 def test_an_endless_attack_ends_in_time_and_what_was_done_counts(failure):
@@ -200,15 +190,11 @@ CASES = [
     ("art:SquareAttack(max_iter=100)", "linf", "finds less than an attack with gradients"),
     ("art:DeepFool", "l2", "It attacks the model's predicted labels instead of the given ones"),
 ]
-QUICK = ("art:FastGradientMethod", "foolbox:LinfRepeatedAdditiveUniformNoiseAttack")
 
 
 @pytest.mark.filterwarnings("ignore:Please import `gaussian_filter`:DeprecationWarning")
 @pytest.mark.attack_test(depths=(1,))
-@pytest.mark.parametrize(
-    ("attack", "norm", "why"),
-    [pytest.param(*one, marks=() if one[0] in QUICK else pytest.mark.exhaustive) for one in CASES],
-)
+@pytest.mark.parametrize(("attack", "norm", "why"), CASES)
 def test_attacks_of_the_libraries(attack_test, attack, norm, why):
     pytest.importorskip(attack.partition(":")[0])
     digits = load_dataset("digits")
@@ -219,7 +205,7 @@ def test_attacks_of_the_libraries(attack_test, attack, norm, why):
 
 @pytest.mark.exhaustive
 def test_a_project_of_its_own_is_red_with_a_diagnosis_and_green(tmp_path):
-    """The module of the page in less CPU time than 20 s, and what a library of attacks adds to it."""
+    """The module of the page, and what a library of attacks adds to it."""
     pytest.importorskip("foolbox")
     (tmp_path / "tests").mkdir()
     # Foolbox imports a deprecated module of SciPy.
@@ -231,16 +217,12 @@ def test_a_project_of_its_own_is_red_with_a_diagnosis_and_green(tmp_path):
     def run(code):
         (tmp_path / "tests" / "test_attacks.py").write_text(code)
         command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--strict-markers"]
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=500)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return done, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=500)
 
-    done, seconds = run(first)
+    done = run(first)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "Verdicts: 1 passed, 1 failed." in done.stdout
     for words in ("[high] ", "The path is too short", "Remedy: Take larger steps", "test_tiny_steps"):
         assert words in done.stdout
-    assert seconds < 20
-    done, _ = run(first.partition("def test_pgd")[0] + second)
+    done = run(first.partition("def test_pgd")[0] + second)
     assert "2 passed, 1 xfailed" in done.stdout, done.stdout

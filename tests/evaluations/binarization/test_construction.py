@@ -127,14 +127,6 @@ def test_what_is_planted_is_farthest_from_the_inner_points(features):
         assert farthest(inner, candidates, count).tolist() == expected
 
 
-def test_problems_do_not_depend_on_their_batch(network, digits, linf):
-    settings = BinarizationSettings(threat_model=linf, inner_points=200)
-    parts, _, together = problems_of(network, digits[:6], settings)
-    alone = fit(measure(Forward(parts.features, 7), digits[4:5], [4], settings), parts.readout, settings)
-    assert torch.equal(alone.planted[0], together.planted[4])
-    assert float(alone.parameters["weight"][0] @ together.parameters["weight"][4]) == pytest.approx(1, abs=1e-6)
-
-
 def test_random_attack_agrees_with_brute_force(network, digits, linf):
     """The same points, all of them, through the whole binarized model, give the same hits."""
     settings = BinarizationSettings(threat_model=linf, inner_points=50, random_inner=30, random_corners=50, kappa=0.9)
@@ -168,42 +160,14 @@ def test_random_search_of_the_attacks_own_effort(network, digits, linf):
     assert own.content["settings"]["random_inner"] == 30
 
 
-def test_inputs_are_class_0_planted_points_class_1_and_the_problems_those_of_the_test(network, digits, linf, pgd):
-    result = binarization_test(network, pgd(), digits[:12], linf, canaries=0, inner_points=100)
-    planted = plant(network, digits[:12], linf, inner_points=100)
-    points = planted.planted[:, 0]
-    assert planted.samples == tuple(range(12))
-    assert torch.equal(planted.inputs, digits[:12])
-    assert planted.module(planted.inputs).argmax(1).tolist() == [0] * 12 == planted.labels.tolist()
-    assert planted.module(points).argmax(1).tolist() == [1] * 12
-    assert (planted.score(points), planted.score(planted.inputs)) == (1, 0)
-    candidates = pgd()(planted.module, planted.inputs, planted.labels, linf)
-    weak = pgd(steps=2, relative_step=0.05)(planted.module, planted.inputs, planted.labels, linf)
-    assert planted.score(weak) < planted.score(candidates) == result.content["attacks"][0]["score"]
-    assert planted.verify(weak).outcomes.count("not_adversarial") > 0
-    # A single problem takes any points.
-    one = planted.single(2)
-    assert (len(one), one.samples) == (1, (2,))
-    torch.testing.assert_close(one.module(planted.inputs[2:3]), planted.module(planted.inputs)[2:3])
-    assert one.module(torch.rand(40, 1, 8, 8)).shape == (40, 2)
-
-
 def _dark(x):
     """What lies in pixels that should be black: of noise there, little or much."""
     return (x * (x < 0.15)).mean((1, 2, 3))
 
 
-def _grey(x):
-    """The share of values off the grid of clean digits, on which no point of a ball lies."""
-    return ((x * 16 - (x * 16).round()).abs() > 1e-4).double().mean((1, 2, 3)) + 1e-3 * x.mean((1, 2, 3)).double()
-
-
-@pytest.mark.parametrize(
-    ("score", "settings", "plants"),
-    [(_dark, {}, True), (_dark, {"boundary": "corners", "boundary_points": 2}, True), (_grey, {}, False)],
-)
-def test_a_detector_that_rejects_all_gets_settings_that_were_seen_to_plant(linf, score, settings, plants):
-    data, given = load_dataset("digits"), {"detector": score, "detector_fpr": 0.1, "depths": (1,), "canaries": 0}
+@pytest.mark.parametrize("settings", [{}, {"boundary": "corners", "boundary_points": 2}])
+def test_a_detector_that_rejects_all_gets_settings_that_were_seen_to_plant(linf, settings):
+    data, given = load_dataset("digits"), {"detector": _dark, "detector_fpr": 0.1, "depths": (1,), "canaries": 0}
     given |= {"inner_points": 50, "planting_tries": 48, "random_inner": 5, "random_corners": 5}
     given["detector_data"] = data.take(range(200, 300))[0]
 
@@ -214,10 +178,8 @@ def test_a_detector_that_rejects_all_gets_settings_that_were_seen_to_plant(linf,
     attack = regular()
     assert (attack["samples"], attack["verdict"]) == (0, "inconclusive")
     proposed = re.search(r"To settle it: (.*), which plants (\d+) of 12", attack["reason"])
-    assert (proposed is not None) == plants
-    if proposed is not None:
-        changed = {name: literal_eval(value) for name, value in re.findall(r"(\w+)=([^,]+)", proposed[1])}
-        assert regular(**changed)["samples"] == int(proposed[2]) > 0
+    changed = {name: literal_eval(value) for name, value in re.findall(r"(\w+)=([^,]+)", proposed[1])}
+    assert regular(**changed)["samples"] == int(proposed[2]) > 0
 
 
 # Points measured through a folded copy: the same features, or the network itself; and without waiting for a GPU.

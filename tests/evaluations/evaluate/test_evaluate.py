@@ -66,6 +66,7 @@ def test_wrong_labels_stop_it_with_the_reason(tmp_path):
     assert robust_ext.load_result(tmp_path) == result
     accepted = robust_ext.evaluate(*given, out=tmp_path, **GIVEN, accept_setup=True)
     assert accepted.robust_accuracy == 0.0
+    assert {one["reason"] for one in accepted.content["not_tried"]} == {"no sample was left standing"}
     assert [one["code"] for one in accepted.content["findings"]][:1] == ["label_offset"]
 
 
@@ -118,13 +119,13 @@ def test_queries_alone_are_certified_where_the_head_masks_no_gradients(masked):
 
 
 class Noisy(nn.Module):
-    def __init__(self, deviation):
+    def __init__(self, deviation, network=NETWORK):
         super().__init__()
-        self.deviation = deviation
+        self.deviation, self.network = deviation, network
         self.eval()
 
     def forward(self, x):
-        return NETWORK(x + self.deviation * torch.randn_like(x))
+        return self.network(x + self.deviation * torch.randn_like(x))
 
 
 def test_a_random_model_is_broken_as_its_static_twin_is_and_certified_by_its_own_attack(monkeypatch):
@@ -164,7 +165,8 @@ def test_a_random_model_is_planted_in_over_as_many_draws_as_it_takes(deviation, 
 def test_attacks_that_must_not_pass_on_a_random_model_pass_as_seldom_as_on_others():
     """Nine of ten solved problems, drawn again for each of many certificates, whose judge draws afresh each time."""
     given = {"draws": 15, "inner_points": 99, "error_rate": ERROR_RATE}
-    planted = robust_ext.plant(Noisy(0.05), MANY[0], LINF, **given)
+    inputs = torch.rand(64, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+    planted = robust_ext.plant(Noisy(0.05, small.NETWORK), inputs, LINF, **given)
     solved, trials, passed, share = planted.planted[:, 0], 120, 0, 0.0
     rng, rules = torch.Generator().manual_seed(0), Rules(planted.settings)
     for _ in range(trials):
@@ -193,34 +195,11 @@ def test_a_purifier_that_rounds_is_broken():
     assert [made[key] for key in ("worst_case", "found_by")] == [content[key] for key in ("worst_case", "found_by")]
 
 
-def test_the_attack_on_a_batch_level_defense_is_certified_in_its_groups():
-    """Its rows meet those of their group in the certificate too."""
-
-    def apart(x):
-        return rounded(x + 0.05 * (x - x.mean(0)))
-
-    apart.group_size = 4
-    content, certificate = digits(defense=apart, planted=64)
-    assert content["worst_case"]["robust_accuracy"] == 0
-    assert certificate["found"] == certificate["planted"] >= 7
-
-
 class Border(Detector):
     """How bright the left and right columns are, which are dark in every digit."""
 
     def score_of(self, seen):
         return seen.inputs[..., [0, 7]].flatten(1).mean(1)
-
-
-def test_a_detector_that_flags_nothing_changes_nothing():
-    detector = Border(NETWORK)
-    detector.threshold = torch.tensor(2.0)
-    plain, content = digits(search=False)[0], digits(detector=detector)[0]
-    assert plain["worst_case"]["broken"] > 0
-    for key in ("worst_case", "found_by", "clean_accuracy"):
-        assert content[key] == plain[key]
-    assert content["detector"]["false_positive_rate"] == 0
-    assert content["detector"]["accepted_accuracy"] == content["clean_accuracy"]
 
 
 @pytest.mark.parametrize("defense", [None, pytest.param(rounded, marks=pytest.mark.exhaustive)])
@@ -336,37 +315,6 @@ def test_a_linear_network_is_as_robust_as_the_closed_form_says(norm, classes, sh
         assert reached <= (distances[kept] > budget * 0.98).double().mean().item()
 
 
-def test_nothing_runs_where_nothing_stands():
-    samples = load_dataset("digits").take(range(16))
-    content = robust_ext.evaluate(digits_network(), *samples, ThreatModel(norm="linf", epsilon=0.5), **ALONE).content
-    steps, left_out = content["steps"], content["not_tried"]
-    assert steps[-1]["robust_accuracy"] == 0
-    assert {one["reason"] for one in left_out} == {"no sample was left standing"}
-    assert not {one["name"] for one in left_out} & {one["name"] for one in steps}
-
-
-@pytest.mark.parametrize("norm", ["linf", "l2"])
-@pytest.mark.parametrize(("budget", "stated"), [("quick", 460), ("standard", 1750)])
-def test_a_sample_that_stands_takes_the_passes_that_are_stated(budget, stated, norm):
-    network, x, y, _ = linear(10, torch.Size([1, 4, 4]), 24, norm)
-    content = robust_ext.evaluate(
-        network, x, y, ThreatModel(norm=norm, epsilon=1e-4), **{**ALONE, "budget": budget}
-    ).content
-    robust = content["worst_case"]["robust"].count("1")
-    assert robust > 20
-    passes = sum(sum(one["passes"].values()) for one in content["steps"] if one["samples"] == robust)
-    assert passes / robust == pytest.approx(stated, rel=0.05)
-
-
-class Another(Attack):
-    """Goes as far as to the first sample of another class."""
-
-    name, traits = "Another", AttackTraits(minimum_norm=True)
-
-    def search(self, target, inputs, labels, *, threat_model, generator):
-        return torch.stack([inputs[labels != one][0] for one in labels])
-
-
 class Recorder(Attack):
     name, traits, begun = "Recorder", AttackTraits(), []
 
@@ -377,9 +325,8 @@ class Recorder(Attack):
 
 def test_warm_members_begin_at_the_nearest_adversarial_points(monkeypatch):
     network, x, y, distances = linear(2, torch.Size([6]), 24, "linf")
-    attacks = (BoundarySearch(budget=200), Another())
-    members = [Member(attack=one, white_box=True) for one in attacks]
-    members.append(Member(attack=Recorder(), white_box=False, warm=True))
+    search = Member(attack=BoundarySearch(budget=200), white_box=True)
+    members = [search, Member(attack=Recorder(), white_box=False, warm=True)]
     monkeypatch.setattr(api, "standard_suite", lambda *_, **__: members)
     threat_model = ThreatModel(norm="linf", epsilon=float(distances.sort().values[11:13].mean()))
     robust_ext.evaluate(network, x, y, threat_model, **ALONE)

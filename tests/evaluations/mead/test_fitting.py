@@ -159,16 +159,6 @@ class Functional(nn.Module):
         return self.second(x) + 0 * self.pair(x)[0].sum()
 
 
-class Residual(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.body, self.relu = nn.Sequential(nn.Conv2d(2, 2, 3, padding=1), nn.BatchNorm2d(2)), nn.ReLU()
-
-    def forward(self, x):
-        x = self.relu(x)
-        return self.relu(self.body(x) + x)
-
-
 def test_layers_are_those_that_are_called_once_after_their_activation():
     x = images(2)
     normalised = nn.Sequential(
@@ -180,14 +170,12 @@ def test_layers_are_those_that_are_called_once_after_their_activation():
     functional = Functional().eval()
     assert activation_layers(functional, x) == ("first", "pool", "between", "second")
     assert hidden_layer(functional, x) is None
-    residual = nn.Sequential(nn.Sequential(nn.Conv2d(1, 2, 3), Residual()), nn.Flatten(), nn.Linear(72, 3)).eval()
-    assert activation_layers(residual, x) == ("0.0", "0.1.body.1", "0.1", "2")
     # Of more than are wanted, those that lie evenly apart.
-    assert activation_layers(residual, x, most=2) == ("0.0", "2")
-    seen = observe(residual, x, activation_layers(residual, x))
-    assert torch.equal(seen.layers["0.1"], residual[0](x))
+    assert activation_layers(normalised, x, most=2) == ("2", "10")
+    seen = observe(normalised, x, activation_layers(normalised, x))
+    assert torch.equal(seen.layers["3"], normalised[:4](x))
     with pytest.raises(SplitError):
-        hidden_layer(nn.Sequential(residual, nn.Softplus()).eval(), x)
+        hidden_layer(nn.Sequential(normalised, nn.Softplus()).eval(), x)
 
 
 FINDING = {"preset": "mnist", "bounds": (0.0, 1.0), "seed": 0, "report": Mock()}
@@ -205,12 +193,12 @@ def test_detectors_that_were_fitted_to_other_code_are_not_taken_over(tmp_path):
 
 def test_workers_fit_what_is_fitted_here(tmp_path, monkeypatch):
     """Adversarial examples are made batch by batch, each by whichever worker is free."""
-    monkeypatch.setattr("robust_ext.evaluations.mead.fitting._BATCH", 40)
-    clean, labels = load_dataset("digits", split="train").take(range(300))
+    monkeypatch.setattr("robust_ext.evaluations.mead.fitting._BATCH", 20)
+    clean, labels = load_dataset("digits", split="train").take(range(150))
     names, scores = ["lid", "nss"], []
     for folder, executor in ((None, None), (tmp_path, partial(LocalExecutor, 2))):
         with attack_worker(isolate=False, executor=executor):
-            found = find_detectors(names, digits_network(), clean, labels, attacked=80, folder=folder, **FINDING)
+            found = find_detectors(names, digits_network(), clean, labels, attacked=40, folder=folder, **FINDING)
         assert list(found) == names
         scores.append(torch.stack([one.score(1 - clean[:20]) for one in found.values()]))
     assert torch.allclose(*scores, rtol=1e-5)

@@ -1,6 +1,5 @@
 """Robust accuracy: closed forms on a linear model, curves by brute force, resuming, and each sample."""
 
-import json
 from unittest.mock import Mock
 
 import numpy as np
@@ -12,7 +11,7 @@ from torch import nn
 
 from robust_ext import ThreatModel, robust_accuracy
 from robust_ext.attacks.base import Attack, AttackTraits
-from robust_ext.evaluations.robust_accuracy.api import curve, differences
+from robust_ext.evaluations.robust_accuracy.api import curve
 from tests.evaluations.small import INPUTS, LABELS, LINF, NETWORK, sign_step
 
 EPSILONS = [0.05, 0.2, 0.4]
@@ -82,14 +81,6 @@ def test_curves_by_counting(smallest, epsilons):
             assert row["interval"][0] <= row["robust_accuracy"] <= row["interval"][1]
 
 
-def test_differences_to_the_best():
-    """The lowest at each budget is the best, whichever attack it is of."""
-    curves = [[{"robust_accuracy": value} for value in values] for values in ([0.9, 0.5], [0.8, 0.6], [0.9, 0.9])]
-    found = differences(curves)
-    assert [(round(row["mean"], 12), round(row["maximum"], 12)) for row in found] == [(0.05, 0.1)] * 2 + [(0.25, 0.4)]
-    assert differences([]) == []
-
-
 def test_worst_cases_are_those_of_each_sample_and_what_less_finds_counts_for_more(linear):
     network, inputs, labels, _ = linear
 
@@ -108,19 +99,6 @@ def test_worst_cases_are_those_of_each_sample_and_what_less_finds_counts_for_mor
     shy = {"shy": lambda model, x, y, epsilon: away(x, y, epsilon if epsilon < 1 else 0.0)}
     result = robust_accuracy(network, shy, *given, epsilons=[2.0])
     assert result.robust_accuracy(0.9) == result.robust_accuracy(2.0) == 0
-
-
-def test_a_folder_takes_further_attacks_and_budgets_without_running_a_finished_attack_again(linear, tmp_path):
-    network, *samples, _ = linear
-    exact = Towards(network, minimum_norm=True)
-    robust_accuracy(network, exact, *samples, L2, out=tmp_path)
-    more = {"exact": exact, "APGD": "robust_ext:APGD(steps=5)"}
-    result = robust_accuracy(network, more, *samples, L2, epsilons=EPSILONS, out=tmp_path)
-    exact.calls.assert_called_once_with(40)
-    saved = json.loads((tmp_path / "result.json").read_text())
-    assert saved == json.loads(json.dumps({"format": 2, **result.content}))
-    fresh = robust_accuracy(network, more, *samples, L2, epsilons=EPSILONS)
-    assert fresh.content["worst_case"] == saved["worst_case"]
 
 
 BUDGETS = [0.02, 0.1, 0.2]
