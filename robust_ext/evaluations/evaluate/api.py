@@ -110,7 +110,7 @@ def evaluate(  # noqa: D417
 
     Example:
         >>> from torch import nn
-        >>> network = nn.Sequential(nn.Flatten(), nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 3)).eval()
+        >>> network = nn.Sequential(nn.Flatten(), nn.Linear(16, 3)).eval()
         >>> x, threat_model = torch.rand(48, 1, 4, 4), ThreatModel(norm="linf", epsilon=0.3)
         >>> y = network(x).argmax(1)
         >>> result = evaluate(network, x, y, threat_model, budget="quick")

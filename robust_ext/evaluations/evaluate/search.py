@@ -218,7 +218,7 @@ def search_recipe(
         **options: Further settings of the binarization tests, such as ``layer``.
 
     Example:
-        >>> network = nn.Sequential(nn.Flatten(), nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 3)).eval()
+        >>> network = nn.Sequential(nn.Flatten(), nn.Linear(16, 3)).eval()
         >>> linf = ThreatModel(norm="linf", epsilon=0.1)
         >>> given = {"module": network, "inputs": torch.rand(8, 1, 4, 4), "ids": range(8), "threat_model": linf}
         >>> search_recipe(**given, findings=(), seed=0, judge_seed=0).winner.loss

@@ -159,7 +159,6 @@ ALONE = left(deepest=2.5, depths=[(2.0, "found")])
     [
         ([SOLVED] * 12, (12, 12), 2.0, False),
         ([SOLVED] * 2 + [MISSED] * 12, (14, 2), 1.0, True),
-        ([SOLVED] * 6 + [MISSED] * 6, (12, 6), 1.0, False),
         ([SOLVED] * 60 + [MISSED] * 4, (64, 60), 1.0, False),
         ([SOLVED] * 32 + [MISSED] * 32, (64, 32), 1.0, True),
         # What only the attack itself proves does not count for it.
@@ -190,12 +189,10 @@ SMOOTH = left(deepest=3.0, depths=[(2.0, "found"), (4.0, "not_adversarial")], **
     ("records", "behind"),
     [
         ([BOTH] * 64, False),
-        ([BOTH] * 50 + [LESS] * 6, True),
         ([BOTH] * 23 + [LESS] * 5, True),  # An attack that is as good is that much worse in one of 32 runs.
         ([BOTH] * 24 + [LESS] * 4, False),
         ([BOTH] * 190 + [LESS] * 6, False),  # Beyond chance, and above the threshold.
         ([BOTH] * 40 + [LESS] * 14 + [MORE] * 1, True),
-        ([BOTH] * 40 + [LESS] * 9 + [MORE] * 9, False),
         ([BOTH] * 40 + [SMOOTH] * 9, False),  # What no plain APGD finds takes more than a fifth.
         ([BOTH] * 10 + [SMOOTH] * 30, True),
         ([left("not_planted")] * 20 + [BOTH] * 40 + [LESS] * 2, False),

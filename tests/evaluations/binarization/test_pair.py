@@ -82,6 +82,22 @@ def test_points_are_drawn_until_the_detector_agrees(network, digits, further, li
     assert found >= 4
 
 
+def test_where_random_points_are_never_detected_an_attack_finds_some(network, digits):
+    # Sure of a class that is not the clean one.
+    detector = ScoreDetector(network, lambda x: network(x)[:, 1:].amax(1) - network(x)[:, 0])
+    detector.threshold = torch.tensor(-1.0)
+    zeros = digits[network(digits).argmax(1) == 0][:3]
+    settings = BinarizationSettings(threat_model=ThreatModel(norm="linf", epsilon=0.3), planting_tries=32, gap=0.0)
+    drawn = [draw_accepted(x, i, settings, Defense(detector=detector, inverted=True)) for i, x in enumerate(zeros)]
+    planted = [one for one in drawn if one.candidates is not None]
+    assert "attack" in [one.source for one in planted]
+    assert bool(detector.decide(torch.cat([one.candidates for one in planted])).all())
+    # In the regular test nobody is attacked; a detector that detects all there is leaves nothing to plant.
+    detector.threshold = torch.tensor(-1e9)
+    none = draw_accepted(zeros[0], 0, settings, Defense(detector=detector, inverted=False))
+    assert (none.candidates, none.tries, none.source) == (None, 32, "random")
+
+
 def test_an_attack_that_ignores_the_detector_fails_and_one_that_knows_it_passes(network, digits, linf, pattern):
     blind = pair(network, digits[:16], linf, detector=pattern, seed=2)
     adaptive = pair(network, digits[:16], linf, detector=pattern, exposure="margin", seed=2)
@@ -96,6 +112,12 @@ def test_an_attack_that_ignores_the_detector_fails_and_one_that_knows_it_passes(
         assert test["samples"] + test["planting"]["not_found"] + test["not_separable"] == 16
         assert test["passes"]["backward"] > 0
         assert sum(test["outcomes"].values()) == test["samples"]
+
+
+def test_attacks_that_need_points_of_another_class_are_shown_some(network, digits, linf, pattern):
+    matching = "robust_ext:FeatureMatching(steps=30)"
+    result = pair(network, digits[:6], linf, attack=matching, detector=pattern, canaries=0)
+    assert min(test["score"] for test in result.content["attacks"][0]["tests"].values()) >= 0.5
 
 
 def test_a_run_that_was_stopped_goes_on(network, digits, linf, pattern, tmp_path):

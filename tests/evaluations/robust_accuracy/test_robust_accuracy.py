@@ -92,9 +92,12 @@ def test_worst_cases_are_those_of_each_sample_and_what_less_finds_counts_for_mor
 
     # Two attacks that each break one half break everything together.
     given = inputs, labels, ThreatModel(norm="linf", epsilon=0.9, bounds=(-9.0, 9.0))
-    result = robust_accuracy(network, {"even": half(0), "odd": half(1)}, *given)
+    result = robust_accuracy(network, {"even": half(0), "odd": half(1), "none": half(2)}, *given)
     assert result.robust_accuracy(0.9) == 0
-    assert all(0.3 < result.robust_accuracy(0.9, attack=name) < 0.7 for name in ("even", "odd"))
+    left = [result.robust_accuracy(0.9, attack=name) for name in result.attacks]
+    assert all(0.3 < share < 0.7 for share in left[:2])
+    apart = [one["difference"]["maximum"] for one in result.attacks.values()]
+    assert apart == pytest.approx([share - min(left) for share in left])
     # An attack that only works at the smaller budget still lowers the curve at the larger one.
     shy = {"shy": lambda model, x, y, epsilon: away(x, y, epsilon if epsilon < 1 else 0.0)}
     result = robust_accuracy(network, shy, *given, epsilons=[2.0])
