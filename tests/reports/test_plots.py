@@ -12,13 +12,7 @@ from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.reports import report_page
 from robust_ext.reports.pictures import panels
 from tests.reports.pages import SVG, Page, ends, plot, svgs, words
-from tests.reports.results import (
-    arms_of,
-    make_attack,
-    make_example,
-    make_mead,
-    make_result,
-)
+from tests.reports.results import arms_of, make_attack, make_example, make_mead, make_result
 
 pytest.importorskip("jinja2")
 pytest.importorskip("matplotlib")
@@ -98,6 +92,7 @@ FLIPPED = COLOUR_INPUT[:, ::-1]
 FAR = np.abs(COLOUR_INPUT - FLIPPED).max()
 TWO_CHANNELS = np.stack([np.full((2, 2), 0.2), np.full((2, 2), 1.0)])
 HALF, MOVES = np.full((1, 1, 4), 0.5), np.array([0.0, -0.02, 0.01, 0.02])
+CUT = "values beyond the bounds are cut"
 EDGES, FULL = np.array([[[0.0, 1.0]]]), np.full((1, 4), 255)
 
 
@@ -117,12 +112,7 @@ PIXELS = [
     ({"clean": HALF, "candidate": HALF + MOVES}, {"candidate - input": [[128, 0, 191, 255]]}, 0.02, ()),
     ({"clean": np.ones((3, 2, 2))}, {"candidate - input": np.full((2, 2, 3), 128)}, 0, ()),
     ({"clean": TWO_CHANNELS}, {"input": np.full((2, 2), 51)}, 0, ("first of 2 channels",)),
-    (
-        {"clean": EDGES, "candidate": EDGES * 2 - 0.5},
-        {"candidate": [[0, 255]]},
-        0.5,
-        ("values beyond the bounds are cut",),
-    ),
+    ({"clean": EDGES, "candidate": EDGES * 2 - 0.5}, {"candidate": [[0, 255]]}, 0.5, (CUT,)),
 ]
 
 

@@ -13,16 +13,8 @@ from robust_ext.core.tabular import WIDTH
 from robust_ext.core.wording import retyped, short_names, typed
 from robust_ext.evaluations.causes.finding import Finding, Remedy
 from robust_ext.reports import report_page, report_text
+from tests.reports import results as made
 from tests.reports.pages import Page
-from tests.reports.results import (
-    arms_of,
-    make_adaptive,
-    make_attack,
-    make_diagnosis,
-    make_mead,
-    make_result,
-    make_robust_accuracy,
-)
 
 
 def columns_of(text):
@@ -38,24 +30,26 @@ LONG += ("ロング name " * 30,)
 @pytest.mark.parametrize("name", LONG)
 def test_is_never_too_wide(name):
     for number in (1, 8):
-        attacks = [make_attack(name, reason="Weil " + name * 2, verdict="inconclusive") for _ in range(number)]
-        rows = report_text(make_result(attacks, reason=name * 3)).splitlines()
+        attacks = [made.make_attack(name, reason="Weil " + name * 2, verdict="inconclusive") for _ in range(number)]
+        rows = report_text(made.make_result(attacks, reason=name * 3)).splitlines()
         assert max(map(columns_of, rows)) <= WIDTH
         rows = rows[2 : rows.index("")]
         assert sum(row.endswith("87.0") for row in rows) == number, "the numbers are all there, once an attack"
         assert len(rows) <= 4 * number
-    mead = make_mead(arms_of("linf 0.125", "Spatial"), [name, "nss"], samples=40, white_box=[name], published=True)
-    for result in ({**mead, "suite": name}, make_robust_accuracy(name, "ddn"), make_adaptive(name, "Square")):
+    mead = made.make_mead(
+        made.arms_of("linf 0.125", "Spatial"), [name, "nss"], samples=40, white_box=[name], published=True
+    )
+    for result in ({**mead, "suite": name}, made.make_robust_accuracy(name, "ddn"), made.make_adaptive(name, "Square")):
         assert max(map(columns_of, report_text(result).splitlines())) <= WIDTH
 
 
 def test_no_word_is_lost(monkeypatch):
     """Names and reasons go on below where the terminal is narrow, and stand in their row where it is wide."""
     reason = " ".join(f"word{number}" for number in range(60))
-    rows = report_text(make_result([make_attack("pgd", reason=reason)], warnings=[])).splitlines()
+    rows = report_text(made.make_result([made.make_attack("pgd", reason=reason)], warnings=[])).splitlines()
     start = next(number for number, line in enumerate(rows) if line.startswith("pgd: "))
     assert " ".join(line.strip() for line in rows[start : rows.index("", start)]) == f"pgd: {reason}"
-    result = make_result([make_attack(LONG[0], verdict="inconclusive")])
+    result = made.make_result([made.make_attack(LONG[0], verdict="inconclusive")])
     head = report_text(result).split("\n\n")[0]
     assert " ".join(line[: head.index("verdict")].strip() for line in head.splitlines()[2:]) == LONG[0]
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
@@ -130,7 +124,7 @@ def test_reports_call_attacks_by_short_names_and_say_what_they_stand_for():
     """Not inside other texts: those to paste run as they are."""
     pytest.importorskip("jinja2")
     pytest.importorskip("matplotlib")
-    result = make_diagnosis(PGD, "ddn")
+    result = made.make_diagnosis(PGD, "ddn")
     remedy = {**result["findings"][0]["remedies"][0], "paste": f'attack = "{PGD}"'}
     finding = {**result["findings"][0], "attack": PGD, "evidence": [f"{PGD} stays; {ADAPTED} does not."]}
     result |= {"findings": [{**finding, "remedies": [remedy]}], "likely": None}

@@ -139,16 +139,6 @@ def test_full_adds_held_draws_and_fewer_inner_steps():
     assert not torch.equal(first, other)
 
 
-def test_no_defense_at_all():
-    """It gains nothing, costs one pass, and everything that is run on the static model does the same to it."""
-    result = evaluate(lambda x: x)
-    assert by_name(result) == by_name(result, part="static")
-    assert result.content["gain"] == {"robust_accuracy": 0.0, "interval": [0.0, 0.0]}
-    assert result.static == result.defended
-    assert (result.content["cost"]["forward"], result.content["cost"]["backward"]) == (1, 0)
-    assert result.content["warnings"] == []
-
-
 def test_judged_by_fresh_answers():
     """Of attacks that do nothing, one is always lucky on a sample; fresh answers see through it."""
     first, second = (torch.rand(2, 20, 400, 3, generator=torch.Generator().manual_seed(0)) < 0.9).double().numpy()
