@@ -287,11 +287,13 @@ def test_random_search_that_solves_half_of_all_is_rarely_settled():
 
 # Options, the problems that random search found and all, and whether R-ASR is settled.
 SETTLED = [
-    ({}, 1, 11, False), ({}, 1, 12, True), ({"sequential": False}, 2, 16, True), ({"sequential": False}, 3, 16, False),
+    ({}, 0, 7, False), ({}, 0, 8, True), ({}, 1, 11, False), ({}, 1, 12, True),
     # Deeper problems need it where planted ones are too easy.
     ({}, 30, 30, False), ({"depths": (1,)}, 30, 30, True), ({"depths": (1,)}, 0, 7, True),
     ({"least_depth": 2.0}, 0, 30, False), ({"maximum_random_score": 1.0}, 0, 30, False),
     ({"random_stops": False}, 0, 30, False), ({"sequential": False, "random_stops": False}, 0, 30, False),
+    ({"sequential": False}, 0, 7, False), ({"sequential": False}, 0, 8, True), ({"sequential": False}, 1, 16, True),
+    ({"sequential": False}, 2, 16, True), ({"sequential": False}, 3, 16, False),
 ]  # fmt: skip
 
 
@@ -310,3 +312,7 @@ def test_too_few_samples_are_warned_of_and_how_many_it_takes_is_stated(options, 
         rules.warn_if_few(fewest - 1)
     rules.warn_if_few(fewest)
     assert not recwarn.list
+    missed = Solved(found=61, random_found=0, samples=63)
+    assert attacks > 1 or rules.needed(missed) == next(
+        n for n in range(63, 999) if judged(n - 2, 0, n, attacks=attacks, **options)["verdict"] == "passed"
+    )
