@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from robust_ext import InvalidArgumentError, ThreatModel, as_attack, as_module
+from robust_ext.adapters.wrapped import starting_points
 from robust_ext.attacks.running import UnitSpace
 from robust_ext.core.errors import RobustExtWarning
 from robust_ext.core.random import seeded_globals
@@ -169,6 +170,23 @@ def test_gradients_are_changed_only_where_they_have_vanished(factors, power):
     assert bool((gradient.square().sum(1) ** (power // 2) > 0).all())
     vanished = own.square().sum(1) ** (power // 2) == 0
     assert torch.equal(gradient[~vanished], own[~vanished])
+
+
+@pytest.mark.parametrize("bounds", [UNIT, (-1.0, 1.0), (0.0, 255.0)])
+def test_points_are_adversarial_and_close_to_the_boundary(bounds):
+    module, width = Recorder(Brightness(0.5, bounds)), bounds[1] - bounds[0]
+    x = uniform(6, (1, 4, 4)) * 0.6 * width + bounds[0]
+    labels = module(x).argmax(1)
+    module.queries.clear()
+    target = common.target_of(module, (1, 4, 4), bounds=bounds, classes=2)
+    points, found = starting_points(target, x, labels, generator=torch.Generator().manual_seed(1))
+    assert set(module.sizes) == {6}
+    assert bool(found.all())
+    assert bool((module(points).argmax(1) != labels).all())
+    assert bounds[0] <= float(points.min()) < float(points.max()) <= bounds[1]
+    # Ten halvings lead within a thousandth of the way to where the mean crosses the middle.
+    away = (points.flatten(1).mean(1) - sum(bounds) / 2).abs()
+    assert float(away.max()) < 2e-3 * width
 
 
 @given(st.tuples(st.floats(-300, 300), st.floats(0.01, 500)), st.sampled_from(["linf", "l2", "l1"]), st.integers(0, 99))

@@ -13,7 +13,7 @@ from robust_ext.core.errors import InvalidArgumentError, ModelError
 from robust_ext.core.settings import default_of
 from robust_ext.registry import as_attack
 from tests.adapters import hosts
-from tests.adapters.hosts import CORE, EPSILONS, HOSTS, ORDERS, SHAPE, by_hand, make, problem, scene
+from tests.adapters.hosts import CORE, EPSILONS, HOSTS, ORDERS, SHAPE, EachNorm, by_hand, make, problem, scene
 
 CASES = [
     ("APGD", "linf", {"steps": 6}),
@@ -155,6 +155,21 @@ def test_rays_stops_at_the_smallest_epsilon_alone():
         assert torch.equal(raw[0] if isinstance(raw, list) else raw, expected)
     reach = float((whole - at.x).abs().max())
     assert attack(at.model, at.x, at.y, epsilons=[0.0, reach + 1e-4])[2].tolist() == [[False] * 6, [True] * 6]
+
+
+@EachNorm
+def test_step_sizes_are_foolboxes(norm):
+    at, epsilons = problem(), [EPSILONS[norm], 2 * EPSILONS[norm]]
+
+    def run(epsilons, **ways):
+        attack = hosts.class_of("foolbox", "ObjectivePGD", norm)(steps=5, seed=1, **ways)
+        return attack(at.model, at.x, at.y, epsilons=epsilons)[0]
+
+    relative = run(epsilons, rel_stepsize=0.25)
+    for points, epsilon in zip(relative, epsilons, strict=True):
+        for ways in ({}, {"rel_stepsize": 9.0}):
+            assert torch.equal(points, run(epsilon, abs_stepsize=0.25 * epsilon, **ways))
+    assert not torch.equal(relative[1], run(epsilons[1]))
 
 
 def test_double_precision_points_stay_in_bounds_that_float32_rounds():
