@@ -3,6 +3,7 @@
 import copy
 import math
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise, product
 
 import numpy as np
@@ -17,7 +18,7 @@ from robust_ext import as_attack
 from robust_ext.attacks.linear_region.attack import LinearRegion
 from robust_ext.attacks.linear_region.boundary import BoundarySearch
 from robust_ext.attacks.linear_region.oracle import BoundaryOracle
-from robust_ext.attacks.linear_region.plane_steps import fab_steps
+from robust_ext.attacks.linear_region.plane_steps import fab_steps, then_trust_region, trust_region_steps
 from robust_ext.attacks.linear_region.search import sample_near
 from robust_ext.attacks.linear_region.state import KINDS
 from robust_ext.attacks.linear_region.stepping import descent_steps, proximal_steps
@@ -375,6 +376,17 @@ def test_paths_are_those_of_the_formulas(take, plain, norm, seed):
     assert len(seen) == len(expected.seen)
     np.testing.assert_allclose(seen, np.stack(expected.seen), atol=1e-4)
     assert np.abs(np.diff(np.stack(expected.seen), axis=0)).max() > 0.01
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_trust_region_steps_begin_where_steps_in_another_norm_ended(seed):
+    network, inputs = smooth_net(8, seed=seed), images(1, (8,), seed=seed)
+    both = partial(then_trust_region, first=descent_steps, last=5, norm="l2")
+    oracle, seen, _ = path(both, network, inputs, "l1", steps=20)
+    other, first, (points, _) = path(descent_steps, network, inputs, "l2", steps=15)
+    _, last, _ = path(trust_region_steps, network, inputs, "l1", points=points, steps=5)
+    np.testing.assert_array_equal(seen, np.concatenate([first, last]))
+    assert int(oracle.passes[0]) == int(other.passes[0]) + 2 * 5 + 1
 
 
 def test_samples_are_distributed_as_in_equations_12_to_14():
