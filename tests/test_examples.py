@@ -13,9 +13,10 @@ from safetensors.torch import load_file
 
 from robust_ext.cli import app as cli
 from robust_ext.cli.models import load_model
+from robust_ext.datasets import load_dataset
 from tests.test_readme import ROOT
 
-SCRIPTS = ROOT / "examples"
+SCRIPTS, SHARED = ROOT / "examples", ROOT.parent / "shared"
 EXAMPLES = {
     "by_hand.py": ("attack", "passed"),
     "foolbox_user.py": ("attack", "passed"),
@@ -47,6 +48,14 @@ def run(tmp_path, monkeypatch, capsys):
     return here
 
 
+def need(*parts):
+    """A file or folder that is not part of the project, without which a test is skipped."""
+    path = SHARED.joinpath(*parts)
+    if not path.exists():
+        pytest.skip(f"{'/'.join(parts)} is not on this machine")
+    return path
+
+
 @pytest.mark.filterwarnings("ignore:Please import `gaussian_filter`:DeprecationWarning")
 @pytest.mark.parametrize(
     "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.exhaustive) for name in EXAMPLES]
@@ -69,10 +78,27 @@ def test_every_example_is_run_or_needs_files():
     assert {path.name for path in SCRIPTS.glob("*.py")} == {*EXAMPLES, *needy}
 
 
+@pytest.mark.exhaustive
+def test_recipes_on_a_resnet(run, tmp_path):
+    weights = need("models", "cifar10_resnet20.safetensors")
+    # Into the standard layout.
+    run(need("data", "unpack_cifar10.py"), tmp_path, "--train", "5")
+    lines = run("resnet20_recipes.py", "--weights", weights, "--data-root", tmp_path, "--samples", "8").splitlines()
+    scores = {line[:42].strip(): float(line.split("score ")[1].split()[0]) for line in lines}
+    assert len(scores) == 5
+    for name, score in scores.items():
+        assert score >= 0.95 if name.endswith(("x eps/8", "difference")) else score <= 0.5, name
+
+
 def test_the_architectures_are_those_that_were_published():
-    """He et al.'s ResNet-18 with a first convolution of 3 x 3 and 10 classes."""
-    network = load_model(f"{SCRIPTS / 'networks.py'}:mead_cifar10").model
-    assert sum(value.numel() for value in network.parameters()) == 11_173_962
+    """He et al.'s ResNet-18 with a first convolution of 3 x 3 and 10 classes; weights reproduce their accuracy."""
+    networks = SCRIPTS / "networks.py"
+    assert sum(value.numel() for value in load_model(f"{networks}:mead_cifar10").model.parameters()) == 11_173_962
+    weights = need("models", "mnist_wong_kolter_linf_0.1.safetensors")
+    inputs, labels = load_dataset("mnist", root=need("data")).take(range(500))
+    with torch.no_grad():
+        right = load_model(f"{networks}:wong_kolter_mnist", weights=str(weights)).model(inputs).argmax(1) == labels
+    assert float(right.float().mean()) > 0.95
 
 
 def test_training_that_is_killed_ends_with_the_same_weights(run, tmp_path):
