@@ -2,31 +2,11 @@
 
 import json
 import runpy
-import subprocess
-import sys
 
 import pytest
 
 from robust_ext.core.files import read_toml
 from tests.test_readme import ROOT, text_of
-
-SNIPPET = """
-from torch import Tensor
-import robust_ext as r
-
-def user(model: object, attack: object, x: Tensor, y: Tensor, threat: r.ThreatModel) -> None:
-    r.binarization_test(model, attack, x, threat, kappa=0.99, boundary="surface", batch_size="auto", fold=False)
-    r.binarization_test(model, attack, x, threat, kapa=0.99)
-    r.binarization_test(model, attack, x, threat, inner_points="many")
-    r.binarization_test(model, attack, x, threat, boundary="edge")
-    r.robust_accuracy(model, attack, x, y, threat, epsilons=0.1)
-"""
-ERRORS = {
-    7: 'Unexpected keyword argument "kapa"',
-    8: 'incompatible type "str"; expected "int"',
-    9: "expected \"Literal['auto', 'corners', 'surface']\"",
-    10: 'incompatible type "float"; expected "Sequence[float] | None"',
-}
 
 
 @pytest.mark.parametrize(
@@ -40,19 +20,6 @@ def test_generated_files_are_current(script, files, needed):
     assert len(generated) == files
     for path, text in generated.items():
         assert path.read_text(encoding="utf-8") == text, f"{path.name}: run python .ci/{script}.py"
-
-
-@pytest.mark.exhaustive
-def test_a_type_checker_knows_the_keywords(tmp_path):
-    pytest.importorskip("mypy")
-    (tmp_path / "user.py").write_text(SNIPPET)
-    # Torch's own types take most of the time, and none is asked for.
-    (tmp_path / "mypy.ini").write_text("[mypy]\nfollow_imports = silent\n[mypy-torch.*]\nfollow_imports = skip\n")
-    command, environment = [sys.executable, "-m", "mypy", "--strict", "user.py"], {"MYPYPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, env=environment)
-    found = {int(line.split(":")[1]): line for line in done.stdout.splitlines() if ": error: " in line}
-    assert found.keys() == ERRORS.keys(), done.stdout + done.stderr
-    assert all(words in found[line] for line, words in ERRORS.items())
 
 
 def test_what_is_installed_is_all_there_is():

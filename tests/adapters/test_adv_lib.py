@@ -1,5 +1,6 @@
 """adv-lib's attacks with settings that change how they treat samples, measured, and what the adapter fixes."""
 
+import functools
 from contextlib import nullcontext
 
 import pytest
@@ -47,6 +48,10 @@ def test_greek_settings_norms_and_penalties_can_be_written():
             expected = getattr(adv_lib.attacks, text.partition("(")[0])(NETWORK, X.clone(), Y, **settings)
         assert torch.equal(run(attack, epsilon=0.0625, direct=True), expected)
         assert " at 0x" not in attack.description
+    # The outer settings of partials count.
+    inner = functools.partial(adv_lib.attacks.fmn, norm=2)
+    for form in (functools.partial(inner, norm="linf"), (inner, {"norm": "linf"})):
+        assert as_attack(form).description == attack.description
 
 
 def test_attacks_end_where_there_is_nothing_to_find_or_one_value_suffices():

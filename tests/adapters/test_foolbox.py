@@ -134,24 +134,6 @@ def test_noise_and_virtual_adversaries_are_in_the_ball_where_foolbox_scales_wron
         assert not torch.equal(candidates[1:], x[1:])
 
 
-def test_refinement_goes_on_where_one_row_is_lost(monkeypatch):
-    """A model that binarizes its inputs, as the attack is made for, and one row whose threshold is another."""
-
-    class Binarizing(nn.Module):
-        def forward(self, x):
-            cut = torch.tensor([0.5, 0.5, 0.8])[: len(x)].view(-1, 1, 1, 1)
-            count = (x >= cut).float().mean((1, 2, 3)) - 0.6
-            return torch.stack([-count, count], 1)
-
-    module, x, own = Binarizing().eval(), images() * 0.9, foolbox.attacks.BinarizationRefinementAttack()
-    points, found = torch.where(torch.arange(36).view(SHAPE) < 30, 0.95, x), torch.ones(3, dtype=torch.bool)
-    monkeypatch.setattr("robust_ext.adapters.foolbox.attack.starting_points", lambda *a, **k: (points, found))
-    candidates, zeros = run(build("BinarizationRefinementAttack"), module, x, norm="l2"), Y[:2] * 0
-    assert torch.equal(candidates[2], x[2])
-    assert torch.equal(candidates[:2], host(own, module, x[:2], zeros, starting_points=points[:2], epsilons=None))
-    assert predicted(module, candidates).tolist() == [1, 1, 0]
-
-
 def test_foolbox_does_not_configure_the_callers_logging(monkeypatch):
     """It writes to the root logger by functions that add a handler where there is none."""
     monkeypatch.setattr(logging.getLogger(), "handlers", [])

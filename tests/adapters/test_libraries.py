@@ -3,7 +3,6 @@
 Every attack of every library is listed, and used or refused with a reason; what cannot be built is explained.
 """
 
-import functools
 import inspect
 import math
 import sys
@@ -21,7 +20,7 @@ from robust_ext.core.random import seeded_globals
 from robust_ext.core.target import Counted, PassCounter
 from robust_ext.registry.base import adapters
 from tests.adapters import common
-from tests.adapters.common import LIBRARIES, UNIT, Recorder, catalogue, predicted, require, run, uniform, usable
+from tests.adapters.common import LIBRARIES, UNIT, catalogue, predicted, require, run, uniform, usable
 
 SHAPE, CLASSES, INF = (3, 8, 8), 10, math.inf
 EPSILON = {"linf": 0.2, "l2": 1.0, "l1": 5.0}
@@ -139,38 +138,6 @@ def test_candidates_are_the_librarys_own(library, norm, name, settings):
     assert torch.equal(candidates, x) == (name == "VANILA") or settings.get("norm") == 0
     if not attack.traits.minimum_norm and name not in ("GN", "VANILA"):
         assert bool(threat_model.contains(candidates, x).all())
-
-
-# Some values are special to a library.
-FORMS = [("foolbox", "LinfPGD", {"steps": 4, "abs_stepsize": None}), ("adv_lib", "ddn", {"steps": 7, "levels": None})]
-FORMS += [("art", "ProjectedGradientDescent", {"max_iter": 4, "eps_step": 0.02, "norm": "inf"})]
-FORMS += [("torchattacks", "PGD", {"steps": 4, "alpha": 0.02})]
-
-
-@pytest.mark.parametrize(("library", "name", "settings"), FORMS)
-def test_texts_objects_classes_and_partials_are_one_attack_and_no_old_model_is_asked(library, name, settings):
-    made_of, norm = catalogue(library).find(name), "l2" if library == "adv_lib" else "linf"
-    other = Recorder(common.conv_network(SHAPE))
-    written = ", ".join(f"{key}={value!r}" for key, value in settings.items())
-    forms = [f"{library}:{name}({written})", (made_of, settings)]
-    if library == "adv_lib":
-        inner = functools.partial(made_of, steps=3)
-        forms += [functools.partial(made_of, **settings), (inner, settings), functools.partial(inner, **settings)]
-    else:
-        model = model_of(library, other.eval(), plain=True)
-        forms += [made_of(**settings) if library == "foolbox" else made_of(model, **settings)]
-    module, x = common.conv_network(SHAPE, CLASSES), uniform(6, SHAPE)
-    y, threat_model = predicted(module, x), ThreatModel(norm=norm, epsilon=EPSILON[norm])
-    model, given = model_of(library, module, plain=True), completed(library, made_of, settings, norm)
-    with seeded_globals(common.drawn_seed()):
-        expected = by_hand(library, made_of, model, x, y, given, norm, EPSILON[norm])
-    other.queries.clear()
-    for form in forms:
-        assert torch.equal(run(as_attack(form, name="mine"), module, x, y, threat_model, classes=CLASSES), expected)
-    assert other.sizes == []
-    assert as_attack(forms[0]).name == forms[0]
-    assert len({as_attack(form).description for form in forms}) == 1
-    assert as_attack(made_of, name="mine").name == "mine"
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,12 @@
 """The classes that Foolbox and ART have of this project's attacks, both from one table of cases."""
 
-import inspect
 import itertools
-import pickle
 
 import numpy as np
 import pytest
 import torch
 
-from robust_ext.adapters.native import host_parameters
 from robust_ext.core.errors import InvalidArgumentError, ModelError
-from robust_ext.core.settings import default_of
 from robust_ext.registry import as_attack
 from tests.adapters import hosts
 from tests.adapters.hosts import CORE, EPSILONS, HOSTS, ORDERS, SHAPE, EachNorm, by_hand, make, problem, scene
@@ -57,29 +53,6 @@ def test_points_are_those_of_the_attack_itself(host, name, norm, settings, aims)
     found = make(host, name, norm, at, epsilon=epsilon, targeted=aims, **ways)(at.x, y)
     assert torch.equal(found, by_hand(name, norm, settings, at, y, epsilon=epsilon, targeted=aims))
     assert not torch.equal(found, at.x)
-
-
-@HOSTS
-@pytest.mark.parametrize("name", list(CORE))
-def test_parameters_are_those_of_the_declaration(host, name):
-    kind = hosts.class_of(host, name, CORE[name].traits.norms[0])
-    own = inspect.signature(kind).parameters
-    for entry in host_parameters(CORE[name], host):
-        if entry.name != "random_start":
-            assert own[entry.name].default == default_of(CORE[name], str(entry.setting))
-        assert f"    {entry.name}: " in kind.__doc__
-    assert ">>>" not in kind.__doc__
-    assert ("seed" in own) == (CORE[name].traits.seeds != "none")
-    assert inspect.signature(kind.__init__).parameters.keys() - own.keys() == {"self"}
-    assert pickle.loads(pickle.dumps(kind)) is kind  # noqa: S301
-    if host == "foolbox":
-        assert all(entry.kind is inspect.Parameter.KEYWORD_ONLY for entry in own.values())
-        return
-    assert set(kind.attack_params) == own.keys() - {"estimator"}
-    assert all(f"    {parameter}: " in kind.__doc__ for parameter in kind.attack_params)
-    order = ["estimator", "norm", "eps", "eps_step", "max_iter", "targeted", "num_random_init", "batch_size"]
-    assert list(own)[: len(order)][: len(set(order) & set(own))] == [key for key in order if key in own]
-    assert list(own)[-2:] == ["summary_writer", "verbose"]
 
 
 @HOSTS

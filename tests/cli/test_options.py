@@ -1,7 +1,6 @@
 """Every option of every command reaches the function behind it, under its own name and with the value it was given."""
 
 import importlib
-import os
 from types import SimpleNamespace
 
 import pytest
@@ -234,21 +233,3 @@ def test_workers(command, invoke, files):
     ):
         with pytest.raises(InvalidArgumentError, match=message):
             invoke(command, *words)
-
-
-COMPLETED = {
-    "robust-accuracy --attack art:AutoC": ["art:AutoConjugateGradient"],
-    "binarization --data cif": ["cifar10", "cifar100"],
-    "binarization --model ti": ["timm:"],
-    "mead --suite paper": ["paper-cifar10", "paper-mnist"],
-    "binarization --executor d": ["dask"],
-}
-
-
-@pytest.mark.parametrize("line", COMPLETED)
-def test_what_a_shell_completes(line, monkeypatch):
-    monkeypatch.setenv("COMP_WORDS", f"robust-ext {line}")
-    monkeypatch.setenv("COMP_CWORD", str(line.count(" ") + 1))
-    environment = {**os.environ, "_ROBUST_EXT_COMPLETE": "complete_bash"}
-    done = CliRunner().invoke(cli.app, [], env=environment, prog_name="robust-ext")
-    assert done.output.split() == COMPLETED[line]

@@ -65,28 +65,6 @@ def test_code_that_ends_the_process_is_no_result(arguments, main, tmp_path, monk
     assert "result" not in out
 
 
-# Hundreds of other wrong values are in tests/test_bad_inputs.py.
-WRONG = {
-    "steps": (*BINARIZATION, "--attack", "foolbox:LinfPGD(step=3)"),
-    "libraries: got 'nobody'": ("attacks", "--matrix", "--library", "nobody"),
-    "--markdown: got page.md, expected to be given together with": ("attacks", "--markdown", "page.md"),
-    "did you mean nss?": ("mead", *MODEL[:-2], *TRAINING, "--detector", "nsss"),
-    "File name too long": (*ACCURACY, "digits", "--out", "w" * 5000),
-    "no such file": (*ACCURACY, "digits", "--weights", "a\0b"),
-}
-
-
-@pytest.mark.parametrize("message", WRONG)
-def test_what_is_wrong_is_one_line(message, main, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    status, _, err = main(*WRONG[message])
-    assert status == 2
-    assert err.startswith("error: ")
-    assert message in err
-    assert len(err) < 2200
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_names_in_progress_logs_and_tables_are_written_out(main, tmp_path, monkeypatch):
     monkeypatch.setattr("robust_ext.engine.progress._FIRST", 0.0)
     words = [word for word in MODEL if word != "--no-progress"]

@@ -7,8 +7,6 @@ import json
 import os
 import re
 import shlex
-import shutil
-import subprocess
 from itertools import pairwise
 from pathlib import Path
 from unittest.mock import Mock
@@ -258,70 +256,3 @@ def test_a_badge_is_readable_and_nothing_of_a_name_becomes_markup_in_it(kind, na
         assert begin + 6 <= start <= end - 6 - length
         assert 4 <= length / len(words.text) <= 9
         assert len(words.text) <= 40
-
-
-# Elements as the script uses them, and a click on the title of a column.
-DOCUMENT = """
-const given = JSON.parse(require("fs").readFileSync(0, "utf8"));
-class Element {
-  constructor(text = "", classes = []) {
-    Object.assign(this, { textContent: text, childNodes: [text], attributes: {}, appended: [] });
-    const held = new Set(classes);
-    this.classList = { add: (one) => held.add(one), contains: (one) => held.has(one) };
-  }
-  querySelector() { return this.data; }
-  append(...nodes) { this.appended.push(...nodes); if (this.rows) this.rows = nodes; }
-  getAttribute(name) { return this.attributes[name] ?? null; }
-  setAttribute(name, value) { this.attributes[name] = value; }
-  removeAttribute(name) { delete this.attributes[name]; }
-  addEventListener(kind, does) { if (kind === "click") this.click = does; }
-}
-const titles = given.titles.map((title) => new Element(title, title === title.toLowerCase() ? ["number"] : []));
-const cell = (given) => Object.assign(new Element(String(given.text ?? given)), {
-  data: given.data === undefined ? null : { value: given.data } });
-const body = Object.assign(new Element(), { rows: given.rows.map((cells) => ({ cells: cells.map(cell) })) });
-const table = Object.assign(new Element(), { tBodies: [body], tHead: { rows: [{ cells: titles }] } });
-globalThis.document = { querySelectorAll: () => [table], createElement: () => new Element() };
-require("vm").runInThisContext(given.script);
-const shown = given.clicks.map((column) => {
-  titles[column].appended.at(-1).click();
-  return [body.rows.map((row) => row.cells[0].textContent), titles.map((title) => title.getAttribute("aria-sort"))];
-});
-const buttons = titles.map((title) => title.appended.at(-1)?.type ?? null);
-console.log(JSON.stringify({ shown, sorts: table.classList.contains("sorts"), buttons }));
-"""
-ROWS = [
-    ["pgd 10", {"text": "0.613 [0.555, 0.669]"}, "1,024", "4+"],
-    ["PGD 9", {"text": "≤ 9.1", "data": "0.091"}, "-", "2"],
-    ["apgd", {"text": "100.0", "data": "1.0"}, "87", "10"],
-    ["Square", "-", "2e3", "-"],
-]
-BY = [["apgd", "PGD 9", "pgd 10", "Square"], ["PGD 9", "pgd 10", "apgd", "Square"]]
-BY += [["apgd", "pgd 10", "Square", "PGD 9"], ["PGD 9", "pgd 10", "apgd", "Square"]]
-
-
-def run(clicks, rows=ROWS):
-    node = shutil.which("node")
-    if node is None:
-        pytest.skip("node is not installed")
-    titles = "Attack", "score", "passes", "depth", ""
-    given = {"titles": titles, "rows": [[*row, ""] for row in rows], "clicks": clicks, "script": SCRIPT}
-    done = subprocess.run([node, "-e", DOCUMENT], input=json.dumps(given), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
-@pytest.mark.parametrize("column", range(4))
-def test_a_click_sorts_up_then_down_then_as_it_was_by_one_column_only(column):
-    """Numbers by value, also behind words and of ``data``; names as people order them; what is missing last."""
-    after = (column + 1) % 4
-    found = run([*[column] * 4, after])
-    orders, states = zip(*found["shown"], strict=True)
-    missing = [row[0] for row in ROWS if row[column] == "-"]
-    down = [*(name for name in reversed(BY[column]) if name not in missing), *missing]
-    assert [*orders] == [BY[column], down, [row[0] for row in ROWS], BY[column], BY[after]]
-    assert [one[column] for one in states] == ["ascending", "descending", None, "ascending", None]
-    assert (states[-1][after], states[-1].count(None)) == ("ascending", 4)
-    assert found["buttons"] == ["button"] * 4 + [None]
-    alone = run([], rows=ROWS[:1])
-    assert (alone["sorts"], alone["buttons"]) == (False, [None] * 5)
