@@ -3,7 +3,6 @@
 import pickle
 import random
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
@@ -300,18 +299,6 @@ def test_what_an_attack_raises_returns_and_disturbs_is_put_right_and_names_it(fu
     assert torch.equal(MODULE.weight, weight)
     unchanged = state() == expected
     assert unchanged
-
-
-class Mover:
-    def __call__(self, model, x, y, *, epsilon):
-        return x + epsilon
-
-
-def test_callables_of_every_kind_are_attacks():
-    for attack, by, name in ((Mover(), 0.5, "Mover"), (partial(Mover(), epsilon=2.0), 2.0, "mine")):
-        adapted = as_attack(attack, name=None if name == "Mover" else name)
-        assert (adapted.name, " at 0x" in adapted.description) == (name, False)
-        assert torch.equal(run(adapted), INPUTS + by)
 
 
 def seed_all(seed):

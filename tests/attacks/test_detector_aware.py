@@ -12,7 +12,7 @@ from torch import nn
 
 from robust_ext.attacks._common.objectives import cross_entropy, margin
 from robust_ext.attacks.apgd import APGD
-from robust_ext.attacks.feature_matching import FeatureMatching, feature_map
+from robust_ext.attacks.feature_matching import FeatureMatching
 from robust_ext.attacks.joint_loss import JointLoss
 from robust_ext.attacks.logit_matching import LogitMatching
 from robust_ext.attacks.orthogonal import OrthogonalPGD, SelectivePGD, without_component
@@ -20,7 +20,7 @@ from robust_ext.core.errors import AttackError, AttackRefusedError, RobustExtWar
 from robust_ext.core.threat import NORMS, ThreatModel
 from robust_ext.detectors import ScoreDetector
 from robust_ext.models.defended import Defended
-from tests.attacks.defenses import FarHidden, Rowwise, linear_defense, small_defense
+from tests.attacks.defenses import Rowwise, linear_defense, small_defense
 from tests.attacks.problems import MADE, attacked, predicted, watched
 
 AWARE = [name for name, made in MADE.items() if made.traits.detector]
@@ -299,28 +299,6 @@ def test_the_loss_of_features_is_the_one_stated(distance, weight, reference):
             gained = min(gained_of(network(step.points[row][None])[0], label), 0.2)
             expected += weight * gained / float(logits.max() - logits.min())
             assert float(step.loss[row]) == pytest.approx(expected, rel=1e-3, abs=1e-4)
-
-
-class WithFeatures(FarHidden):
-    def features(self, x):
-        return x.flatten(1)[:, :3] * 2
-
-
-def test_which_features_are_taken():
-    network = nn.Sequential(nn.Flatten(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)).eval()
-    x = torch.rand(4, 2, 3, generator=torch.Generator().manual_seed(0))
-    own, plain = WithFeatures(network), FarHidden(network)
-    for detector, features, expected in (
-        (own, None, [x.flatten(1)[:, :3] * 2]),
-        (own, "2", [network[:3](x)]),
-        (plain, "2", [network[:3](x)]),
-        (plain, None, [network[:3](x)]),
-        (plain, ["1", "3"], [network[:2](x), network(x)]),
-    ):
-        torch.testing.assert_close(list(feature_map(detector, features, x[:1])(x)), expected)
-    unreadable = FarHidden(nn.Sequential(network, nn.Softmax(1)).eval())
-    with pytest.raises(AttackRefusedError, match="name layers of the detector's classifier"):
-        feature_map(unreadable, None, x[:1])
 
 
 @pytest.mark.parametrize("logits", ["classifier", "detector", "both"])

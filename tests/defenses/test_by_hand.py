@@ -16,10 +16,10 @@ from torch import nn
 from robust_ext import BPDA, ThreatModel
 from robust_ext.attacks.objective_pgd import ObjectivePGD
 from robust_ext.attacks.running import run_attack
-from robust_ext.core.errors import InvalidArgumentError, ModelError
+from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.random import seeded_globals
 from robust_ext.datasets import load_dataset
-from robust_ext.defenses import IMF, AIDPurifier, AntiAdversary, Discriminator, DiscriminatorTraining, HedgeDefense
+from robust_ext.defenses import IMF, AIDPurifier, AntiAdversary, DiscriminatorTraining, HedgeDefense
 from robust_ext.defenses.input_transformations import BitDepthReduction, JPEGCompression, MedianSmoothing
 from robust_ext.defenses.randomized_smoothing import RandomizedSmoothing
 from robust_ext.defenses.resize_pad import RandomResizePad
@@ -132,23 +132,6 @@ def test_rows_stay_where_losses_have_no_gradient_unless_not_wanted():
         assert torch.equal(kind(net, judge, **more).trace(x).final, x)
         moved = kind(net, judge, saturating=False, **more).trace(x).final - x
         torch.testing.assert_close(moved, torch.tensor([[reach, 0.0]]))
-
-
-def test_layers_of_aid():
-    # Nothing behind a single layer is seen.
-    net = nn.Sequential(linear(np.array([[1.0, -2.0, 0.0]])), linear(np.array([[1.0], [-1.0]]))).eval()
-    x = torch.full((2, 3), 0.5, dtype=torch.float64)
-    judge = weighted(torch.tensor([-1.0], dtype=torch.float64))
-    moved = AIDPurifier(net, judge, layers=["0"], radius=0.1).trace(x).final - x
-    torch.testing.assert_close(moved, torch.tensor([[-0.1, 0.1, 0.0]], dtype=torch.float64).expand(2, 3))
-    # They are those of the discriminator where left out.
-    net = nn.Sequential(nn.Conv2d(1, 3, 2), nn.ReLU(), nn.Flatten(), nn.Linear(27, 2)).eval()
-    judge, x = Discriminator([3, 27], layers=["1", "2"], width=4), torch.rand(2, 1, 4, 4)
-    defense = AIDPurifier(net, judge)
-    assert defense.layers == ("1", "2")
-    torch.testing.assert_close(defense.loss(x), judge(net[:2](x), net[:3](x)).sigmoid())
-    with pytest.raises(ModelError, match="discriminator: got activations"):
-        AIDPurifier(net, judge, layers=["1"])(x)
 
 
 def view_matrix(height, width, crop):

@@ -18,7 +18,6 @@ from robust_ext.detectors import Detector, FeatureSqueezingDetector, MagNetDetec
 from robust_ext.detectors.combined import CombinedDetector
 from robust_ext.detectors.combining import METHODS, combine, combine_ranks, ranks_among
 from robust_ext.evaluations.detectors import detector_digest
-from robust_ext.models.defended import Defended
 from tests.detectors import cases
 from tests.detectors.cases import flat as network
 
@@ -193,20 +192,6 @@ def test_scores_are_those_of_numpy(method):
     detector.fit_clean(data(30, 2))
     with pytest.raises(ModelError, match="has no threshold"):
         detector.decide(x)
-
-
-def test_one_forward_pass_serves_all():
-    classifier, calls = network(), []
-    classifier.register_forward_hook(lambda *_: calls.append(1))
-    detector = CombinedDetector(classifier, three(classifier))
-    # Members move with the whole.
-    assert {"modules_of_members.2.middle", "clean"} <= dict(detector.named_buffers()).keys()
-    detector.fit_clean(data(20))
-    detector.score(data(4))
-    assert len(calls) == 2
-    detector.calibrate(data(40, 1))
-    Defended(classifier, detector, exposure="reject")(data(4))
-    assert len(calls) == 4
 
 
 @EACH_METHOD

@@ -194,21 +194,6 @@ def test_scores_of_odds_are_those_of_the_formula(classes, batch_size):
             assert one == pytest.approx(expected, rel=2e-3, abs=2e-3)
 
 
-def test_passes_of_odds_are_as_large_as_allowed_and_going_back_draws_nothing_new():
-    classifier, sizes = linear_head(), []
-    detector = fitted_odds(classifier, vectors(40), draws=4, batch_size=24)
-    classifier.register_forward_hook(lambda _module, _args, out: sizes.append(len(out)))
-    score(detector, vectors(5))
-    assert sizes == [5, 24, 24, 12]
-    detector.batch_size, sizes[:] = 3, []
-    score(detector, vectors(1))
-    assert sizes == [1] + [3, 1] * 3
-    scores = detector.score(vectors(4).requires_grad_())
-    drawn = torch.get_rng_state()
-    scores.sum().backward()
-    assert torch.equal(torch.get_rng_state(), drawn)
-
-
 def test_labels_leave_out_what_is_misclassified():
     classifier, train = linear_head(), vectors(90)
     labels = classifier(train).argmax(1)

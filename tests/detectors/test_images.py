@@ -19,14 +19,14 @@ from sklearn.calibration import CalibratedClassifierCV
 from sklearn.svm import SVC
 from torch import nn
 
-from robust_ext.core.errors import InvalidArgumentError, RobustExtWarning
+from robust_ext.core.errors import InvalidArgumentError
 from robust_ext.core.random import seeded_globals
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
 from robust_ext.detectors._features import squeezers
 from robust_ext.detectors._features.autoencoder import Autoencoder
-from robust_ext.detectors._features.squeezers import BitDepth, Median, NonLocalMeans, OpenCVNonLocalMeans
-from robust_ext.detectors.feature_squeezing import PRESETS, FeatureSqueezingDetector
+from robust_ext.detectors._features.squeezers import Median, NonLocalMeans
+from robust_ext.detectors.feature_squeezing import FeatureSqueezingDetector
 from robust_ext.detectors.magnet import MagNetDetector, jensen_shannon
 from robust_ext.detectors.nss import HIGHEST_SHAPE, LOWEST_SHAPE, NSSDetector, contrast_of, fit_aggd, natural_features
 from robust_ext.detectors.training import minimise
@@ -213,24 +213,6 @@ def test_scores_of_squeezing_are_those_of_the_formula(channels):
     assert len(winners) > 1
 
 
-def test_published_squeezers():
-    assert PRESETS["mnist"] == (("bit_depth", {"bits": 1}), ("median", {"size": 2}))
-    pytest.importorskip("cv2")
-    classifier, x = squeezed_network(3, 16), images(5, 3, 16, 16)
-    found = FeatureSqueezingDetector(classifier, squeezers="cifar10").score(x)
-    own = [BitDepth(bits=5), Median(size=2), OpenCVNonLocalMeans(search=13, patch=3, strength=2)]
-    moved = [(classifier(x).softmax(1) - classifier(squeezer(x)).softmax(1)).abs().sum(1) for squeezer in own]
-    torch.testing.assert_close(found, torch.stack(moved).amax(0))
-
-
-def test_squeezed_inputs_go_through_in_one_pass():
-    classifier, x, sizes = squeezed_network(), images(6, 1, 8, 8), []
-    classifier.register_forward_hook(lambda _module, args, _out: sizes.append(len(args[0])))
-    FeatureSqueezingDetector(classifier, squeezers="mnist").score(x)
-    FeatureSqueezingDetector(classifier, squeezers="mnist", batch_size=5).score(x)
-    assert sizes == [6, 12, 6, 5, 5, 2]
-
-
 @pytest.mark.parametrize("named", [("bit_depth", {"bits": 1}), ("opencv_non_local_means", {})])
 def test_rounding_is_passed_straight_through(named):
     if named[0] != "bit_depth":
@@ -338,12 +320,6 @@ def test_noise_is_clipped_and_of_the_given_size():
     assert len(grey) == 200
     assert float(grey.std()) == pytest.approx(0.1, rel=0.03)
     assert float(noisy.min()) == 0
-
-
-def test_autoencoders_that_learned_nothing_are_warned_of():
-    inputs, _ = load_dataset("digits", split="train").take(range(256))
-    with pytest.warns(RobustExtWarning, match="no better than their mean"):
-        MagNetDetector(digits_network()).fit(inputs, epochs=1)
 
 
 def test_score_is_the_largest_part_in_units_of_its_limit(recwarn):

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from scipy.stats import binomtest, kstest
 from torch import nn
 
-from robust_ext import as_attack
 from robust_ext.attacks.linear_region.attack import LinearRegion
 from robust_ext.attacks.linear_region.boundary import BoundarySearch
 from robust_ext.attacks.linear_region.oracle import BoundaryOracle
@@ -24,7 +23,6 @@ from robust_ext.attacks.linear_region.state import KINDS
 from robust_ext.attacks.linear_region.stepping import descent_steps, proximal_steps
 from robust_ext.core.random import stream
 from robust_ext.core.threat import NORMS, ThreatModel
-from robust_ext.datasets import load_dataset
 from tests.attacks import problems
 from tests.attacks.linear_region.test_solver import ORDER, exact, in_norms
 from tests.attacks.problems import Lambda, images, target_of
@@ -263,11 +261,6 @@ def test_the_papers_algorithm_solves_every_class_of_all_its_regions_to_the_end()
     assert 0 < int(found.regions.max()) <= 24
     assert bool((found.found & (found.distances <= started.distances * (1 + 1e-6))).all())
     assert float(found.distances.mean()) < 0.9 * float(started.distances.mean())
-    data = load_dataset("digits", split="train")
-    made = as_attack("robust_ext:LinearRegion.paper(pool='digits', points=3, regions=400, gamma=9)")
-    assert (made.draws, made.survivors, made.regions, made.iterations, made.gamma) == (3, 3, 1200, 500, 9)
-    assert made.pool_labels.tolist() == data.labels.tolist()
-    assert made.pool.shape == (len(data), 1, 8, 8)
 
 
 STEPS = 14
