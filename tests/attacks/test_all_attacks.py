@@ -181,18 +181,6 @@ def test_classifiers_without_gradients_are_refused(name):
         attacked(MADE[name], changed(small_defense(3), steps))
 
 
-@pytest.mark.parametrize("name", BLACK_BOX)
-def test_modules_that_work_on_their_input_in_place(name):
-    def shift(x):
-        assert not torch.is_grad_enabled()
-        logits = problem.defended.classifier(x)
-        x.zero_()
-        return logits
-
-    problem = small_defense(4)
-    assert torch.equal(attacked(MADE[name], changed(problem, Lambda(shift))), attacked(MADE[name], problem))
-
-
 @every
 def test_points_with_logits_that_are_not_finite_are_kept_and_harm_no_other_row(made):
     """What fools a network is where the same network that returns NaN there breaks down; other rows stay the same."""

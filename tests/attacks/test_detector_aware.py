@@ -12,7 +12,7 @@ from torch import nn
 
 from robust_ext.attacks._common.objectives import cross_entropy, margin
 from robust_ext.attacks.apgd import APGD
-from robust_ext.attacks.feature_matching import FeatureMatching
+from robust_ext.attacks.feature_matching import FeatureMatching, feature_map
 from robust_ext.attacks.joint_loss import JointLoss
 from robust_ext.attacks.logit_matching import LogitMatching
 from robust_ext.attacks.orthogonal import OrthogonalPGD, SelectivePGD, without_component
@@ -20,7 +20,7 @@ from robust_ext.core.errors import AttackError, AttackRefusedError, RobustExtWar
 from robust_ext.core.threat import NORMS, ThreatModel
 from robust_ext.detectors import ScoreDetector
 from robust_ext.models.defended import Defended
-from tests.attacks.defenses import Rowwise, linear_defense, small_defense
+from tests.attacks.defenses import FarHidden, Rowwise, linear_defense, small_defense
 from tests.attacks.problems import MADE, attacked, predicted, watched
 
 AWARE = [name for name, made in MADE.items() if made.traits.detector]
@@ -299,6 +299,14 @@ def test_the_loss_of_features_is_the_one_stated(distance, weight, reference):
             gained = min(gained_of(network(step.points[row][None])[0], label), 0.2)
             expected += weight * gained / float(logits.max() - logits.min())
             assert float(step.loss[row]) == pytest.approx(expected, rel=1e-3, abs=1e-4)
+
+
+def test_where_no_features_are_named_they_are_the_detectors_own_or_what_enters_the_last_layer():
+    network = nn.Sequential(nn.Flatten(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)).eval()
+    x = torch.rand(4, 2, 3, generator=torch.Generator().manual_seed(0))
+    own = type("WithFeatures", (FarHidden,), {"features": lambda self, x: x.flatten(1)[:, :3] * 2})
+    for detector, expected in ((own(network), x.flatten(1)[:, :3] * 2), (FarHidden(network), network[:3](x))):
+        torch.testing.assert_close(feature_map(detector, None, x[:1])(x), [expected])
 
 
 @pytest.mark.parametrize("logits", ["classifier", "detector", "both"])
