@@ -24,7 +24,6 @@ import robust_ext
 from robust_ext.cli.app import app
 from robust_ext.core.statistics import difference_interval, paired_difference
 from robust_ext.evaluations.callbacks import metrics, params
-from robust_ext.evaluations.result import EvaluationResult
 from tests.evaluations import small
 
 HOSTILE = '<script>alert("$x_1$")</script> & 100% {of} ~^\\ #'
@@ -301,11 +300,3 @@ def test_the_docs_name_the_keys_of_results(kind):
         table = text.split(f"| key of {heading} |" if heading else "| key |")[1].split("\n\n")[0]
         first = " ".join(line.partition(" | ")[0] for line in table.splitlines()[1:])
         assert set(re.findall(r"`(\w+)(?:\[\])?`", first)) == set(part if part is content else part[0]), place
-
-
-def test_the_docs_name_the_columns_of_results():
-    page = (DOCS / "results.md").read_text(encoding="utf-8")
-    for cls in EvaluationResult.__subclasses__():
-        (line,) = re.findall(rf"^\| `{cls.__name__}` \|[^|]*\|(.*)\|$", page, re.MULTILINE)
-        assert re.findall(r"`(\w+)`", line) == list(cls.columns)
-        assert {*cls.keys, *cls.shown, cls.value} <= {*cls.columns}

@@ -11,7 +11,7 @@ from robust_ext.core.target import Counted, PassCounter
 from robust_ext.core.threat import ThreatModel
 from robust_ext.evaluations.binarization import BinarizationSettings, binarization_test, plant
 from robust_ext.evaluations.binarization.defense import Defense
-from robust_ext.evaluations.binarization.depth_scores import find_behind, score_depths, solved_depth, witness_curve
+from robust_ext.evaluations.binarization.depth_scores import find_behind, score_depths, solved_depth
 from robust_ext.evaluations.binarization.witnesses import find_witnesses
 from robust_ext.models.features import split
 from tests.evaluations.steps import gradient
@@ -204,10 +204,3 @@ def test_it_keeps_up_with_plain_apgd_or_that_is_said(records, behind, sequential
     settings = BinarizationSettings(threat_model=LINF, depths=(1, 2, 4), sequential=sequential)
     planted = [record for record in records if record["attacks"].get("mine", UNPLANTED)["outcome"] == "found"]
     assert (finding_of(records, score_depths("mine", planted, settings), settings) is not None) == behind
-
-
-def test_the_witnesses_curve_counts_all():
-    settings = BinarizationSettings(threat_model=LINF, depths=(1, 2, 4))
-    curve = witness_curve([SOLVED, MISSED, ALONE, left("not_planted")], settings)
-    assert [(row["proved"], row["samples"]) for row in curve] == [(3, 4), (0, 4)]
-    assert curve[0]["by"] == {"apgd": 1, "mine": 2, "other": 1, "square": 1}

@@ -335,38 +335,8 @@ def test_remedies_are_in_each_librarys_words(number):
     assert make is not LOSS or any("scatter" in one.code for one in found[1:])
 
 
-def _stepping(model, x, y, steps=100):
-    return x
-
-
 # Attack (PGD of Foolbox where only settings stand), steps that were taken, the median step seen, the most steps of any
 # sample; and settings that are proposed.
-PROPOSED = {
-    "as it is set": ("steps=20, rel_stepsize=0.02", 20, 0.02, 20, ["rel_stepsize=0.125", "steps=130"]),
-    "a step that is held up": ("steps=20, rel_stepsize=0.05", 20, 0.01, 20, ["rel_stepsize=0.125", "steps=50"]),
-    "of ART": (
-        "art:ProjectedGradientDescent(max_iter=10, eps_step=0.01)", 10, 0.02, 10, ["eps_step=0.025", "max_iter=30"]
-    ),
-    "set to enough already": ("steps=40, rel_stepsize=0.1", 40, 0.005, 40, ["robust_ext:APGD(steps=50)"]),
-    "no larger step, more steps": ("steps=4, rel_stepsize=0.6", 4, 0.1, 4, ["rel_stepsize=0.625", "steps=5"]),
-    "ends by itself": ("steps=100, rel_stepsize=0.02", 20, 0.02, 20, ["", "rel_stepsize=0.125"]),
-    "a function that ends by itself": (CallableAttack(_stepping), 12, 0.01, 12, ["", "step_size"]),
-    "one that says nothing, with calls of different lengths": (CallableAttack(print), 12, 0.01, 30, ["", "step_size"]),
-    "one that says nothing": (CallableAttack(print), 12, 0.01, 12, ["or 250 steps"])
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", PROPOSED)
-def test_only_what_makes_a_path_longer_is_proposed(name):
-    attack, steps, seen, most, expected = PROPOSED[name]
-    if isinstance(attack, str):
-        attack = as_attack(attack if ":" in attack else f"foolbox:LinfPGD({attack})")
-    found = remedies.for_length(attack, steps=steps, step=seen, threat_model=LINF, most=most)
-    assert len(found) == len(expected)
-    for remedy, words in zip(found, expected, strict=True):
-        assert words in (remedy.attack or remedy.code)
-
-
 @pytest.mark.parametrize("norm", ["linf", "l2"])
 def test_code_for_functions_projects_and_has_a_step_that_reaches(norm):
     inputs, points = torch.zeros(3, 1, 2, 2), torch.rand(3, 1, 2, 2, generator=torch.manual_seed(0)) + 0.2

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 import robust_ext
-from robust_ext.engine.trace import COLUMNS
 from robust_ext.evaluations.causes.finding import CODES
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -147,10 +146,3 @@ def test_every_finding_has_a_section_and_every_section_stands_in_the_contents():
     assert {*SECTIONS} - {*RUN} == {"log_probabilities"}
     contents = r"\[`?([^`\]]+)`?\]\(causes/\w+\.md#[\w-]+\) \|$"
     assert re.findall(contents, TEXT, re.MULTILINE) == [*SECTIONS]
-
-
-def test_keys_of_a_trace_are_documented():
-    page = (PAGE.parent / "findings.md").read_text(encoding="utf-8")
-    section = page.split("\n## The trace\n")[1].split("\n## ")[0]
-    cells = re.findall(r"^\|( `[^|]*)\|", section, re.MULTILINE)
-    assert {key for cell in cells for key in re.findall(r"`(\w+)`", cell)} == set(COLUMNS)
