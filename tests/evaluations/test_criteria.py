@@ -195,13 +195,3 @@ def test_mead_counts_by_the_criterion():
     alone = robust_accuracy(*given, criterion=TopK(2)).content["worst_case"][0]["robust"]
     assert result.content["arms"][0]["outcomes"]["found"] == alone.count("0")
     assert 0 < alone.count("0") < len(LABELS)
-
-
-def test_evaluate_defense_takes_a_criterion():
-    """A sample that no point of the ball is misclassified near has no targeted one either."""
-    criterion, ball = Targeted((LABELS + 1) % 3), ThreatModel(norm="linf", epsilon=0.2)
-    given = {"classifier": NETWORK, "criterion": criterion, "only": ("transfer",), "full": True}
-    found = robust_ext.evaluate_defense(lambda x: (x * 8).round() / 8, None, INPUTS, LABELS, ball, **given)
-    blind = robust_accuracy(NETWORK, "robust_ext:APGD(steps=50)", INPUTS, LABELS, ball)
-    assert 1 > found.static >= blind.robust_accuracy(0.2)
-    assert found.content["criterion"] == "the sample's target is predicted"
