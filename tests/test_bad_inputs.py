@@ -77,8 +77,6 @@ def one_of(*values):
 
 
 Odd = type("Odd", (), dict.fromkeys(("__len__", "__iter__", "__float__", "__index__"), fail))
-
-
 OBJECTS = (Odd(), object(), type, int, print, lambda: 3, ..., 1j, range(3), {1, 2}, (1, 2, 3), ("linf",), [[]])
 ARRAYS = (np.zeros(0), np.zeros((2, 2)), np.float32("nan"), np.array(None), torch.zeros(0), torch.zeros(2, 2))
 JUNK = st.one_of(

@@ -53,8 +53,6 @@ BATCH = {
     "order": lambda x: x - 0.1 * x.roll(1, 0),
 }
 IN_PLACE = {"clamp": lambda x: x.clamp_(0.1, 0.9), "normalise": lambda x: x.sub_(0.5).div_(0.25)}
-
-
 KINDS = {"is random": RANDOM, "is batch-dependent": BATCH, "changes its input in place": IN_PLACE}
 
 

@@ -12,7 +12,7 @@ from sklearn.covariance import EmpiricalCovariance
 from torch import nn
 from torch.nn import functional as F
 
-from robust_ext import ThreatModel, binarization_test, plant
+from robust_ext import ThreatModel, as_attack, binarization_test, plant
 from robust_ext.core.target import Counted, PassCounter
 from robust_ext.demo.network import digits_network
 from robust_ext.evaluations.binarization.attacking import count_planted
@@ -140,6 +140,21 @@ def test_random_attack_agrees_with_brute_force(network, digits, linf):
     assert [bool(hit[owner == i].any()) for i in range(16)] == found.tolist()
     assert 0 < int(found.sum()) < 16
     assert all(int(draws[i]) == 80 for i in range(16) if not found[i])
+
+
+def test_random_search_of_the_attacks_own_effort(network, digits, linf):
+    """As many points as the attack with most queries, in the given proportion; the test is that with as many fixed."""
+    small = {"inner_points": 60, "random_inner": 30, "random_corners": 10, "canaries": 0, "depths": (1,)}
+    attacks = {name: as_attack(f"robust_ext:APGD(steps={steps})") for name, steps in (("short", 5), ("long", 15))}
+    matched = binarization_test(network, attacks, digits[:4], linf, random="match", **small)
+    # 15 steps, and the last point's loss.
+    settings = matched.content["settings"]
+    assert (settings["random_inner"], settings["random_corners"]) == (12, 4)
+    same = binarization_test(network, attacks, digits[:4], linf, **{**small, "random_inner": 12, "random_corners": 4})
+    assert [one["random_reach"] for one in matched.records] == [one["random_reach"] for one in same.records]
+    # What an attack does not state cannot be matched.
+    own = binarization_test(network, lambda model, x, y: x, digits[:4], linf, random="match", **small)
+    assert own.content["settings"]["random_inner"] == 30
 
 
 # Points measured through a folded copy: the same features, or the network itself; and without waiting for a GPU.

@@ -194,8 +194,6 @@ def test_a_model_that_takes_gradients_while_it_runs_is_pointed_to_the_evaluation
 # Remedies that are tried, and attacks to compare with.
 IMAGES, DIGITS = load_dataset("digits").take(range(32))
 BALL = ThreatModel(norm="linf", epsilon=0.12)
-
-
 SHORT = {"planted": 6, "inner_points": 50, "queries": 50, "random_points": 20, "try_remedies": True}
 
 

@@ -299,8 +299,6 @@ def test_unstable_predictions_in_closed_form():
 # Remedies: texts that can be run, in each library's own words, and what they change.
 # Of bounds that are 2 apart, of which torchattacks sees half.
 WIDE = ThreatModel(norm="linf", epsilon=0.1, bounds=(-1, 1))
-
-
 EPSILON = partial(remedies.for_epsilon, threat_model=WIDE)
 LONGER = partial(remedies.for_length, steps=20, step=1 / 30, threat_model=WIDE)
 SHORTER = partial(remedies.for_step, steps=20, threat_model=WIDE)

@@ -215,6 +215,14 @@ def test_the_operation_that_cuts_the_graph(name, inside):
     assert (place.call.name, place.operation, trace.cut.graph_off) == ("step" if inside else "", operation, off)
 
 
+def test_gradient_norms_are_those_of_the_layers():
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 5, bias=False), nn.Linear(5, 1, bias=False)).requires_grad_(False)
+    found = {call.name: call.gradient.float() for call in trace_of(net)[0].calls}
+    assert torch.allclose(found["2"], torch.ones(4))
+    assert torch.allclose(found["1"], net[2].weight.norm().expand(4))
+    assert torch.allclose(found["0"], (net[2].weight @ net[1].weight).norm().expand(4), rtol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("function", "share"), [(rounded, 0.0), (Silent.apply, 0.0), (lambda x: x * 1e-6, 1e-6), (Opposite.apply, 1.0)]
 )

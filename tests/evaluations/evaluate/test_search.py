@@ -6,13 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from robust_ext import ThreatModel, binarization_test
+from robust_ext import ThreatModel, as_attack, binarization_test
 from robust_ext.evaluations.binarization.rules import Rules, Solved
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 from robust_ext.evaluations.causes.probes import probe_model
 from robust_ext.evaluations.evaluate import certificate
 from robust_ext.evaluations.evaluate.race import ERROR_RATE, JUDGED, PROBLEMS, RUNGS, Judgement, Kinds, Race, Score
-from robust_ext.evaluations.evaluate.recipes import compose
+from robust_ext.evaluations.evaluate.recipes import compose, gradient_free, longer
 from robust_ext.evaluations.evaluate.search import search_recipe
 from tests.evaluations.diagnosis.zoo.layers import Rounding, Winners
 from tests.evaluations.diagnosis.zoo.networks import convolutional, digits, trained
@@ -133,3 +133,15 @@ def test_a_search_passes_a_sound_recipe_among_weak_ones_and_prefers_those_that_r
     race = Race(trial=Binomial({"shallow": 1.0, "deep": 1.0}, 0), kinds=kinds)
     assert race.run() is dear
     assert list(race.judgements) == ["deep"]
+
+
+def test_longer_recipes_cost_more_and_end():
+    left, seen = [compose({"bpda": "net.mask"}), *gradient_free([], LINF, images=True)], set()
+    while left:
+        one, *left = left
+        more = longer(one)
+        assert all(further.cost > one.cost for further in more)
+        assert all(as_attack(further.text) is not None for further in more)
+        left += [further for further in more if further.text not in seen]
+        seen |= {further.text for further in more}
+        assert len(seen) < 50

@@ -14,6 +14,8 @@ from robust_ext.demo.network import digits_network
 from robust_ext.detectors import KDBUDetector, LIDDetector, MagNetDetector, NSSDetector, observe
 from robust_ext.detectors._features.layers import activation_layers, hidden_layer
 from robust_ext.detectors.catalogue import DETECTORS
+from robust_ext.engine.executors import LocalExecutor
+from robust_ext.engine.running import attack_worker
 from robust_ext.evaluations.mead.fitting import (
     NAMED,
     find_detectors,
@@ -187,3 +189,17 @@ def test_detectors_that_were_fitted_to_other_code_are_not_taken_over(tmp_path):
     for one, count in ((network, 1), (network, 1), (changed, 2)):
         find_detectors(["fs"], one, clean, labels, attacked=20, folder=tmp_path, **FINDING)
         assert len(list(tmp_path.iterdir())) == count
+
+
+def test_workers_fit_what_is_fitted_here(tmp_path, monkeypatch):
+    """Adversarial examples are made batch by batch, each by whichever worker is free."""
+    monkeypatch.setattr("robust_ext.evaluations.mead.fitting._BATCH", 20)
+    clean, labels = load_dataset("digits", split="train").take(range(150))
+    names, scores = ["lid", "nss"], []
+    for folder, executor in ((None, None), (tmp_path, partial(LocalExecutor, 2))):
+        with attack_worker(isolate=False, executor=executor):
+            found = find_detectors(names, digits_network(), clean, labels, attacked=40, folder=folder, **FINDING)
+        assert list(found) == names
+        scores.append(torch.stack([one.score(1 - clean[:20]) for one in found.values()]))
+    assert torch.allclose(*scores, rtol=1e-5)
+    assert len(list(tmp_path.iterdir())) == 2
