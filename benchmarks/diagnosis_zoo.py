@@ -17,7 +17,7 @@ from common import page_options
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.evaluations.diagnosis.zoo.cases import FAULTS, Fault
-from tests.evaluations.diagnosis.zoo.published import available
+from tests.evaluations.diagnosis.zoo.networks import available
 from tests.evaluations.diagnosis.zoo.running import (
     best_trial,
     diagnosed,

@@ -18,7 +18,18 @@ from robust_ext.core.errors import DataError, InvalidArgumentError
 from robust_ext.core.validation import check_inputs
 from robust_ext.datasets import Dataset, load_dataset
 from robust_ext.datasets.idx import read_idx
-from tests.datasets.files import check_refused, write
+
+
+def write(path, content):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+
+
+def check_refused(parts, spec, **given):
+    with pytest.raises(DataError) as caught:
+        load_dataset(str(spec), **given)
+    for part in parts:
+        assert str(part) in str(caught.value)
 
 
 def make(count=20, *, dtype=np.uint8):

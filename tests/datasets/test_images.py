@@ -17,7 +17,7 @@ from scipy.io import savemat
 from robust_ext.core.errors import DataError
 from robust_ext.datasets import load_dataset
 from robust_ext.datasets.cifar import read_batch
-from tests.datasets.files import check_refused, write
+from tests.datasets.test_arrays import check_refused, write
 
 
 def rows_of(count, *, seed=0):

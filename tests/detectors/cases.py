@@ -11,7 +11,7 @@ from torch import nn
 from robust_ext import detectors
 from robust_ext.core.random import seeded_globals
 from tests.attacks.problems import Lambda
-from tests.evaluations.steps import climb
+from tests.evaluations.subjects import climb
 
 
 def weighted(make, *, seed=0, among=None):

@@ -1,5 +1,6 @@
 """What candidates are found to be, whatever the attack says of them and whatever class of tensors they are."""
 
+import itertools
 import re
 from unittest.mock import Mock
 
@@ -80,12 +81,31 @@ def test_the_edges_of_the_ball_and_of_the_bounds(norm, bounds):
     slack = 1e-6 * max(map(abs, bounds))
     edges = [end + side * share * slack for side, end in ((-1, bounds[0]), (1, bounds[1])) for share in (0.9, 1, 1.1)]
     candidates, ends = torch.tensor(edges, dtype=torch.float64)[:, None], [*[bounds[0]] * 3, *[bounds[1]] * 3]
-    # Also where each entry has bounds of its own.
-    entries = ThreatModel(norm=norm, epsilon=0.25, bounds=([bounds[0]], [bounds[1]]))
-    for one in (threat_model, entries):
-        result, _ = check(candidates, torch.tensor(ends)[:, None], one, torch.full((6,), 2))
-        assert result.outcomes == ("found", "found", "out_of_bounds") * 2
-        assert result.candidates.flatten().tolist() == ends
+    result, _ = check(candidates, torch.tensor(ends)[:, None], threat_model, torch.full((6,), 2))
+    assert result.outcomes == ("found", "found", "out_of_bounds") * 2
+    assert result.candidates.flatten().tolist() == ends
+
+
+def test_values_at_the_edges_come_out_as_by_hand():
+    """One entry around an end of bounds or ball, against the definition in Python's floats."""
+    low, high = np.array([-1.0, 0, 2]), np.array([1.0, 4, 10])
+    threat_model = ThreatModel(norm="linf", epsilon=0.5, bounds=(low, high))
+    slack, rows, expected = 1e-6 * np.maximum(np.abs(low), np.abs(high)), [], []
+    edges = (-3, -1.5, -0.5, 0.0, 0.5, 1.5, 3, 1e5)
+    for place, entry, end, edge in itertools.product(range(5), range(3), range(5), edges):
+        x = low + (high - low) / 4 * place
+        row = x.astype(np.float32)
+        row[entry] = (low, high, x - 0.5, x + 0.5, x)[end][entry] + edge * slack[entry]
+        rows.append((x, row))
+        if ((row.astype(float) < low - slack) | (row.astype(float) > high + slack)).any():
+            expected.append("out_of_bounds")
+        elif np.abs(row.astype(float) - x).max() > 0.5 + threat_model.tolerance(3):
+            expected.append("beyond_epsilon")
+        else:
+            expected.append("found" if row.astype(float).clip(low, high)[0] > 0.5 else "not_adversarial")
+    inputs, candidates = (torch.tensor(np.float32(part)) for part in zip(*rows, strict=True))
+    assert check(candidates, inputs, threat_model)[0].outcomes == tuple(expected)
+    assert {*expected} == {"out_of_bounds", "beyond_epsilon", "found", "not_adversarial"}
 
 
 def test_a_point_of_the_grid_without_finite_logits_breaks_the_model_whatever_was_there_before_rounding():

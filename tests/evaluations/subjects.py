@@ -1,7 +1,8 @@
-"""A classifier, detectors and a defense that several tests of evaluations are about."""
+"""A classifier, detectors, a defense and steps by hand that several tests of evaluations are about."""
 
 import torch
 from torch import nn
+from torch.nn.functional import cross_entropy
 
 from robust_ext.detectors import Detector
 from robust_ext.models.adaptive import Purifier
@@ -57,3 +58,22 @@ def rounded(x):
 
 def spread(x):
     return x.flatten(1).std(1)
+
+
+def gradient(model, x, y):
+    """That of the cross-entropy of each row."""
+    x = x.detach().clone().requires_grad_()
+    return torch.autograd.grad(cross_entropy(model(x), y, reduction="sum"), x)[0]
+
+
+def into_ball(points, x, epsilon):
+    """The nearest points in the linf ball and in [0, 1]."""
+    return (x + (points - x).clamp(-epsilon, epsilon)).clamp(0, 1)
+
+
+def climb(model, x, y, *, epsilon, steps=20, step=0.125):
+    """Sign-gradient PGD from the clean input."""
+    points = x
+    for _ in range(steps):
+        points = into_ball(points + step * epsilon * gradient(model, points, y).sign(), x, epsilon)
+    return points

@@ -21,8 +21,7 @@ from robust_ext.engine.context import current_context, run_context
 from robust_ext.evaluations.causes.probes import probe_model
 from tests.evaluations.diagnosis.zoo.layers import Rounding
 from tests.evaluations.small import call
-from tests.evaluations.steps import gradient
-from tests.evaluations.subjects import SMALL, random_classifier, rounded
+from tests.evaluations.subjects import SMALL, gradient, random_classifier, rounded
 
 APGD, OTHER = "robust_ext:APGD(steps=10)", "foolbox:LinfPGD(steps=4)"
 NETWORK, INPUTS, LABELS = random_classifier()

@@ -19,7 +19,7 @@ from robust_ext.evaluations.causes import attaching
 from robust_ext.reports import report_text
 from tests.evaluations.diagnosis.zoo.layers import Rounding
 from tests.evaluations.small import INPUTS, KINDS, call
-from tests.evaluations.steps import gradient
+from tests.evaluations.subjects import gradient
 
 every_kind = pytest.mark.parametrize("kind", KINDS)
 

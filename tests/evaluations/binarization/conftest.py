@@ -4,7 +4,7 @@ from robust_ext.core.threat import ThreatModel
 from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
 from robust_ext.evaluations.binarization import binarization_test
-from tests.evaluations.steps import climb
+from tests.evaluations.subjects import climb
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,7 @@ from robust_ext.evaluations.binarization.attacking import count_planted
 from robust_ext.evaluations.binarization.forward import Forward, choose_forward, folded_twin
 from robust_ext.evaluations.binarization.points import draw_candidates, draw_inner, farthest
 from robust_ext.evaluations.binarization.posing import random_reach
-from robust_ext.evaluations.binarization.problems import fit, measure
+from robust_ext.evaluations.binarization.problems import _further_draws, fit, measure
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
 from robust_ext.models.features import LayerInput, Split, split
 from robust_ext.models.readouts.catalogue import READOUTS
@@ -122,6 +122,15 @@ def test_what_is_planted_is_farthest_from_the_inner_points(features):
     for count, ends in ((1, [0, 12]), (3, [0, 4, 8, 12]), (5, [0, 3, 6, 8, 10, 12]), (12, range(13))):
         expected = [[a + int(far[a:b].argmax()) for a, b in pairwise(ends)] for far in (distances, plain)]
         assert farthest(inner, candidates, count).tolist() == expected
+
+
+def test_given_candidates_differ_in_number_and_points_of_random_models_are_drawn_seven_times_more(digits, linf):
+    settings, forward = BinarizationSettings(threat_model=linf, inner_points=9), Forward(nn.Flatten(), 256)
+    given = [draw_candidates(digits[:1], [0], settings)[0, :5], draw_candidates(digits[1:2], [1], settings)[0, 5:8]]
+    planted = measure(forward, digits[:2], range(2), settings, candidates=given).planted
+    assert all(bool((one == own).flatten(1).all(1).any()) for one, own in zip(planted, given, strict=True))
+    again = _further_draws(Forward(nn.Flatten(2), 256), planted)
+    assert torch.equal(again, planted.flatten(2)[:, :, None].expand(2, 1, 7, 64))
 
 
 def test_random_attack_agrees_with_brute_force(network, digits, linf):

@@ -14,8 +14,7 @@ from robust_ext.evaluations.binarization.defense import Defense
 from robust_ext.evaluations.binarization.depth_scores import find_behind, score_depths, solved_depth
 from robust_ext.evaluations.binarization.witnesses import find_witnesses
 from robust_ext.models.features import split
-from tests.evaluations.steps import gradient
-from tests.evaluations.subjects import Pattern
+from tests.evaluations.subjects import Pattern, gradient
 
 LINF = ThreatModel(norm="linf", epsilon=0.1)
 TINY = {"inner_points": 20, "depths": (1, 1.25, 1.5, 4, 8), "canaries": 0, "seed": 3, "boundary": "surface"}

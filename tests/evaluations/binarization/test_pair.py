@@ -29,8 +29,7 @@ from robust_ext.evaluations.binarization.verdict import pair_verdict
 from robust_ext.models.adaptive import Purifier
 from robust_ext.models.features import split
 from tests.evaluations.diagnosis.models import Opposite
-from tests.evaluations.steps import climb
-from tests.evaluations.subjects import Noisy, Pattern, Rounding
+from tests.evaluations.subjects import Noisy, Pattern, Rounding, climb
 from tests.run_folders import records_of
 
 PGD = "foolbox:LinfPGD(steps=30, rel_stepsize=0.1)"

@@ -13,7 +13,7 @@ from robust_ext import ThreatModel
 from robust_ext.demo.network import digits_network
 from tests.evaluations.diagnosis.models import Apply
 from tests.evaluations.diagnosis.zoo.cases import Fault
-from tests.evaluations.steps import climb, gradient, into_ball
+from tests.evaluations.subjects import climb, gradient, into_ball
 
 LEVELS = torch.linspace(1 / 32, 31 / 32, 16)
 

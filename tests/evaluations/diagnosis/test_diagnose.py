@@ -23,7 +23,7 @@ from robust_ext.evaluations.diagnosis.trying import Trials, reordered
 from tests.evaluations.diagnosis.zoo.layers import Rounding
 from tests.evaluations.diagnosis.zoo.networks import scaled
 from tests.evaluations.small import INPUTS, LABELS, LINF, NETWORK
-from tests.evaluations.steps import climb
+from tests.evaluations.subjects import climb
 
 SMALL = {"planted": 6, "inner_points": 30, "queries": 10, "random_points": 10}
 ALONE = {"planted": 0, "references": False}

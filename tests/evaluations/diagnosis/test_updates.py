@@ -16,7 +16,7 @@ from robust_ext.demo.network import digits_network
 from robust_ext.engine.task import Task, run_task
 from robust_ext.engine.verify import verify
 from robust_ext.evaluations.causes.indicators import find_attack_faults, most_likely
-from tests.evaluations.steps import gradient, into_ball
+from tests.evaluations.subjects import gradient, into_ball
 
 EPSILON = 0.1
 NAMED = ("off_gradient", "other_points", "restricted", "vanishing_steps")

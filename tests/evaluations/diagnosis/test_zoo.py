@@ -19,8 +19,7 @@ from robust_ext.registry.attack import as_attack
 from tests.evaluations.diagnosis import held_out
 from tests.evaluations.diagnosis.zoo import attacks, layers, running
 from tests.evaluations.diagnosis.zoo.cases import FAULTS, LINF
-from tests.evaluations.diagnosis.zoo.networks import convolutional, digits
-from tests.evaluations.diagnosis.zoo.published import available
+from tests.evaluations.diagnosis.zoo.networks import available, convolutional, digits
 
 BY_NAME = {fault.name: fault for fault in (*FAULTS, *held_out.FAULTS)}
 # Nothing that is proposed for these is enough; see docs/diagnosis.md.

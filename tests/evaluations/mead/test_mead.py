@@ -21,8 +21,7 @@ from robust_ext.evaluations.detectors import NamedDetector
 from robust_ext.evaluations.mead.suites import as_arms, load_suite, parse_arm, suite_names
 from robust_ext.evaluations.scored_runs import plan_clean
 from tests.evaluations.small import essence
-from tests.evaluations.steps import gradient
-from tests.evaluations.subjects import Unsure, spread
+from tests.evaluations.subjects import Unsure, gradient, spread
 
 LINF = ThreatModel(norm="linf", epsilon=0.2)
 arm_of = partial(Arm, norm="linf", epsilon=0.2)

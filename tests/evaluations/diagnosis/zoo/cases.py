@@ -12,8 +12,7 @@ from robust_ext import ThreatModel, as_attack
 from robust_ext.adapters.foolbox.library import foolbox
 from robust_ext.attacks.adapted import AdaptedAttack
 from tests.evaluations.diagnosis.zoo import attacks, layers
-from tests.evaluations.diagnosis.zoo.networks import batch_normalised, convolutional, scaled, trained, training
-from tests.evaluations.diagnosis.zoo.published import resnet
+from tests.evaluations.diagnosis.zoo.networks import batch_normalised, convolutional, resnet, scaled, trained, training
 
 LINF = ThreatModel(norm="linf", epsilon=0.1)
 

@@ -6,8 +6,7 @@ import robust_ext
 from robust_ext import AttackError, ModelError
 from robust_ext.attacks.adapted import AdaptedAttack
 from robust_ext.core.random import seeded_globals
-from tests.evaluations.diagnosis.zoo.networks import digits
-from tests.evaluations.diagnosis.zoo.published import cifar
+from tests.evaluations.diagnosis.zoo.networks import cifar, digits
 
 
 def samples(fault):
