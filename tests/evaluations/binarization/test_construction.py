@@ -214,7 +214,8 @@ class Branching(Residual):
     """What others read is not written over, nor the inputs, and what dropout passes on as it is."""
 
     def forward(self, x):
-        y = self.norm(self.first(F.relu(F.dropout(x - 0.5, training=False))))
+        moved = F.dropout(x, training=False) + x.mean((2, 3), keepdim=True)
+        y = self.norm(self.first(F.relu(F.dropout(x * moved - 0.5, training=False))))
         z = self.second(F.relu(y))
         return self.head((F.relu(z) * z + F.relu(y + z) + y).mean((2, 3)))
 
