@@ -1,6 +1,7 @@
 """ART's attacks and classifiers, and what ART 1.20 does wrong: float64, two classes, bounds, numpy 2, hooks, files."""
 
 import importlib
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from robust_ext import ThreatModel, as_attack, as_module, robust_accuracy
+from robust_ext.core.random import seeded_globals
 from tests.adapters import common
 from tests.adapters.common import UNIT, Recorder, art_classifier, conv_network, predicted, require, uniform
 
@@ -142,3 +144,23 @@ def test_a_freshly_fitted_classifier_in_train_mode_is_measured_as_it_predicts_an
     expected = torch.from_numpy(fitted.predict(X.numpy()))
     torch.testing.assert_close(adapted(X).detach(), expected)
     assert found.content["clean_accuracy"] == float((expected.argmax(1) == Y).double().mean())
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+def test_hopskipjump_equals_art_in_the_norm_of_the_threat_model(norm, monkeypatch):
+    x, y = X[:1], Y[:1]
+    settings = {"max_iter": 2, "max_eval": 20, "init_eval": 5}
+    attack = as_attack((evasion.HopSkipJump, settings))
+    # Called directly, ART seeds its own generators from the system; these stand in for them.
+    states = iter(range(1000))
+    original = np.random.RandomState
+    monkeypatch.setattr(np.random, "RandomState", lambda: original(next(states)))
+    # HopSkipJump sends float64 on numpy 2, which this network takes.
+    theirs = classifier(common.Stretched(NETWORK, UNIT))
+    with seeded_globals(common.drawn_seed()):
+        own = evasion.HopSkipJump(theirs, norm=np.inf if norm == "linf" else 2, verbose=False, **settings)
+        expected = torch.from_numpy(own.generate(x.numpy(), y.numpy()))
+    states = iter(range(1000))
+    monkeypatch.setattr("robust_ext.adapters.art.attack.seeded_states", nullcontext)
+    assert torch.equal(run(attack, NETWORK, x, y, norm, 0.1, direct=True), expected)
+    assert int(predicted(NETWORK, expected)) != int(y)

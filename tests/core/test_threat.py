@@ -374,3 +374,51 @@ def test_equal_arrays_are_equal_models_in_every_form():
     same = ThreatModel(norm="linf", epsilon=np.full((3, 1, 1), 0.1), bounds=(np.zeros(4), 1), mask=np.ones((4, 4)))
     assert same == plain
     assert same.described == {"norm": "linf", "epsilon": 0.1, "bounds": [0.0, 1.0]}
+
+
+def test_linf_surface_goes_to_the_bounds_where_no_value_has_room_and_l2_corners_move_equally_where_there_is():
+    points = draw(ThreatModel(norm="linf", epsilon=0.9), "sample_surface", torch.tensor([0.5, 0.4, 0.2]), 100)
+    assert set(points.unique().tolist()) == {0.0, 1.0}
+    assert len(points.unique(dim=0)) == 8
+    x = torch.full((16,), 0.5)
+    moved = offsets(draw(ThreatModel(norm="l2", epsilon=0.4), "sample_corners", x, 10), x)
+    np.testing.assert_allclose(abs(moved), 0.1, atol=1e-6)
+
+
+def test_l1_corners_are_vertices():
+    """All values but one are where they were or at a bound, and which one differs from draw to draw."""
+    threat_model = ThreatModel(norm="l1", epsilon=1.3)
+    x = torch.rand(20, generator=generator(5)) * 0.8 + 0.1
+    points = draw(threat_model, "sample_corners", x, 50).double().numpy()
+    still = np.isclose(points, x.double().numpy(), atol=1e-6)
+    bound = (points == 0) | (points == 1)
+    assert ((~still & ~bound).sum(1) <= 1).all()
+    assert (~still).any(0).all()
+    np.testing.assert_allclose(abs(offsets(torch.tensor(points), x)).sum(1), 1.3, atol=1e-5)
+
+
+def inner(norm, size, count, radius=1.0):
+    sample = ThreatModel(norm=norm, epsilon=2.0, bounds=(-10, 10)).sample_inner
+    return sample(torch.zeros(size), count, key=11, radius=radius).double().numpy() / 2.0
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_inner_points_are_distributed_like_rejection_samples(norm):
+    """Uniform in the cube, kept where in the ball: the same marginal, sum and sign distributions."""
+    cube = np.random.default_rng(0).uniform(-1, 1, (200_000, 3))
+    kept = cube[np.linalg.norm(cube, ord=ORDER[norm], axis=1) <= 1][:20_000]
+    points = inner(norm, 3, 6000)
+    for direction in ([1, 0, 0], [0, 0, 1], [1, 1, 1], [1, -1, 0]):
+        assert stats.ks_2samp(points @ direction, kept @ direction).pvalue > 1e-3
+    assert stats.chisquare(np.bincount((points > 0) @ [1, 2, 4], minlength=8)).pvalue > 1e-3
+
+
+@pytest.mark.parametrize(("norm", "size", "sizes"), [("l2", 3, stats.uniform(0, 1)), ("l1", 4, stats.beta(1, 3))])
+def test_surface_points_are_uniform(norm, size, sizes):
+    """Archimedes: a coordinate of a uniform point on the sphere in three dimensions is uniform; of one on the simplex
+    in D dimensions it is Beta(1, D - 1)."""
+    threat_model = ThreatModel(norm=norm, epsilon=1.0, bounds=(-5, 5))
+    points = draw(threat_model, "sample_surface", torch.zeros(size), 4000).double().numpy()
+    for axis in range(size):
+        assert stats.kstest(abs(points[:, axis]), sizes.cdf).pvalue > 1e-3
+    assert stats.chisquare(np.bincount((points > 0) @ 2 ** np.arange(size), minlength=2**size)).pvalue > 1e-3

@@ -320,3 +320,12 @@ def test_smoothed_gradients():
     assert not bool(torch.autograd.grad(votes(x).sum(), x)[0].any())
     (found,) = torch.autograd.grad(BPDA(votes, backward=net)(x)[:, 0].sum(), x)
     torch.testing.assert_close(found, net[1].weight[0].detach().view(2, 4).expand(2, 2, 4))
+
+
+def test_median_is_that_of_art_inside():
+    x = images(3)
+    for size in (3, 5):
+        found, inner = MedianSmoothing(nn.Flatten(), size=size).trace(x).final.numpy(), slice(size // 2, -(size // 2))
+        # ART mirrors at the edges without repeating the outermost pixels.
+        wanted = by_art("SpatialSmoothingPyTorch", x, window_size=size, channels_first=True, device_type="cpu")
+        np.testing.assert_array_equal(found[..., inner, inner], wanted[..., inner, inner])

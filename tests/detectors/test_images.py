@@ -25,7 +25,7 @@ from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
 from robust_ext.detectors._features import squeezers
 from robust_ext.detectors._features.autoencoder import Autoencoder
-from robust_ext.detectors._features.squeezers import Median, NonLocalMeans
+from robust_ext.detectors._features.squeezers import BitDepth, Median, NonLocalMeans, OpenCVNonLocalMeans
 from robust_ext.detectors.feature_squeezing import FeatureSqueezingDetector
 from robust_ext.detectors.magnet import MagNetDetector, jensen_shannon
 from robust_ext.detectors.nss import HIGHEST_SHAPE, LOWEST_SHAPE, NSSDetector, contrast_of, fit_aggd, natural_features
@@ -352,3 +352,24 @@ def test_limits_follow_the_rate_and_stay_when_calibration_fails():
         with pytest.raises(InvalidArgumentError, match=message):
             detector.calibrate(few, false_positive_rate=0.01)
     assert torch.equal(detector.limits, kept)
+
+
+@settings(max_examples=60)
+@given(st.integers(1, 8), st.integers(0, 999), st.sampled_from([(0.0, 1.0), (-1.0, 1.0), (0.0, 255.0)]))
+def test_values_are_rounded_to_the_nearest_level(bits, seed, bounds):
+    low, high = bounds
+    x, levels = low + (high - low) * cases.data(3, seed, (1, 4, 4)), np.linspace(low, high, 2**bits)
+    found = BitDepth(bits=bits, bounds=bounds)(x)
+    nearest = levels[np.abs(x.numpy()[..., None] - levels).argmin(-1)]
+    np.testing.assert_allclose(found.numpy(), nearest, atol=1e-5 * (high - low))
+
+
+@pytest.mark.parametrize("strength", [2.0, 6.0])
+def test_averages_are_close_to_those_of_opencv(strength):
+    pytest.importorskip("cv2")
+    given = {"search": 13, "patch": 3, "strength": strength}
+    # One channel: OpenCV rounds to 8 bits at the end; three: also after the change of colours.
+    for channels, most, mean in ((1, 0.8, 0.3), (3, 8.0, 1.2)):
+        x = images(3, channels, 21, 40)
+        apart = 255 * (NonLocalMeans(**given)(x) - OpenCVNonLocalMeans(**given)(x)).abs()
+        assert (apart.max() < most, apart.mean() < mean) == (True, True)

@@ -329,3 +329,23 @@ def test_repair_runs_again_what_was_lost_with_a_process(tmp_path):
     with opened(tmp_path, repair=True) as folder:
         assert folder.records() == [record(0)]
         assert not folder.holds(range(4))
+
+
+def test_no_flipped_bit_changes_anything_unseen(whole):
+    kept = {file: file.read_bytes() for file in sorted(whole.iterdir())}
+    files, draw, named = [file for file, content in kept.items() if content], np.random.default_rng(0), []
+    for _ in range(100):
+        for file in whole.iterdir():
+            file.write_bytes(kept[file]) if file in kept else file.unlink()
+        file = files[draw.integers(len(files))]
+        content = bytearray(kept[file])
+        content[draw.integers(len(content))] ^= 1 << draw.integers(8)
+        file.write_bytes(content)
+        try:
+            fill(whole)
+        except RunFolderError as error:
+            named.append(file.name in str(error))
+            opened(whole, repair=True).close()
+            fill(whole)
+    assert len(named) > 50
+    assert all(named)

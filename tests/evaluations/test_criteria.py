@@ -195,3 +195,49 @@ def test_mead_counts_by_the_criterion():
     alone = robust_accuracy(*given, criterion=TopK(2)).content["worst_case"][0]["robust"]
     assert result.content["arms"][0]["outcomes"]["found"] == alone.count("0")
     assert 0 < alone.count("0") < len(LABELS)
+
+
+@pytest.mark.parametrize("criterion", [None, TopK(2), Targeted("next"), Targeted("next", k=2)], ids=repr)
+def test_a_tiny_network_by_brute_force(criterion):
+    """Of a grid, which points break and are accepted by a detector that sees them before they are rounded, by numpy."""
+    draw = torch.Generator().manual_seed(0)
+    network = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 3)).eval().requires_grad_(False)
+    nn.utils.vector_to_parameters(2 * torch.randn(51, generator=draw), network.parameters())
+    x, epsilon, limit = torch.rand(20, 2, generator=draw), 0.2, 0.25
+
+    def rounded(x):
+        return (x * 8).round() / 8
+
+    def apart(x):
+        return (x[..., 0] - x[..., 1]).abs()
+
+    y = network(rounded(x)).argmax(1)
+    steps = torch.linspace(-epsilon, epsilon, 81)
+    grid = (x[:, None] + torch.cartesian_prod(steps, steps)).clamp(0, 1)
+
+    def adversarial(points):
+        order = np.argsort(-network(rounded(points)).numpy(), axis=-1)
+        true, target = y.numpy()[:, None], ((y + 1) % 3).numpy()[:, None]
+        if criterion is None:
+            return order[..., 0] != true
+        if isinstance(criterion, TopK):
+            return order[..., 2] == true
+        return (order[..., : criterion.k] == target[..., None]).any(-1)
+
+    right, broken = ~adversarial(x[:, None])[:, 0], adversarial(grid)
+    there = right & (broken & (apart(grid).numpy() <= limit)).any(1)
+    model = ThreatModel(norm="linf", epsilon=epsilon)
+    detector = robust_ext.as_detector(apart, network)
+    detector.threshold = torch.tensor(limit)
+    given = {"defense": rounded, "detector": detector, "criterion": criterion, **QUICK}
+    content = robust_ext.evaluate(network, x, y, model, **given).content
+    flagged = (apart(x) > limit).numpy()
+    # The detector saves some of them.
+    assert there.sum() < (right & broken.any(1)).sum()
+    assert content["detector"]["false_positive_rate"] == flagged.mean()
+    assert content["detector"]["accepted_accuracy"] == (right & ~flagged).mean()
+    stands = np.array([one == "1" for one in content["worst_case"]["robust"]])
+    assert content["clean_accuracy"] == right.mean()
+    # What the grid holds is found, up to points that only just are there, and nothing else.
+    assert not (~stands & right & ~there).any()
+    assert (stands & there).sum() <= 1

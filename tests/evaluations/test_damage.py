@@ -1,5 +1,6 @@
 """Run folders of every evaluation: damage is an error that names the file, or the same result; and unfinished ones."""
 
+import os
 import shutil
 from dataclasses import replace
 
@@ -140,3 +141,18 @@ def test_a_stopped_run(name, tmp_path):
     assert missing in shown.output
     result = evaluate(name, tmp_path)
     assert show_run(tmp_path) == str(result)
+
+
+def test_nothing_is_written_where_a_link_leads_and_a_pipe_is_not_waited_for(tmp_path):
+    first = robust_accuracy(tmp_path / "run")
+    place = next((tmp_path / "run" / "attacks").iterdir())
+    place.rename(tmp_path / "outside")
+    place.symlink_to(tmp_path / "outside")
+    with pytest.raises(RunFolderError):
+        robust_accuracy(tmp_path / "run")
+    place.unlink()
+    assert robust_accuracy(tmp_path / "run") == first
+    (tmp_path / "run" / "result.json").unlink()
+    os.mkfifo(tmp_path / "run" / "result.json")
+    with pytest.raises(robust_ext.RobustExtError):
+        show_run(tmp_path / "run")

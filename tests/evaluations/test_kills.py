@@ -154,3 +154,13 @@ def test_kills_of_the_command(files, tmp_path, command):
 @pytest.mark.parametrize(("command", "victim"), [("binarization", "worker"), ("mead", "worker"), ("mead", "command")])
 def test_a_kill_at_arms_length(files, tmp_path, command, victim):
     survive(files, tmp_path / "run", command, kills=1, victim=victim)
+
+
+@pytest.mark.slow
+def test_two_writers(files, tmp_path):
+    """A second one is refused while the first one writes, and nothing is lost."""
+    both = [start(files[0], "robust-accuracy", tmp_path / "run", "--in-process") for _ in range(2)]
+    for process in both:
+        process.join(timeout=300)
+    assert sorted(process.exitcode for process in both) in ([0, 0], [0, 2])
+    assert essence(tmp_path / "run") == files[1]("robust-accuracy", "--in-process")

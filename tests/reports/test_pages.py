@@ -256,3 +256,26 @@ def test_a_badge_is_readable_and_nothing_of_a_name_becomes_markup_in_it(kind, na
         assert begin + 6 <= start <= end - 6 - length
         assert 4 <= length / len(words.text) <= 9
         assert len(words.text) <= 40
+
+
+def of_mead(name):
+    """A result of two detectors, and what its badge says of the higher one of their lowest AUROCs."""
+    result = make_mead(arms_of("l1 5", "linf 0.125"), [name, "lid"], samples=60, white_box=["lid"])
+    lowest = [
+        min(row["auroc"] for row in (*one["results"], *one["white_box"]) if not (row["objective"] or row["algorithm"]))
+        for one in result["detectors"]
+    ]
+    best = max(lowest)
+    return result, f"worst-case AUROC, {(name, 'lid')[lowest.index(best)]}", f"{made.shown(best)}%"
+
+
+def test_nothing_of_a_name_becomes_markup_in_a_badge_and_nothing_is_loaded():
+    for result in (made.make_robust_accuracy("pgd", norm=NASTY), of_mead(NASTY)[0]):
+        text = badge(result)
+        text.encode("utf-8")
+        root = ElementTree.fromstring(text)
+        tags = {element.tag.removeprefix(SVG) for element in root.iter()}
+        assert tags == {"svg", "title", "rect", "path", "g", "text"}
+        assert "href" not in text
+        assert all(len(element.text) <= 40 for element in root.iter(f"{SVG}text"))
+        assert "&lt;script&gt;" in text

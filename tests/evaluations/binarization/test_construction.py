@@ -338,3 +338,11 @@ def test_only_points_within_rounding_of_the_boundary_count_as_beyond(norm, epsil
         assert bool((shift < 5e-4).any())
     assert planted.score(at_reach(planted, kappa - tolerance / 2)) == 1
     assert planted.score(at_reach(planted, kappa - 2 * tolerance)) == 0
+
+
+def test_problems_do_not_depend_on_their_batch(network, digits, linf):
+    settings = BinarizationSettings(threat_model=linf, inner_points=200)
+    parts, _, together = problems_of(network, digits[:6], settings)
+    alone = fit(measure(Forward(parts.features, 7), digits[4:5], [4], settings), parts.readout, settings)
+    assert torch.equal(alone.planted[0], together.planted[4])
+    assert float(alone.parameters["weight"][0] @ together.parameters["weight"][4]) == pytest.approx(1, abs=1e-6)

@@ -22,6 +22,7 @@ from robust_ext.detectors import Observation, ScoreDetector
 from robust_ext.evaluations.binarization.defense import Defense, draw_accepted
 from robust_ext.evaluations.binarization.forward import Forward
 from robust_ext.evaluations.binarization.head import OF_HEAD, probe_head
+from robust_ext.evaluations.binarization.planting import plant
 from robust_ext.evaluations.binarization.posing import random_reach
 from robust_ext.evaluations.binarization.problems import fit, measure
 from robust_ext.evaluations.binarization.settings import BinarizationSettings
@@ -320,3 +321,29 @@ def test_a_head_behind_which_nothing_is_planted_is_said_not_to_be_tested(digits,
     with pytest.warns(RobustExtWarning, match="Nothing could be planted at the logits"):
         result = binarization_test(model, "robust_ext:APGD(steps=10)", digits[:32], linf, **settings)
     assert result.content["findings"] == []
+
+
+def test_planted_groups_are_solved_together_and_alone():
+    """Planted points are adversarial beside each other and beside clean samples; the defense itself says so."""
+    inputs, network = load_dataset("digits").take(range(8))[0], digits_network()
+    defense = Centred(network, steps=2, group_size=4)
+    planted = plant(defense, inputs, LINF, inner_points=60)
+    points = planted.planted[:, 0]
+    assert (len(planted), planted.score(points), planted.score(inputs)) == (8, 1, 0)
+    finals = defense.solution(points, seeds=defense.next_seeds(8)).final
+    torch.testing.assert_close(planted.module.features(points), split(network, inputs).features(finals))
+    for row in range(8):
+        mixed = torch.where(torch.arange(8).view(-1, 1, 1, 1) == row, points, inputs)
+        assert planted.judge(mixed).argmax(1).tolist() == [int(one == row) for one in range(8)]
+
+
+@pytest.mark.parametrize("name", ["opposite sign", "steep tanh"])
+def test_no_attack_passes_whose_gradients_die_in_the_head(name, digits, linf):
+    attacks = {"pgd": "robust_ext:APGD(steps=10)", "random": "robust_ext:RandomSearch(points=50)"}
+    result = binarization_test(Headed(ALL[name][0]), attacks, digits[:32], linf, inner_points=150, depths=(1,))
+    pgd, random = result.content["attacks"]
+    assert (pgd["score"], pgd["verdict"]) == (1, "failed")
+    # What takes no gradients meets no mask.
+    assert "the head" not in random["reason"].partition("Most likely")[0]
+    (found, *_) = [one for one in result.content["findings"] if one["attack"] is None]
+    assert (found["code"] in OF_HEAD, found["weight"], bool(found["remedies"])) == (True, "high", True)

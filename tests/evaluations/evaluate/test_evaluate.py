@@ -405,3 +405,15 @@ def test_foolbox_and_art_run_the_code(name, view):
         inside = (found - small.INPUTS).flatten(1).norm(dim=1, p=order) <= epsilon * 1.001
         broken = int(((model(found).argmax(1) != labels) & inside).sum())
         assert broken >= (1 if name == "square" and view else 4), (broken, lines)
+
+
+def test_the_attack_on_a_batch_level_defense_is_certified_in_its_groups():
+    """Its rows meet those of their group in the certificate too."""
+
+    def apart(x):
+        return rounded(x + 0.05 * (x - x.mean(0)))
+
+    apart.group_size = 4
+    content, certificate = digits(defense=apart, planted=64)
+    assert content["worst_case"]["robust_accuracy"] == 0
+    assert certificate["found"] == certificate["planted"] >= 7
