@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from robust_ext import ThreatModel
+from robust_ext import ThreatModel, robust_accuracy
 from robust_ext.adapters.native import search_module
 from robust_ext.attacks.linear_region.attack import LinearRegion
 from robust_ext.core.errors import InvalidArgumentError
@@ -202,3 +202,22 @@ def test_attacks_without_gradients_take_black_boxes(name):
     squeezed, x, y = arrays(network=network, preprocessing_defences=squeezing)
     found = in_art(name, squeezed).generate(x, y)
     assert name == "SpatialTransformation" or (squeezed.predict(found).argmax(1) != y).any()
+
+
+def test_a_mask_of_the_threat_model_is_that_of_arts_own_attack():
+    """FGSM on a linear model: through the interface, by ART's keyword, and the point that has the highest loss."""
+    model, x = nn.Sequential(nn.Flatten(), nn.Linear(12, 2)).eval(), uniform(8, (1, 3, 4)) * 0.4 + 0.3
+    mask, weight = torch.arange(12).view(1, 3, 4) % 3 > 0, uniform(2, (12,)) - 0.5
+    with torch.no_grad():
+        model[1].weight.copy_(weight)
+        model[1].bias.copy_(-weight @ x.flatten(1).mean(0))
+    y = model(x).argmax(1)
+    worst = (x + 0.2 * (weight[1 - y] - weight[y]).sign().view_as(x) * mask).clamp(0, 1)
+    attack = hosts.art.attacks.evasion.FastGradientMethod(art_classifier(model, (1, 3, 4), 2), eps=0.2)
+    np.testing.assert_allclose(attack.generate(x.numpy(), y.numpy(), mask=mask.float().numpy()), worst, atol=1e-6)
+    threat_model = ThreatModel(norm="linf", epsilon=0.2, mask=mask.numpy())
+    found = robust_accuracy(model, "art:FastGradientMethod", x, y, threat_model, keep_candidates=True)
+    # Those that do not break the model come back as they were.
+    wrong = model(worst).argmax(1) != y
+    assert found.robust_accuracy(0.2) == 1 - wrong.double().mean() < 1
+    np.testing.assert_allclose(found.candidates, torch.where(wrong[:, None, None, None], worst, x), atol=1e-6)

@@ -335,3 +335,18 @@ def test_every_executor_keeps_what_concurrent_futures_promises(name, tmp_path, t
     executor.shutdown(wait=False)
     assert time.perf_counter() - begun < 60
     assert gone(pid)
+
+
+def test_an_interrupted_run_goes_on_and_a_callback_hears_all_of_it(tmp_path, there, pool):
+    heard = []
+
+    def hear(record):
+        heard.append(record)
+        if len(heard) == 4:
+            raise KeyboardInterrupt
+
+    given = {"callbacks": [SimpleNamespace(on_record=hear, on_result=lambda result: None)], "out": there}
+    with pytest.raises(KeyboardInterrupt):
+        small(deadly(tmp_path), executor=pool, **given)
+    small(deadly(tmp_path), executor=pool, **given)
+    assert len(heard) == 4 + 12

@@ -1,7 +1,9 @@
 """Run folders of every evaluation: damage is an error that names the file, or the same result; and unfinished ones."""
 
+import itertools
 import os
 import shutil
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -156,3 +158,18 @@ def test_nothing_is_written_where_a_link_leads_and_a_pipe_is_not_waited_for(tmp_
     os.mkfifo(tmp_path / "run" / "result.json")
     with pytest.raises(robust_ext.RobustExtError):
         show_run(tmp_path / "run")
+
+
+@every
+def test_seconds_add_up_after_a_resume(name, tmp_path, monkeypatch):
+    """The total is never less than its parts, also where all was done by an earlier call, and with a bad clock."""
+    ticks = itertools.count(2e9, -1000)
+    monkeypatch.setattr("tests.evaluations.small.sign_step", lambda model, x, *_: (time.sleep(0.05), x)[1])
+    monkeypatch.setattr(time, "time", lambda: next(ticks))
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(name, tmp_path, stop_at=2)
+    for _ in range(2):
+        content = evaluate(name, tmp_path).content
+        parts = [row["seconds"] for row in content["time"]["phases"]]
+        assert all(part >= 0 for part in parts)
+        assert content["time"]["total"]["seconds"] == pytest.approx(sum(parts))

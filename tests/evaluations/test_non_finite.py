@@ -186,3 +186,31 @@ def test_a_planted_point_without_finite_logits_is_not_planted():
     for clean, counts in ((0, [1, 2, 1, 0]), (2, [1, 0, 1, 0])):
         problems = SimpleNamespace(inputs=torch.tensor([[0], [clean], [0], [0]]), planted=planted)
         assert count_planted(lambda x: logits[x.flatten()], problems).tolist() == counts
+
+
+def test_the_binarization_test_fails_no_attack_for_a_network_that_breaks_down(subject):
+    network, _, inputs, _ = subject
+    inputs = inputs[:16]
+
+    class AtHalf(nn.Module):
+        """NaN at points half way to the surface, where nothing is planted or drawn but attacks pass."""
+
+        def forward(self, x):
+            moved = torch.cdist(x.detach().flatten(1), inputs.flatten(1), p=torch.inf).amin(1)
+            return torch.where(((moved > 0.04) & (moved < 0.06))[:, None], torch.nan, network[:-1](x))
+
+    def stepping(model, x, y):
+        """Passes through the middle of the ball, and returns its input."""
+        model((x + 0.05).clamp(0, 1))
+        model((x - 0.05).clamp(0, 1))
+        return x
+
+    model = AtHalf().eval(), network[-1]
+    result = binarization_test(model, stepping, inputs, NEAR, inner_points=50, canaries=2)
+    (attack,) = result.content["attacks"]
+    broken = attack["outcomes"]["non_finite_logits"]
+    assert broken >= 0.9 * attack["samples"] > 8
+    assert (attack["outcomes"]["found"], attack["score"], result.verdict) == (0, 0.0, "inconclusive")
+    assert f"In {broken} of {attack['samples']} problems" in attack["reason"]
+    assert attack["canaries"]["repaired"] == 0
+    assert "NaN" in result.content["warnings"][0]

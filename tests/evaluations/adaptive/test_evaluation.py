@@ -378,3 +378,15 @@ def test_a_cascade_is_gone_on_with(tmp_path):
         run("cut", RuntimeError("stopped"))
     for _ in range(2):
         assert plain(run("cut").content) == plain(whole.content)
+
+
+@pytest.mark.exhaustive
+def test_a_random_defense_is_asked_afresh():
+    short = partial(evaluate, Noise(), None, INPUTS[:8], LABELS[:8], losses=["ce"], steps=3)
+    first, again, other = (short(repeats=3, draws=2, seed=seed) for seed in (0, 0, 1))
+    single = short(repeats=1, draws=1)
+    assert plain(first.content) == plain(again.content)
+    assert plain(first.content) != plain(other.content)
+    assert first.content["random"]
+    assert any(attack["deviation"] > 0 for attack in first.content["defended"]["attacks"])
+    assert any("single draw" in warning for warning in single.content["warnings"])

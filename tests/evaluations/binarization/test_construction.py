@@ -2,6 +2,8 @@
 
 import copy
 import math
+import re
+from ast import literal_eval
 from dataclasses import replace
 from itertools import pairwise
 
@@ -13,7 +15,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from robust_ext import ThreatModel, as_attack, binarization_test, plant
+from robust_ext.core.errors import InconsistentModelError
 from robust_ext.core.target import Counted, PassCounter
+from robust_ext.datasets import load_dataset
 from robust_ext.demo.network import digits_network
 from robust_ext.evaluations.binarization.attacking import count_planted
 from robust_ext.evaluations.binarization.forward import Forward, choose_forward, folded_twin
@@ -346,3 +350,56 @@ def test_problems_do_not_depend_on_their_batch(network, digits, linf):
     alone = fit(measure(Forward(parts.features, 7), digits[4:5], [4], settings), parts.readout, settings)
     assert torch.equal(alone.planted[0], together.planted[4])
     assert float(alone.parameters["weight"][0] @ together.parameters["weight"][4]) == pytest.approx(1, abs=1e-6)
+
+
+def _dark(x):
+    """What lies in pixels that should be black: of noise there, little or much."""
+    return (x * (x < 0.15)).mean((1, 2, 3))
+
+
+def _grey(x):
+    """The share of values off the grid of clean digits, on which no point of a ball lies."""
+    return ((x * 16 - (x * 16).round()).abs() > 1e-4).double().mean((1, 2, 3)) + 1e-3 * x.mean((1, 2, 3)).double()
+
+
+@pytest.mark.parametrize(
+    ("score", "settings", "plants"),
+    [(_dark, {}, True), (_dark, {"boundary": "corners", "boundary_points": 2}, True), (_grey, {}, False)],
+)
+def test_a_detector_that_rejects_all_gets_settings_that_were_seen_to_plant(linf, score, settings, plants):
+    data, given = load_dataset("digits"), {"detector": score, "detector_fpr": 0.1, "depths": (1,), "canaries": 0}
+    given |= {"inner_points": 50, "planting_tries": 48, "random_inner": 5, "random_corners": 5}
+    given["detector_data"] = data.take(range(200, 300))[0]
+
+    def regular(**changed):
+        run = digits_network(), "robust_ext:APGD(steps=3)", data.take(range(12))[0], linf
+        return binarization_test(*run, **{**given, **settings, **changed}).content["attacks"][0]["tests"]["regular"]
+
+    attack = regular()
+    assert (attack["samples"], attack["verdict"]) == (0, "inconclusive")
+    proposed = re.search(r"To settle it: (.*), which plants (\d+) of 12", attack["reason"])
+    assert (proposed is not None) == plants
+    if proposed is not None:
+        changed = {name: literal_eval(value) for name, value in re.findall(r"(\w+)=([^,]+)", proposed[1])}
+        assert regular(**changed)["samples"] == int(proposed[2]) > 0
+
+
+def noisy(network):
+    return Calling(network, lambda network, x: network(x + 0.02 * torch.randn_like(x)))
+
+
+def test_a_random_model_is_judged_by_majorities_and_attacks_are_shown_single_draws(network, digits, linf):
+    model, seen = noisy(network), []
+    options = {"draws": 9, "depths": (1,), "canaries": 2, **SIZES, "inner_points": 60}
+
+    def still(model, x, y):
+        seen.append(torch.equal(model(x), model(x)))
+        return x
+
+    result, again = (binarization_test(model, [APGD, still], digits[:12], linf, **options) for _ in range(2))
+    assert [one["score"] for one in result.content["attacks"]] == [1, 0]
+    assert not any(seen)
+    assert all(done["outcome"] != "not_planted" for record in result.records for done in record["attacks"].values())
+    assert [record["attacks"] for record in result.records] == [record["attacks"] for record in again.records]
+    with pytest.raises(InconsistentModelError, match="is random"):
+        binarization_test(model, APGD, digits[:12], linf, **SIZES)
